@@ -1,0 +1,62 @@
+# Every target sets up what it needs: .venv is made from requirements/dev.txt, and re-made when that file changes.
+# Only relative paths are used, so the repository may lie anywhere, in a path with spaces too.
+
+ARGS ?=
+# test processes; auto is one per core
+JOBS ?= auto
+
+py := .venv/bin/python
+READY := .venv/.ready
+export PYTHONUNBUFFERED := 1
+# what the caller's shell has set for other Pythons stays out of ours
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+# A .venv that was copied from elsewhere, or whose interpreter is gone, is no .venv.
+ifneq ($(shell test -x $(py) && cat $(READY) 2>/dev/null),$(CURDIR))
+$(READY): again
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: again help run test check sim crash bench fuzz clean
+.NOTPARALLEL:
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+
+run: $(READY) ## see it work: append, crash, recover, inspect
+	@$(py) -m fairway.cli.demo $(ARGS)
+
+test: check ## check, then every test that is not marked slow  (ARGS="tests/unit -k name")
+	@echo "make test: pytest, $(JOBS) at a time"
+	@$(py) -m pytest -q -n $(JOBS) $(ARGS)
+
+check: $(READY) ## ruff, mypy strict, and the tidy rules
+	@echo "make check: ruff, mypy, tidy"
+	@$(py) -m ruff check --quiet src tests bench
+	@$(py) -m ruff format --quiet --check --diff src tests bench
+	@$(py) -m mypy --no-error-summary
+	@$(py) -m pytest -q --no-header tests/test_tidy.py tests/tidy
+
+sim: $(READY) ## simulated crashes by the thousand  (ARGS="--seeds 5000")
+	@echo "make sim: crashes in simulation, replayable from their seeds"
+	@$(py) -m tests.simulation.campaign $(ARGS)
+
+crash: $(READY) ## real crashes: kill -9, and power cuts where the machine allows
+	@echo "make crash: real crashes of a writing process"
+	@$(py) -m tests.crash.campaign $(ARGS)
+
+bench: $(READY) ## list the benches, or run some  (ARGS="storage" or ARGS="all")
+	@echo "make bench: ratios on this machine"
+	@$(py) -m bench $(ARGS)
+
+fuzz: $(READY) ## a million mutated batches: valid, or refused in the one right way
+	@echo "make fuzz: mutated batches"
+	@$(py) -m tests.hostile.batch_fuzz --inputs 1000000 $(ARGS)
+
+clean: ## remove .venv and everything else that can be made again
+	@echo "make clean: .venv, caches, build products"
+	@rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find src tests bench -type d -name __pycache__ -prune -exec rm -rf {} +
+
+$(READY): requirements/dev.txt pyproject.toml .ci/venv
+	@sh .ci/venv

@@ -1,0 +1,1 @@
+"""Runnable comparisons. Each prints ratios from one run on one machine, and the machine."""

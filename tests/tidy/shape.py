@@ -1,0 +1,33 @@
+"""Ceilings: what does not fit on a few screens is two things. And every folder of modules is a package."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from tests.tidy.source import Finding, Source
+
+FILE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
+
+
+def ceilings(sources: Iterable[Source]) -> Iterator[Finding]:
+    """No file and no function is longer than its ceiling; decorators are not counted, docstrings are."""
+    for source in sources:
+        lines = source.text.count("\n")
+        if lines > FILE_LINES_MAX:
+            yield Finding(source.path, 1, f"{lines} lines in one file: at most {FILE_LINES_MAX}")
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > FUNCTION_LINES_MAX:
+                    yield source.at(node, f"`{node.name}` has {lines} lines: at most {FUNCTION_LINES_MAX}")
+
+
+def packages(sources: Iterable[Source]) -> Iterator[Finding]:
+    """Every folder with a module in it has an `__init__.py`, so that one file has one name for everybody."""
+    found = list(sources)
+    paths = {source.path for source in found}
+    for folder in sorted({source.path.rpartition("/")[0] for source in found}):
+        if folder != "src" and f"{folder}/__init__.py" not in paths:
+            yield Finding(folder, 1, "no __init__.py")

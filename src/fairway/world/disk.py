@@ -1,0 +1,119 @@
+"""The port between the storage engine and a file system.
+
+Names are relative to the disk's root and use `/`. Start-up and tools use the blocking calls; a running store uses the
+ones that end in `done`, which return at once and call `done(fault)` later, on the loop that owns the store.
+
+What a caller may rely on:
+
+- Commits to files of one directory are carried out in the order given; different directories go side by side.
+- `commit` appends at the end of the file, then syncs. The first commit to a file that was just created also syncs the
+  directory that names it. When `done(None)` is called, the bytes survive a power cut.
+- After `DiskFull` the file is as long as it was before that commit, and commits to it that were given before its `done`
+  came are refused too (they would land where nobody expects them). After any other fault nobody knows what is on disk:
+  the caller must stop (a failed sync may have dropped dirty pages, and a second one would lie).
+- Parts stay unchanged until `done`; a `memoryview` among them is one of bytes.
+- Reads end where completed commits end: what is under way is not seen.
+- `publish` replaces a whole file: temporary file, sync, rename, sync of the directory. Readers see the old or the new.
+- What a crash left of a `publish` is listed as `<name>.tmp`: remove it, nothing else may be done with such a name.
+- No OSError leaves a disk: every fault is a `StorageFault`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+from fairway.errors import Misuse, StorageFault
+
+Part: TypeAlias = bytes | bytearray | memoryview
+Done: TypeAlias = Callable[[StorageFault | None], None]
+
+TEMPORARY = ".tmp"  # what `publish` writes first: `<name>.tmp`, beside the file it will become
+LOCK_NAME = "lock"  # in the root: the disk's own, neither listed nor opened
+_COMPONENT_BYTES_MAX = 255 - len(TEMPORARY)  # what common file systems allow, less room for the suffix
+
+
+def checked(name: str, *, fresh: bool = False) -> str:
+    """The name itself if it stays below the root, `Misuse` if not; a `fresh` one may not look like a temporary file."""
+    try:
+        components = name.encode("utf-8", "surrogateescape").split(b"/")
+    except UnicodeEncodeError as error:
+        raise Misuse(f"bad file name {name!r}: it is not text") from error
+    if any(component in (b"", b".", b"..") or b"\0" in component for component in components):
+        raise Misuse(f"bad file name {name!r}: use a path relative to the data directory, such as 'log/0001'")
+    if max(map(len, components)) > _COMPONENT_BYTES_MAX:
+        raise Misuse(f"bad file name {name!r}: each part of it has at most {_COMPONENT_BYTES_MAX} bytes")
+    if name == LOCK_NAME or (fresh and name.endswith(TEMPORARY)):
+        raise Misuse(f"bad file name {name!r}: it belongs to the disk itself, choose another")
+    return name
+
+
+def parent(name: str) -> str:
+    """The directory that names it; "" is the root."""
+    return name.rpartition("/")[0]
+
+
+def readable(position: int, size: int, end: int) -> int:
+    """How many of `size` bytes from `position` lie before `end`."""
+    if position < 0 or size < 0:
+        raise Misuse(f"cannot read {size} bytes from position {position}: neither may be negative")
+    return max(0, min(size, end - position))
+
+
+class File(Protocol):
+    """An open file."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file, commits that are under way not counted."""
+
+    def read(self, position: int, size: int) -> bytes:
+        """`size` bytes from `position`; fewer only where the file ends. May wait for the device."""
+
+    def read_cached(self, position: int, size: int) -> bytes | None:
+        """What memory holds of that range: all, a prefix, or None (nothing is cached, or the platform cannot tell)."""
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """A directory tree with a lock on it."""
+
+    def lock(self) -> None:
+        """Own this root until `close` or the end of the process; `DirectoryLocked` if another process does."""
+
+    def listing(self, directory: str) -> list[str]:
+        """The names in a directory, sorted; empty where the directory is absent. "" is the root."""
+
+    def open(self, name: str, *, create: bool = False) -> File:
+        """Open for reading and committing. With `create`, the file and its directory are made if absent."""
+
+    def truncate(self, file: File, size: int) -> None:
+        """Cut the file and sync it; no commit to it may be under way. Room reserved for it is given up."""
+
+    def publish(self, name: str, parts: Sequence[Part]) -> None:
+        """Replace or make a whole file, durably and atomically."""
+
+    def remove(self, name: str) -> None:
+        """Delete a file; absent is fine. The directory is synced."""
+
+    def reserve(self, file: File, size: int) -> None:
+        """Claim room for the file to grow to `size` bytes; `DiskFull` if there is none. Does not change its size."""
+
+    def free_bytes(self) -> int:
+        """Room left for everybody, reservations already taken off."""
+
+    def commit(self, file: File, parts: Sequence[Part], done: Done, *, sync: bool = True) -> None:
+        """Append the parts to the file; sync unless told not to; then call `done`."""
+
+    def publish_later(self, name: str, parts: Sequence[Part], done: Done) -> None:
+        """`publish`, off the loop."""
+
+    def remove_later(self, name: str, done: Done) -> None:
+        """`remove`, off the loop."""
+
+    def close(self) -> None:
+        """Finish what was given, then let go of files and lock. `done` is not called for what was still under way."""

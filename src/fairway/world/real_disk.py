@@ -1,0 +1,416 @@
+"""The real disk: a directory of the machine, one writer thread per directory that is committed to.
+
+A commit travels: `commit` on the loop → the directory's queue → its writer thread (write, sync, the first time also a
+sync of the directory) → `post` → `done` on the loop. Only that thread writes behind a file's end.
+
+A directory entry is synced at the first commit to a file *in this life*, not only when this life made the file: an
+earlier one may have been killed between creating and syncing it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from fairway.errors import DirectoryLocked, DiskFull, Misuse, NoSuchFile, ReadOnlyDisk, StorageFault
+from fairway.world.disk import LOCK_NAME, TEMPORARY, Done, File, Part, checked, parent
+from fairway.world.real_file import ROOM_REMEDY, RealFile, faults, sync_data, sync_directory, write_all
+
+_Work: TypeAlias = Callable[[], None]
+
+POINTS = (  # what `at` is told, for a campaign that dies at each of them
+    "before-write",
+    "after-write",
+    "after-sync",
+    "after-dirsync",
+    "publish-created",
+    "publish-written",
+    "publish-synced",
+    "publish-renamed",
+    "publish-dirsynced",
+    "after-truncate",
+    "after-truncate-sync",
+    "before-remove",
+    "after-remove",
+    "after-remove-dirsync",
+)
+
+
+def _ignore(_point: str) -> None:
+    pass
+
+
+_lock_fds: list[int] = []  # of this process; see _drop_inherited_locks
+
+
+def _drop_inherited_locks() -> None:
+    """A flock lives as long as any copy of its descriptor: a forked child must not keep its parent's root locked."""
+    while _lock_fds:
+        os.close(_lock_fds.pop())
+
+
+os.register_at_fork(after_in_child=_drop_inherited_locks)
+
+
+class _Writer:
+    """The thread that carries out, one after the other, what was given for one directory."""
+
+    def __init__(self, directory: str) -> None:
+        self._jobs: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"disk-writer:{directory}", daemon=False)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def give(self, job: _Work) -> None:
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        """Let it finish what it was given."""
+        self._jobs.put(None)
+
+    def join(self) -> None:
+        self._thread.join()
+
+
+class RealDisk:
+    """A directory of the machine behind the `Disk` port.
+
+    Threads: all calls come from one thread, the owner's; only the files it opens may be read from others. `post` brings
+    completions back to the owner (`loop.call_soon_threadsafe`). A disk does not cross a fork. `at` is told of named
+    points on the way, on the thread that is there, so that a crash campaign can die at each of them.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        post: Callable[..., object] | None = None,
+        at: Callable[[str], None] | None = None,
+    ) -> None:
+        self._root = os.path.abspath(os.fspath(root))
+        self._post = post
+        self._at: Callable[[str], None] = at if at is not None else _ignore
+        self._pid = os.getpid()
+        self._lock_fd: int | None = None
+        self._writers: dict[str, _Writer] = {}
+        self._guard = threading.Lock()  # over the two tables of files: writer threads take names out of them
+        self._files: dict[str, RealFile] = {}  # what `open` of a name returns
+        self._opened: dict[RealFile, None] = {}  # also those whose name is gone
+        self._anchored: set[str] = set()  # directories whose own entry was synced in this life
+        self._closed = False
+
+    # --- the root --------------------------------------------------------------------------------------------------
+
+    def lock(self) -> None:
+        self._check_open()
+        if self._lock_fd is not None:
+            return
+        self._make_directory("")
+        path = self._path(LOCK_NAME)
+        with faults("open", path):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._take_lock(fd, path)
+        except BaseException:
+            os.close(fd)
+            raise
+        _lock_fds.append(fd)
+        self._lock_fd = fd
+
+    def _take_lock(self, fd: int, path: str) -> None:
+        with faults("lock", path):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                raise DirectoryLocked(
+                    f"cannot lock {self._root}: process {holder} is using it; stop it or choose another directory"
+                ) from None
+        with contextlib.suppress(OSError):  # a courtesy to whoever is refused: a full disk must not stop us here
+            os.pwrite(fd, f"{os.getpid():<15}\n".encode("ascii"), 0)
+
+    def listing(self, directory: str) -> list[str]:
+        self._check_open()
+        path = self._path(checked(directory) if directory else "")
+        try:
+            with faults("list", path):
+                names = os.listdir(path)
+        except NoSuchFile:
+            return []
+        return sorted(name for name in names if directory or name != LOCK_NAME)
+
+    def free_bytes(self) -> int:
+        self._check_open()
+        path = self._root
+        while not os.path.exists(path):  # before the first write the root may not be there yet
+            path = os.path.dirname(path)
+        with faults("measure the room of", path):
+            found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+    # --- files, blocking -------------------------------------------------------------------------------------------
+
+    def open(self, name: str, *, create: bool = False) -> RealFile:
+        self._check_open()
+        checked(name, fresh=create)
+        with self._guard:
+            known = self._files.get(name)
+        if known is not None:
+            known.opens += 1
+            return known
+        if create:
+            self._make_directory(parent(name))
+        path = self._path(name)
+        fd, writable = _open_file(path, create)
+        file = RealFile(name, path, fd, writable=writable, forget=self._forget)
+        with self._guard:
+            self._files[name] = file
+            self._opened[file] = None
+        return file
+
+    def truncate(self, file: File, size: int) -> None:
+        mine = self._own(file)
+        if mine.under_way:
+            raise Misuse(f"cannot cut {mine.name} while commits to it are under way: wait for them")
+        if not 0 <= size <= mine.size:
+            raise Misuse(f"cannot cut {mine.name} of {mine.size} bytes to {size}: a cut only shortens")
+        mine.admit(mine.generation)
+        try:
+            mine.cut(size)
+            self._at("after-truncate")
+            mine.sync_all()
+        except StorageFault as fault:
+            mine.poison(fault)
+            raise
+        self._at("after-truncate-sync")
+
+    def publish(self, name: str, parts: Sequence[Part]) -> None:
+        self._check_open()
+        self._publish(checked(name, fresh=True), parts)
+
+    def remove(self, name: str) -> None:
+        self._check_open()
+        self._remove(checked(name))
+
+    def reserve(self, file: File, size: int) -> None:
+        mine = self._own(file)
+        mine.admit(mine.generation)
+        missing, free = mine.missing_room(size), self.free_bytes()
+        if missing > free:
+            raise DiskFull(
+                f"cannot reserve {size} bytes for {mine.path}: {missing} more needed, {free} free; {ROOM_REMEDY}"
+            )
+        mine.allocate(size)
+
+    # --- files, off the loop ---------------------------------------------------------------------------------------
+
+    def commit(self, file: File, parts: Sequence[Part], done: Done, *, sync: bool = True) -> None:
+        mine = self._own(file)
+        writer = self._writer(parent(mine.name))
+        generation = mine.begin()
+        work = functools.partial(self._commit, mine, list(parts), generation, sync)
+        answer = functools.partial(_answer_commit, mine, generation, done)
+        writer.give(functools.partial(self._carry_out, work, answer))
+
+    def publish_later(self, name: str, parts: Sequence[Part], done: Done) -> None:
+        writer = self._writer(parent(checked(name, fresh=True)))
+        work = functools.partial(self._publish, name, list(parts))
+        writer.give(functools.partial(self._carry_out, work, done))
+
+    def remove_later(self, name: str, done: Done) -> None:
+        writer = self._writer(parent(checked(name)))
+        writer.give(functools.partial(self._carry_out, functools.partial(self._remove, name), done))
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for writer in self._writers.values():
+            writer.stop()
+        for writer in self._writers.values():
+            writer.join()
+        for file in list(self._opened):
+            file.abandon()
+        if self._lock_fd is not None and self._pid == os.getpid():  # a forked child has closed its copy already
+            _lock_fds.remove(self._lock_fd)
+            os.close(self._lock_fd)
+        self._lock_fd = None
+
+    # --- on the writer threads -------------------------------------------------------------------------------------
+
+    def _carry_out(self, work: _Work, done: Done) -> None:
+        fault: StorageFault | None = None
+        try:
+            work()
+        except StorageFault as error:
+            fault = error
+        except Exception as error:  # a bug: the store must hear of it and stop, not wait for an answer for ever
+            fault = StorageFault(f"a writer of {self._root} failed unexpectedly: {error!r}; please report this")
+            fault.__cause__ = error
+        if self._closed or self._post is None:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            self._post(self._deliver, done, fault)
+
+    def _deliver(self, done: Done, fault: StorageFault | None) -> None:
+        """Back on the owner's thread."""
+        if not self._closed:
+            done(fault)
+
+    def _commit(self, file: RealFile, parts: Sequence[Part], generation: int, sync: bool) -> None:
+        try:
+            file.admit(generation)
+            self._at("before-write")
+            end = file.write(parts)
+            self._at("after-write")
+            if sync:
+                file.sync()
+                self._at("after-sync")
+                self._name_durably(file)
+            file.grow(end)
+        except DiskFull:
+            file.refuse(generation)
+            raise
+        except Exception as error:
+            file.poison(error)
+            raise
+        finally:
+            file.finish()
+
+    def _name_durably(self, file: RealFile) -> None:
+        if not file.named:
+            self._sync_directory(parent(file.name))
+            file.named = True
+            self._at("after-dirsync")
+
+    def _publish(self, name: str, parts: Sequence[Part]) -> None:
+        self._make_directory(parent(name))
+        path = self._path(name)
+        try:
+            self._write_temporary(path + TEMPORARY, parts)
+            with faults("replace", path):
+                os.rename(path + TEMPORARY, path)
+        except DiskFull:
+            with faults("remove", path + TEMPORARY), contextlib.suppress(FileNotFoundError):
+                os.unlink(path + TEMPORARY)
+            raise
+        self._forget_name(name)
+        self._at("publish-renamed")
+        self._sync_directory(parent(name))
+        self._at("publish-dirsynced")
+
+    def _write_temporary(self, path: str, parts: Sequence[Part]) -> None:
+        with faults("create", path):
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            self._at("publish-created")
+            with faults("write", path):
+                write_all(fd, parts, 0)
+            self._at("publish-written")
+            sync_data(fd, path)
+            self._at("publish-synced")
+        finally:
+            os.close(fd)
+
+    def _remove(self, name: str) -> None:
+        path = self._path(name)
+        self._at("before-remove")
+        try:
+            with faults("remove", path):
+                os.unlink(path)
+        except NoSuchFile:
+            if not os.path.isdir(os.path.dirname(path)):
+                return
+        self._forget_name(name)
+        self._at("after-remove")
+        self._sync_directory(parent(name))  # also when it was absent: an earlier life may have unlinked and not synced
+        self._at("after-remove-dirsync")
+
+    # --- directories -----------------------------------------------------------------------------------------------
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._root, name) if name else self._root
+
+    def _make_directory(self, directory: str) -> None:
+        path = self._path(directory)
+        missing = []
+        above = self._root
+        while not os.path.isdir(above) and above != os.path.dirname(above):
+            above = os.path.dirname(above)
+            missing.append(above)
+        with faults("create", path):
+            os.makedirs(path, exist_ok=True)
+        for above in missing:  # directories above the root: nobody will come back to them
+            sync_directory(above)
+
+    def _sync_directory(self, directory: str) -> None:
+        """Sync its entries and, once in this life, the entries that lead to it."""
+        sync_directory(self._path(directory))
+        while directory not in self._anchored:
+            try:
+                sync_directory(os.path.dirname(self._path(directory)))
+            except ReadOnlyDisk:
+                if directory:
+                    raise  # above the root it means: made for us by somebody with more rights
+            self._anchored.add(directory)
+            directory = parent(directory)
+
+    # --- tables ----------------------------------------------------------------------------------------------------
+
+    def _own(self, file: File) -> RealFile:
+        self._check_open()
+        if not isinstance(file, RealFile) or file not in self._opened:
+            raise Misuse(f"{file.name} is not an open file of this disk: open it here first")
+        return file
+
+    def _writer(self, directory: str) -> _Writer:
+        self._check_open()
+        if self._post is None:
+            raise Misuse("this disk has no loop to answer to: pass post=loop.call_soon_threadsafe")
+        if self._pid != os.getpid():
+            raise Misuse("a disk does not cross a fork: open one of its own in the child")
+        if directory not in self._writers:
+            self._writers[directory] = _Writer(directory or ".")
+        return self._writers[directory]
+
+    def _forget(self, file: RealFile) -> None:
+        with self._guard:
+            self._opened.pop(file, None)
+            if self._files.get(file.name) is file:
+                del self._files[file.name]
+
+    def _forget_name(self, name: str) -> None:
+        """The name leads to another file from now on, or to none; those who hold the old one keep it."""
+        with self._guard:
+            self._files.pop(name, None)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Misuse("the disk is closed")
+
+
+def _open_file(path: str, create: bool) -> tuple[int, bool]:
+    """The descriptor, and whether it can be written to: inspection also works on what may only be read."""
+    try:
+        with faults("create" if create else "open", path):
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644), True
+    except ReadOnlyDisk:
+        if create:
+            raise
+    with faults("open", path):
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+
+
+def _answer_commit(file: RealFile, generation: int, done: Done, fault: StorageFault | None) -> None:
+    if isinstance(fault, DiskFull):  # what is given from here on, its caller gives knowing where the file ends
+        file.generation = max(file.generation, generation + 1)
+    done(fault)

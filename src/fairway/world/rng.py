@@ -1,0 +1,57 @@
+"""Randomness as a parameter: entropy in production, one seed in simulation."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from typing import Protocol
+
+
+class Rng(Protocol):
+    """What the product asks of chance."""
+
+    def bits(self, count: int) -> int:
+        """An integer of `count` random bits."""
+
+    def below(self, bound: int) -> int:
+        """An integer in [0, bound)."""
+
+    def uniform(self) -> float:
+        """A float in [0, 1)."""
+
+
+class RealRng:
+    """The machine's entropy; every draw is fit for identities."""
+
+    def bits(self, count: int) -> int:
+        return secrets.randbits(count)
+
+    def below(self, bound: int) -> int:
+        return secrets.randbelow(bound)
+
+    def uniform(self) -> float:
+        return secrets.randbits(53) / (1 << 53)
+
+
+class SeededRng:
+    """The same draws for the same seed, on every machine; children have streams of their own.
+
+    A child depends on the seed and its own name alone, so that one part of a simulation that draws once more does not
+    change what every other part sees.
+    """
+
+    def __init__(self, seed: int | str) -> None:
+        self.seed = seed
+        self._random = random.Random(str(seed))  # a str is hashed with SHA-512, so PYTHONHASHSEED has no say
+
+    def child(self, name: str) -> SeededRng:
+        return SeededRng(f"{self.seed}/{name}")
+
+    def bits(self, count: int) -> int:
+        return self._random.getrandbits(count)
+
+    def below(self, bound: int) -> int:
+        return self._random.randrange(bound)
+
+    def uniform(self) -> float:
+        return self._random.random()

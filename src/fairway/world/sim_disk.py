@@ -1,0 +1,513 @@
+"""The simulated disk: in memory, on the simulated loop's time, with every way in which a real one lets its owner down.
+
+Each job is a generator of steps. The blocking calls run it to its end; the others advance it by a timer, one step at a
+time and one job at a time per directory, so that a crash finds it at any point. `sim_files` knows what a crash leaves.
+
+A test holds the disk's one life and asks for the next one: `disk = disk.crash()`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fairway.errors import DirectoryLocked, DiskFull, Misuse, StorageFault
+from fairway.limits import GIB
+from fairway.world.disk import TEMPORARY, Done, File, Part, checked, parent, readable
+from fairway.world.rng import Rng
+from fairway.world.sim_files import Cut, Directory, Inode, Volume, Write, draw_chance
+
+CallLater: TypeAlias = Callable[..., object]  # (seconds, callback, *args), as a loop's call_later
+_Steps: TypeAlias = Generator[None, None, None]
+
+
+class SimulatedPowerCut(BaseException):
+    """The power went, in the middle of a blocking call. No Exception: no handler of the product may swallow it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long one step of a job takes: drawn between the two."""
+
+    low_s: float = 0.000_02
+    high_s: float = 0.000_5
+
+
+class SimFile:
+    """An open file of a simulated disk."""
+
+    def __init__(self, disk: SimDisk, name: str, inode: Inode) -> None:
+        self._disk = disk
+        self._name = name
+        self.inode = inode
+        self.end = len(inode.cached)
+        self.opens = 1
+        self.under_way = 0
+        self.named = False  # has its directory been synced in this life?
+        self.generation = 0
+        self.refused_generation = -1
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def size(self) -> int:
+        return self.end
+
+    def read(self, position: int, size: int) -> bytes:
+        wanted = readable(position, size, self.end)
+        self._disk.check_alive()
+        self._check_open()
+        return bytes(self.inode.cached[position : position + wanted])
+
+    def read_cached(self, position: int, size: int) -> bytes | None:
+        data = self.read(position, size)
+        return data if self._disk.cold == 0 else self._disk.chill(data)
+
+    def close(self) -> None:
+        if self.opens > 0:
+            self.opens -= 1
+            if self.opens == 0:
+                self._disk.forget(self)
+
+    def belongs_to(self, disk: SimDisk) -> bool:
+        return self._disk is disk and self.opens > 0
+
+    def _check_open(self) -> None:
+        if self.opens == 0:
+            raise Misuse(f"{self._name} was closed: open it again")
+
+
+class _Countdown:
+    """A fault planned for the n-th time from now."""
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def plan(self, nth: int) -> None:
+        """1 is the next time; 0 takes the plan back."""
+        if nth < 0:
+            raise Misuse(f"a fault cannot strike the {nth}-th time from now: 1 is the next time, 0 is never")
+        self._left = nth
+
+    def strikes(self) -> bool:
+        struck = self._left == 1
+        self._left = max(0, self._left - 1)
+        return struck
+
+
+@dataclass(slots=True)
+class _Job:
+    steps: _Steps
+    done: Done
+
+
+class SimDisk:
+    """The `Disk` port, one life of it. Everything left open is drawn from `rng`: one seed, one history.
+
+    Switches, each of which may be set at any time and carries over to the next life:
+    `syncing` (False: syncs say yes and do nothing), `dir_syncing` (the same for directories), `cold` (how likely a
+    `read_cached` misses), `slowness` (multiplies every latency).
+
+    Unlike the real disk it takes commits after a failed sync, as a kernel would, so that a caller who goes on is found
+    out. Once a life has ended, every call but `close` raises `SimulatedPowerCut`.
+    """
+
+    def __init__(
+        self,
+        rng: Rng,
+        call_later: CallLater,
+        *,
+        capacity_bytes: int = GIB,
+        latency: Latency | None = None,
+        volume: Volume | None = None,
+    ) -> None:
+        self._rng = rng
+        self._call_later = call_later
+        self._latency = latency if latency is not None else Latency()
+        self._volume = volume if volume is not None else Volume(capacity_bytes)
+        self._files: dict[str, SimFile] = {}
+        self._lanes: dict[str, deque[_Job]] = {}  # per directory, what was given and is not done
+        self._anchored: set[str] = set()  # directories whose own entry was synced in this life; never iterated
+        self._alive = True
+        self._closed = False
+        self._stall_s = 0.0
+        self._write_failure = _Countdown()
+        self._sync_failure = _Countdown()
+        self._power_cut = _Countdown()
+        self.operations = 0  # primitive ones so far: create, write, sync, truncate, rename, unlink, dirsync
+        self.syncing = True
+        self.dir_syncing = True
+        self.cold = 0.0
+        self.slowness = 1.0
+
+    @property
+    def alive(self) -> bool:
+        """False once the power is gone, or the process."""
+        return self._alive
+
+    # --- lives -----------------------------------------------------------------------------------------------------
+
+    def crash(self, call_later: CallLater | None = None) -> SimDisk:
+        """Cut the power: the next life has what was synced and, by the seed, any part of what was not."""
+        self._alive = False
+        return self._successor(self._volume.after_power_cut(self._rng), call_later)
+
+    def crash_process(self, call_later: CallLater | None = None) -> SimDisk:
+        """Kill the process: the page cache stays, and of what was under way a prefix is in it."""
+        self._power_cut.plan(0)
+        for lane in self._lanes.values():
+            chance = draw_chance(self._rng)
+            while self._alive and lane and self._rng.uniform() < chance:
+                self._advance(lane)
+        self._alive = False
+        if self._volume.owner is self:
+            self._volume.owner = None
+        return self._successor(self._volume, call_later)
+
+    def beside(self) -> SimDisk:
+        """The same files as another process sees them."""
+        return self._successor(self._volume, None)
+
+    def _successor(self, volume: Volume, call_later: CallLater | None) -> SimDisk:
+        later = call_later if call_later is not None else self._call_later
+        next_life = SimDisk(self._rng, later, latency=self._latency, volume=volume)
+        next_life.syncing, next_life.dir_syncing = self.syncing, self.dir_syncing
+        next_life.cold, next_life.slowness = self.cold, self.slowness
+        return next_life
+
+    # --- faults ----------------------------------------------------------------------------------------------------
+
+    def crash_after(self, operations: int) -> None:
+        """Cut the power in the n-th primitive operation from now: `SimulatedPowerCut`, then only `crash` is left.
+
+        A change has then reached the page cache, a sync has not taken effect: `crash` draws what was kept. If the
+        operation belongs to a commit, it is the timer's callback that raises; `alive` tells.
+        """
+        self._power_cut.plan(operations)
+
+    def fail_sync(self, nth: int = 1) -> None:
+        """The n-th sync of a file from now fails and drops what it should have synced; later ones succeed, and lie."""
+        self._sync_failure.plan(nth)
+
+    def fail_write(self, nth: int = 1) -> None:
+        """The n-th write from now finds no room, at a byte drawn from the seed."""
+        self._write_failure.plan(nth)
+
+    def stall(self, seconds: float) -> None:
+        """The next step of a job takes that much longer."""
+        self._stall_s = seconds
+
+    def flip(self, name: str, bit_index: int) -> None:
+        """Turn one bit of the file, in memory and on the platter."""
+        inode = self._volume.file(name)
+        byte, bit = divmod(bit_index, 8)
+        if not 0 <= byte < len(inode.cached):
+            raise Misuse(f"bit {bit_index} is not in {name}, which has {len(inode.cached)} bytes")
+        inode.cached[byte] ^= 1 << bit
+        if byte < len(inode.durable):
+            inode.durable[byte] ^= 1 << bit
+
+    def rot(self, name: str, bits: int = 1, *, low: int = 0, high: int | None = None) -> list[int]:
+        """Flip that many bits, drawn from bytes `low` to `high` of the file; which ones."""
+        end = len(self._volume.file(name).cached) if high is None else high
+        flipped = [low * 8 + self._rng.below((end - low) * 8) for _ in range(bits)]
+        for bit_index in flipped:
+            self.flip(name, bit_index)
+        return flipped
+
+    def chop(self, name: str, size: int) -> None:
+        """Lose the end of the file, on the platter too."""
+        inode = self._volume.file(name)
+        inode.unsynced.clear()
+        del inode.cached[size:]
+        del inode.durable[size:]
+
+    # --- the root --------------------------------------------------------------------------------------------------
+
+    def lock(self) -> None:
+        self.check_alive()
+        if self._volume.owner not in (None, self):
+            raise DirectoryLocked("cannot lock the simulated disk: another process is using it; stop that process")
+        self._volume.owner = self
+
+    def listing(self, directory: str) -> list[str]:
+        self.check_alive()
+        found = self._volume.directory(checked(directory) if directory else "")
+        return sorted(found.entries) if found is not None else []
+
+    def free_bytes(self) -> int:
+        self.check_alive()
+        return self._volume.free_bytes
+
+    # --- files, blocking -------------------------------------------------------------------------------------------
+
+    def open(self, name: str, *, create: bool = False) -> SimFile:
+        self.check_alive()
+        checked(name, fresh=create)
+        if name in self._files:
+            self._files[name].opens += 1
+            return self._files[name]
+        inode = self._volume.find(name)
+        if inode is None and create:
+            inode = self._create(name)
+        file = SimFile(self, name, inode if inode is not None else self._volume.file(name))
+        self._files[name] = file
+        return file
+
+    def truncate(self, file: File, size: int) -> None:
+        mine = self._own(file)
+        if mine.under_way:
+            raise Misuse(f"cannot cut {mine.name} while commits to it are under way: wait for them")
+        if not 0 <= size <= mine.end:
+            raise Misuse(f"cannot cut {mine.name} of {mine.end} bytes to {size}: a cut only shortens")
+        mine.inode.change(Cut(size))
+        mine.inode.reserved = 0
+        mine.end = size
+        self._count()
+        self._sync(mine.inode, mine.name)
+
+    def publish(self, name: str, parts: Sequence[Part]) -> None:
+        self.check_alive()
+        _run(self._publishing(checked(name, fresh=True), parts))
+
+    def remove(self, name: str) -> None:
+        self.check_alive()
+        _run(self._removing(checked(name)))
+
+    def reserve(self, file: File, size: int) -> None:
+        inode = self._own(file).inode
+        missing = size - inode.room
+        if missing > self._volume.free_bytes:
+            raise DiskFull(f"cannot reserve {size} bytes for {file.name}: {missing} more are needed; free some room")
+        inode.reserved = max(inode.reserved, size)
+
+    # --- files, later ----------------------------------------------------------------------------------------------
+
+    def commit(self, file: File, parts: Sequence[Part], done: Done, *, sync: bool = True) -> None:
+        mine = self._own(file)
+        mine.under_way += 1
+        self._give(mine.name, self._committing(mine, list(parts), mine.generation, sync), _answer(mine, done))
+
+    def publish_later(self, name: str, parts: Sequence[Part], done: Done) -> None:
+        self._give(checked(name, fresh=True), self._publishing(name, list(parts)), done)
+
+    def remove_later(self, name: str, done: Done) -> None:
+        self._give(checked(name), self._removing(name), done)
+
+    def close(self) -> None:
+        if not self._alive or self._closed:
+            return
+        for lane in self._lanes.values():
+            while lane:
+                self._advance(lane)
+        self._closed = True
+        if self._volume.owner is self:
+            self._volume.owner = None
+
+    def _give(self, name: str, steps: _Steps, done: Done) -> None:
+        self.check_alive()
+        lane = self._lanes.setdefault(parent(name), deque())
+        lane.append(_Job(steps, done))
+        if len(lane) == 1:
+            self._schedule(lane)
+
+    def _schedule(self, lane: deque[_Job]) -> None:
+        spread = self._latency.high_s - self._latency.low_s
+        delay_s = (self._latency.low_s + spread * self._rng.uniform()) * self.slowness + self._stall_s
+        self._stall_s = 0.0
+        self._call_later(delay_s, self._tick, lane)
+
+    def _tick(self, lane: deque[_Job]) -> None:
+        if not self._alive or self._closed:
+            return  # a timer of a life that is over
+        job = lane[0]
+        ended, fault = self._advance(lane)
+        if lane:
+            self._schedule(lane)
+        if ended:
+            job.done(fault)
+
+    def _advance(self, lane: deque[_Job]) -> tuple[bool, StorageFault | None]:
+        """One step of the job at hand: whether it has ended, and how."""
+        try:
+            next(lane[0].steps)
+        except StopIteration:
+            lane.popleft()
+            return True, None
+        except StorageFault as fault:
+            lane.popleft()
+            return True, fault
+        return False, None
+
+    # --- jobs, step by step ----------------------------------------------------------------------------------------
+
+    def _committing(self, file: SimFile, parts: Sequence[Part], generation: int, sync: bool) -> _Steps:
+        if generation <= file.refused_generation:
+            raise DiskFull(f"cannot write {file.name}: the commit before this one found no room; free some room")
+        data = b"".join(parts)
+        try:
+            yield from self._writing(file.inode, file.name, file.end, data)
+        except DiskFull:
+            file.refused_generation = max(file.refused_generation, generation)
+            raise
+        yield
+        if not sync:
+            file.end += len(data)
+            return
+        try:
+            self._sync(file.inode, file.name)
+        except StorageFault:
+            file.end += len(data)  # it is in the page cache, and whoever goes on in spite of the fault builds on it
+            raise
+        if not file.named:
+            yield
+            self._sync_directory(parent(file.name))
+            file.named = True
+        file.end += len(data)
+
+    def _publishing(self, name: str, parts: Sequence[Part]) -> _Steps:
+        temporary = name + TEMPORARY
+        inode = self._create(temporary)
+        yield
+        try:
+            yield from self._writing(inode, temporary, 0, b"".join(parts))
+        except DiskFull:
+            self._unlink(temporary)
+            raise
+        yield
+        self._sync(inode, temporary)
+        yield
+        self._rename(temporary, name)
+        yield
+        self._sync_directory(parent(name))
+
+    def _removing(self, name: str) -> _Steps:
+        yield
+        if self._volume.find(name) is not None:
+            self._unlink(name)
+            yield
+        if self._volume.directory(parent(name)) is not None:
+            self._sync_directory(parent(name))
+
+    def _writing(self, inode: Inode, name: str, position: int, data: bytes) -> _Steps:
+        """The page cache takes it in two pieces, so that a killed process leaves any prefix."""
+        end, whole = position + len(data), len(data)
+        fits = whole - max(0, end - inode.room - self._volume.free_bytes)
+        if data and self._write_failure.strikes():
+            fits = self._rng.below(whole)
+        middle = self._rng.below(max(fits, 0) + 1)
+        if middle:
+            inode.change(Write(position, data[:middle]))
+        yield
+        if middle < fits:
+            inode.change(Write(position + middle, data[middle : max(fits, 0)]))
+        self._count()
+        if fits < whole:
+            inode.change(Cut(position))
+            self._count()
+            raise DiskFull(f"cannot write {name}: No space left on device; free some room on the simulated disk")
+
+    # --- primitive operations ----------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        self.operations += 1
+        if self._power_cut.strikes():
+            self._alive = False
+            raise SimulatedPowerCut(f"in operation {self.operations}")
+
+    def _sync(self, inode: Inode, name: str) -> None:
+        self._count()
+        if self._sync_failure.strikes():
+            inode.lose_dirt()
+            raise StorageFault(f"cannot sync {name}: Input/output error; stop, and check the device")
+        if self.syncing:
+            inode.sync()
+
+    def _sync_directory(self, directory: str) -> None:
+        """Sync its entries and, once in this life, the entries that lead to it."""
+        self._sync_entries(directory)
+        while directory and directory not in self._anchored:
+            self._anchored.add(directory)
+            directory = parent(directory)
+            self._sync_entries(directory)
+
+    def _sync_entries(self, directory: str) -> None:
+        self._count()
+        found = self._volume.directory(directory)
+        if self.dir_syncing and found is not None:
+            found.sync()
+
+    def _create(self, name: str) -> Inode:
+        """A new, empty file; directories on the way are made. What was there by that name is replaced."""
+        directory = self._make_directory(parent(name))
+        inode = Inode()
+        directory.change({name.rpartition("/")[2]: inode})
+        self._count()
+        return inode
+
+    def _make_directory(self, path: str) -> Directory:
+        found = self._volume.directory(path)
+        if found is None:
+            above = self._make_directory(parent(path))
+            found = Directory()
+            above.change({path.rpartition("/")[2]: found})
+            self._count()
+        return found
+
+    def _rename(self, old: str, new: str) -> None:
+        inode = self._volume.file(old)
+        directory = self._make_directory(parent(new))
+        directory.change({old.rpartition("/")[2]: None, new.rpartition("/")[2]: inode})
+        self._files.pop(new, None)
+        self._count()
+
+    def _unlink(self, name: str) -> None:
+        self._make_directory(parent(name)).change({name.rpartition("/")[2]: None})
+        self._files.pop(name, None)
+        self._count()
+
+    # --- for its files -----------------------------------------------------------------------------------------------
+
+    def chill(self, data: bytes) -> bytes | None:
+        """What memory holds of it, by the draw: all, a prefix or nothing."""
+        if self._rng.uniform() >= self.cold:
+            return data
+        kept = self._rng.below(len(data) + 1) if self._rng.below(2) else 0
+        return data[:kept] or None
+
+    def check_alive(self) -> None:
+        if not self._alive:
+            raise SimulatedPowerCut("this life of the disk is over: use the one that crash() returned")
+        if self._closed:
+            raise Misuse("the disk is closed")
+
+    def forget(self, file: SimFile) -> None:
+        if self._files.get(file.name) is file:
+            del self._files[file.name]
+
+    def _own(self, file: File) -> SimFile:
+        self.check_alive()
+        if not isinstance(file, SimFile) or not file.belongs_to(self):
+            raise Misuse(f"{file.name} is not an open file of this disk: open it here first")
+        return file
+
+
+def _run(steps: _Steps) -> None:
+    for _ in steps:
+        pass
+
+
+def _answer(file: SimFile, done: Done) -> Done:
+    generation = file.generation
+
+    def answer(fault: StorageFault | None) -> None:
+        file.under_way -= 1
+        if isinstance(fault, DiskFull):  # what is given from here on, its caller gives knowing where the file ends
+            file.generation = max(file.generation, generation + 1)
+        done(fault)
+
+    return answer

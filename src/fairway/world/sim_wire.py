@@ -1,0 +1,110 @@
+"""How bytes travel in the simulated net: late, in order, and not at all while the way is cut.
+
+A `Way` leads from one host to another and belongs to the net; a `Wire` is one direction of one connection on that way.
+Everything that one end tells the other (bytes, acknowledgements, the end, a reset) goes through its wire, so nothing
+overtakes anything within a connection, and a cut holds back acknowledgements as it holds back bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVarTuple
+
+from fairway.errors import Misuse
+from fairway.limits import KIB
+from fairway.world.loop import SimLoop
+from fairway.world.rng import SeededRng
+
+Ts = TypeVarTuple("Ts")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the net does to connections when nobody injects a fault. The defaults are those of one data centre."""
+
+    latency_us: int = 100  # one way, at least
+    jitter_us: int = 400  # one way, at most that much more
+    window_bytes: int = 64 * KIB  # sent and not yet read, per direction: what the two kernels would hold
+    drop_chance: float = 0.0  # that a connection breaks, per thing that arrives on it
+
+    def __post_init__(self) -> None:
+        if min(self.latency_us, self.jitter_us) < 0 or self.window_bytes < 1 or not 0 <= self.drop_chance <= 1:
+            raise Misuse(f"no net is like this: {self}")
+
+
+class Way:
+    """From one host to another: how long it takes, and whether anything gets through."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        self.conditions = conditions
+        self.is_cut = False
+        self._held: list[Wire] = []
+
+    def hold(self, wire: Wire) -> None:
+        """Wake this wire when the way is open again."""
+        self._held.append(wire)
+
+    def cut(self) -> None:
+        self.is_cut = True
+
+    def mend(self) -> None:
+        self.is_cut = False
+        held, self._held = self._held, []
+        for wire in held:
+            wire.wake()
+
+
+class Wire:
+    """One direction of one connection."""
+
+    def __init__(self, loop: SimLoop, rng: SeededRng, way: Way, on_drop: Callable[[], None]) -> None:
+        self._loop = loop
+        self._rng = rng
+        self._way = way
+        self._on_drop = on_drop
+        self._travelling: deque[tuple[float, Callable[[], object]]] = deque()  # when it is due, what it does
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def send(self, arrive: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Call `arrive` at the other end, after everything that was sent before."""
+        if self._closed:
+            return
+        self._travelling.append((self._loop.time() + self._delay_s(), partial(arrive, *args)))
+        if len(self._travelling) == 1:
+            self._expect_next()
+
+    def wake(self) -> None:
+        """The way is open again: what was held back sets out anew."""
+        if self._travelling and self._timer is None:
+            self._timer = self._loop.call_later(self._delay_s(), self._arrive)
+
+    def close(self) -> None:
+        """Forget what is under way, and whatever is sent from now on."""
+        self._closed = True
+        self._travelling.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expect_next(self) -> None:
+        self._timer = self._loop.call_at(self._travelling[0][0], self._arrive)
+
+    def _arrive(self) -> None:
+        self._timer = None
+        if self._way.is_cut:
+            self._way.hold(self)
+        elif self._rng.uniform() < self._way.conditions.drop_chance:
+            self._on_drop()
+        else:
+            _, arrive = self._travelling.popleft()
+            if self._travelling:
+                self._expect_next()
+            arrive()
+
+    def _delay_s(self) -> float:
+        conditions = self._way.conditions
+        return (conditions.latency_us + self._rng.below(conditions.jitter_us + 1)) / 1e6

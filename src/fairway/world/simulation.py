@@ -1,0 +1,81 @@
+"""A simulated world from one seed: loop, clock, net and randomness, and the run in it.
+
+    with Simulation(seed=7) as world:
+        result = world.run(scenario(world))
+
+or, where only the outcome matters, `simulate(scenario, seed=7)`. The same seed gives the same `trace_hash`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from fairway.world.clock import SimClock
+from fairway.world.loop import SimLoop
+from fairway.world.rng import SeededRng
+from fairway.world.sim_net import SimNet
+from fairway.world.sim_wire import Conditions
+from fairway.world.trace import Listener
+
+T = TypeVar("T")
+
+STEPS_MAX = 20_000_000  # a minute or two of real time: by then a run is caught in a cycle
+
+
+class Simulation:
+    """One world. Leaving its `with` cancels what still runs and raises what nobody handled."""
+
+    def __init__(
+        self,
+        seed: int | str,
+        *,
+        conditions: Conditions | None = None,
+        steps_max: int | None = STEPS_MAX,
+        step_ns_max: int = 0,
+        listener: Listener | None = None,
+    ) -> None:
+        self.rng = SeededRng(seed)
+        self.loop = SimLoop(self.rng.child("loop"), steps_max=steps_max, step_ns_max=step_ns_max, listener=listener)
+        self.clock = SimClock(self.loop.now_ns)
+        self.net = SimNet(self.loop, self.rng.child("net"), conditions)
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run to the result. May be called again: time goes on where it stood."""
+        return self.loop.run_until_complete(main)
+
+    def trace_hash(self) -> str:
+        return self.loop.trace_hash()
+
+    def close(self) -> None:
+        self.loop.shutdown()
+
+    def __enter__(self) -> Simulation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except BaseException as another:
+            if problem is None:
+                raise
+            problem.add_note(f"and at the end of the simulation {type(another).__name__}: {another}")
+
+
+class Outcome(NamedTuple, Generic[T]):
+    """What a run gave, and the hash of how it went."""
+
+    result: T
+    trace_hash: str
+
+
+def simulate(
+    main: Callable[[Simulation], Coroutine[Any, Any, T]], seed: int | str, *, conditions: Conditions | None = None
+) -> Outcome[T]:
+    """Run `main` in a world made from the seed, to the end of everything it started."""
+    with Simulation(seed, conditions=conditions) as world:
+        result = world.run(main(world))
+    return Outcome(result, world.trace_hash())

@@ -1,0 +1,31 @@
+"""A few timers in a heap: as much of a loop as a simulated disk needs."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+
+class Timers:
+    """Timers that ring when told to, in the order of their times, then of their making."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
+        self._numbers = itertools.count()
+        self.now_s = 0.0
+
+    def call_later(self, delay_s: float, callback: Callable[..., object], *args: object) -> None:
+        heapq.heappush(self._heap, (self.now_s + delay_s, next(self._numbers), callback, args))
+
+    def ring_one(self) -> bool:
+        """The next timer; False if there is none."""
+        if not self._heap:
+            return False
+        self.now_s, _, callback, args = heapq.heappop(self._heap)
+        callback(*args)
+        return True
+
+    def ring_all(self) -> None:
+        while self.ring_one():
+            pass

@@ -1,0 +1,34 @@
+"""The columnar batch: what wire, disk and Spark share, byte for byte.
+
+A producer encodes it once (`encode`), the broker checks it once (`check`) and then moves it unopened (`peek`,
+`key_hashes`, ...), a consumer decodes it once (`decode`), and Spark reads its columns in place (`Batch.to_arrow`).
+`layout` holds the theory.
+"""
+
+from fairway.batch.check import check
+from fairway.batch.checksum import checksum
+from fairway.batch.decode import Batch, decode
+from fairway.batch.encode import encode
+from fairway.batch.hashing import key_hash, may_hold, tag_mask
+from fairway.batch.identity import MessageId
+from fairway.batch.layout import HEADER_BYTES, Codec, Header, peek
+from fairway.batch.section import due_times_ms, explicit_ids, key_hashes
+
+__all__ = [
+    "HEADER_BYTES",
+    "Batch",
+    "Codec",
+    "Header",
+    "MessageId",
+    "check",
+    "checksum",
+    "decode",
+    "due_times_ms",
+    "encode",
+    "explicit_ids",
+    "key_hash",
+    "key_hashes",
+    "may_hold",
+    "peek",
+    "tag_mask",
+]

@@ -1,0 +1,27 @@
+"""The one checksum of the project: CRC-32C (Castagnoli), as SSE 4.2 and ARMv8 compute it in hardware.
+
+The C function takes read-only bytes or an ndarray, but no memoryview and no bytearray. So bytes go straight through, a
+small view is copied, and a large one is lent through numpy. The result of one call may start the next: the CRC of two
+parts in a row is the CRC of their concatenation.
+"""
+
+from __future__ import annotations
+
+import google_crc32c
+
+from fairway.batch.arrays import Bytes, numpy_or_none
+
+# 16 KiB: below it copying costs less than making an ndarray (0.5 against 0.7 µs for 4 KiB), above it more (5 against
+# 4 µs for 64 KiB).
+_LEND_FROM_BYTES = 16 * 1024
+
+
+def checksum(data: Bytes, start: int = 0) -> int:
+    """CRC-32C of `data`, continued from `start`."""
+    if type(data) is bytes:
+        return google_crc32c.extend(start, data)  # type: ignore[no-any-return]
+    numpy = numpy_or_none() if len(data) >= _LEND_FROM_BYTES else None
+    # The pure Python form of the library does integer arithmetic on what it is given, which wraps in an ndarray.
+    if numpy is None or google_crc32c.implementation != "c":
+        return google_crc32c.extend(start, bytes(data))  # type: ignore[no-any-return]
+    return google_crc32c.extend(start, numpy.frombuffer(data, numpy.uint8))  # type: ignore[no-any-return]

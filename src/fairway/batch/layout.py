@@ -1,0 +1,176 @@
+"""The layout of a batch: what stands where, byte by byte (docs/formats.md has the same as tables).
+
+    header      80 bytes, what the broker needs to know of the batch as a whole
+    section     never compressed, because the broker reads it: key hashes, due times, explicit ids
+    body        the columns in Arrow's own layout, as they are or as one zstd frame
+
+All numbers are little-endian, every part begins at a multiple of 8 and is padded with zeros to the next one. Nothing is
+said twice: no directory of buffers exists, because each buffer's length follows from the count and from the last offset
+of the buffer before it. So there is exactly one way to read a batch, and nothing in it can contradict a directory.
+
+The first 8 bytes are magic and CRC, so that the CRC is one pass over all the rest. A flag that must be understood names
+a column: a reader that does not know the column cannot find the next one. A flag that may be ignored can only announce
+more header, which such a reader steps over by the header length.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import sys
+from typing import Final
+
+import msgspec
+
+from fairway import limits
+from fairway.batch.arrays import Bytes, padded
+from fairway.errors import RemoteProtocolError, invariant
+
+invariant(
+    sys.byteorder == "little", "Fairway stores little-endian arrays as they are and needs a little-endian machine"
+)
+
+MAGIC: Final = b"FWYB"
+VERSION: Final = 1
+
+# magic, crc | version, header length, codec, count | must, may | size, body length | raw length, producer epoch
+# | schema id, encryption key id | producer id | first sequence | created ms | tag filter
+HEADER: Final = struct.Struct("<4sI HHHH II II II II Q Q q Q")
+HEADER_BYTES: Final = HEADER.size
+HEADER_BYTES_MAX: Final = 512  # room for decades of additions; keeps a hostile length small
+PREFIX: Final = struct.Struct("<4sI")  # magic and crc, which the crc does not cover
+PREFIX_BYTES: Final = PREFIX.size
+
+# Flags that must be understood: which parts are there.
+KEYS: Final = 1  # key hashes in the section, keys in the body
+DUE: Final = 2  # due times in the section
+IDS: Final = 4  # explicit ids in the section
+TAGS: Final = 8  # tags in the body
+HEADERS: Final = 16  # headers in the body
+CREATED: Final = 32  # created-at deltas in the body
+FLAGS_KNOWN: Final = KEYS | DUE | IDS | TAGS | HEADERS | CREATED
+
+U32_MAX: Final = 2**32 - 1
+U64_MAX: Final = 2**64 - 1
+# 9999-12-31T23:59:59.999Z, the last instant that datetime, Spark and every database can say.
+TIME_MS_MAX: Final = 253_402_300_799_999
+
+ID_BYTES: Final = 16
+ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+# Four bytes of zstd (a run-length block) make at most 128 KiB: a claim beyond that ratio is a lie, whatever follows.
+ZSTD_RATIO_MAX: Final = 128 * 1024 // 4
+
+
+class Codec(enum.IntEnum):
+    """How the body is compressed."""
+
+    NONE = 0
+    ZSTD = 1
+
+
+_CODECS: Final = tuple(Codec)
+
+
+class Header(msgspec.Struct, frozen=True, gc=False):
+    """What a batch says of itself as a whole."""
+
+    crc: int
+    header_length: int
+    codec: Codec
+    count: int
+    flags: int  # those that must be understood
+    hints: int  # those that may be ignored
+    size: int  # bytes of the whole batch
+    body_length: int  # bytes of the columns as stored, without padding
+    raw_length: int  # bytes of the columns before compression
+    producer_epoch: int
+    schema_id: int
+    producer_id: int
+    first_sequence: int  # the producer's own, of the first message
+    created_ms: int
+    tag_filter: int
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.flags & KEYS)
+
+    @property
+    def has_due(self) -> bool:
+        return bool(self.flags & DUE)
+
+    @property
+    def has_ids(self) -> bool:
+        return bool(self.flags & IDS)
+
+
+def section_bytes(flags: int, count: int) -> int:
+    """Length of the section that is never compressed."""
+    per_message = (8 if flags & KEYS else 0) + (8 if flags & DUE else 0) + (ID_BYTES if flags & IDS else 0)
+    return per_message * count
+
+
+def peek(view: Bytes) -> Header:
+    """Parse the header and check that it agrees with itself; the bytes behind it are not looked at.
+
+    For code that has verified the batch before, or that needs to know its size: `view` may end with the header.
+    """
+    if len(view) < HEADER_BYTES:
+        raise RemoteProtocolError(f"a batch has a header of at least {HEADER_BYTES} bytes; here are {len(view)}")
+    (
+        magic, crc, version, header_length, codec, count, flags, hints, size, body_length, raw_length, producer_epoch,
+        schema_id, encryption_key_id, producer_id, first_sequence, created_ms, tag_filter,
+    ) = HEADER.unpack_from(view)  # fmt: skip
+    if magic != MAGIC:
+        raise RemoteProtocolError(f"not a batch: it begins with {magic!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise RemoteProtocolError(f"batch format version {version}: this program reads version {VERSION}; upgrade it")
+    if flags & ~FLAGS_KNOWN:
+        raise RemoteProtocolError(
+            f"batch flags {flags & ~FLAGS_KNOWN:#x} must be understood and are not; upgrade this program"
+        )
+    if encryption_key_id:
+        raise RemoteProtocolError(
+            f"batch encrypted with key {encryption_key_id}: this program does not know encryption"
+        )
+    if codec >= len(_CODECS):
+        raise RemoteProtocolError(f"unknown batch codec {codec}")
+    header = Header(
+        crc, header_length, _CODECS[codec], count, flags, hints, size, body_length, raw_length, producer_epoch,
+        schema_id, producer_id, first_sequence, created_ms, tag_filter,
+    )  # fmt: skip
+    _check_values(header)
+    _check_lengths(header)
+    return header
+
+
+def _check_values(header: Header) -> None:
+    if not 1 <= header.count <= limits.BATCH_MESSAGES_MAX:
+        raise RemoteProtocolError(f"batch of {header.count} messages: 1 to {limits.BATCH_MESSAGES_MAX} are allowed")
+    if not header.producer_id:
+        raise RemoteProtocolError("batch of producer 0: that id names nobody")
+    if header.first_sequence > U64_MAX - header.count + 1:
+        raise RemoteProtocolError(
+            f"batch of {header.count} messages from sequence {header.first_sequence} runs past 2**64"
+        )
+    if not 0 <= header.created_ms <= TIME_MS_MAX:
+        raise RemoteProtocolError(f"batch created at {header.created_ms} ms: outside the years 1970 to 9999")
+    if header.tag_filter and not header.flags & TAGS:
+        raise RemoteProtocolError("batch with a tag filter but no tags")
+
+
+def _check_lengths(header: Header) -> None:
+    length = header.header_length
+    if length != HEADER_BYTES and (not header.hints or length % 8 or not HEADER_BYTES < length <= HEADER_BYTES_MAX):
+        raise RemoteProtocolError(f"batch header of {length} bytes with flags {header.hints:#x}")
+    if header.raw_length > limits.BATCH_RAW_BYTES_MAX or header.raw_length % 8:
+        raise RemoteProtocolError(
+            f"batch columns of {header.raw_length} bytes: a multiple of 8 up to 64 MiB is allowed"
+        )
+    if header.codec is Codec.NONE:
+        if header.body_length != header.raw_length:
+            raise RemoteProtocolError(f"plain body of {header.body_length} bytes for columns of {header.raw_length}")
+    elif not header.body_length < header.raw_length <= header.body_length * ZSTD_RATIO_MAX:
+        raise RemoteProtocolError(f"no zstd frame of {header.body_length} bytes holds {header.raw_length} bytes")
+    size = length + section_bytes(header.flags, header.count) + padded(header.body_length)
+    if header.size != size:
+        raise RemoteProtocolError(f"batch says it has {header.size} bytes, its parts add up to {size}")

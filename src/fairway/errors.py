@@ -35,20 +35,58 @@ class InvariantViolated(FairwayError):
 
 
 class Code(enum.Enum):
-    """Why a request was refused. In every case nothing was appended."""
+    """Why a request was refused. In every case nothing was appended and nothing changed.
+
+    The value is what goes over the wire; `docs/protocol.md` says what a client does about each.
+    """
 
     BUSY = "busy"
+    """A bound is reached: too many requests, or too much that is not yet on disk. Wait, then send the same again."""
     READ_ONLY = "read_only"
+    """The subject or the whole store takes no messages now: by command, or because the disk is nearly full."""
     TOO_LARGE = "too_large"
+    """More bytes or messages than a bound allows. The same request will never be granted."""
     BAD_NAME = "bad_name"
+    """A subject, group or consumer name outside the alphabet or length that `fairway.names` allows."""
     NOT_MASTER = "not_master"
+    """This broker may not answer for the subject: ask the meta server who does."""
     SEQUENCE_CONFLICT = "sequence_conflict"
+    """These producer sequences are taken by other bytes, or by a later epoch of the same producer."""
     SEQUENCE_GAP = "sequence_gap"
+    """A batch before this one has not arrived: send that one first."""
     UNKNOWN_PRODUCER = "unknown_producer"
+    """The stream resumes but is not remembered: whether its last batches were stored cannot be said."""
+
+    BAD_REQUEST = "bad_request"
+    """Well formed, but its values contradict one another or lie outside their range."""
+    UNSUPPORTED = "unsupported"
+    """This side does not speak that protocol version, or does not know that verb."""
+    NO_SUCH_SUBJECT = "no_such_subject"
+    """Nothing was ever produced to it here."""
+    NO_SUCH_GROUP = "no_such_group"
+    """Nobody has joined or configured that group on that subject here."""
+    NOT_A_MEMBER = "not_a_member"
+    """The consumer has not joined, or its lease ran out: join again."""
+    STALE_CONFIG = "stale_config"
+    """The group's configuration has another version than the one that was expected: read it, then decide."""
+    FENCED = "fenced"
+    """Somebody newer has taken this place: another connection of the same consumer, a later epoch, another log."""
+    EXPIRED = "expired"
+    """The request could not be answered before its time was up. It was not begun."""
+    DAMAGED = "damaged"
+    """What was asked for is quarantined: stored, but unreadable on this copy."""
+    DRAINING = "draining"
+    """The other side has said goodbye and takes no new requests: connect again, or elsewhere."""
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+    """The server has no place for one more connection now."""
+    PROTOCOL_ERROR = "protocol_error"
+    """The bytes broke the rules of the protocol; the connection is closed."""
+    OTHER = "other"
+    """A code that this version does not know; the sentence says what happened."""
 
 
 class Refused(FairwayError):
-    """The request cannot be granted; nothing was appended."""
+    """The request cannot be granted; nothing was appended and nothing changed."""
 
     def __init__(self, code: Code, sentence: str, *, retry_after_ms: int | None = None) -> None:
         super().__init__(f"{code.name}: {sentence}")

@@ -24,6 +24,7 @@ NAME_CHARS_MAX = 200  # leaves room for a suffix in the 255 bytes of a file name
 # --- the logs --------------------------------------------------------------------------------------------------------
 SEGMENT_BYTES = 256 * MIB  # a segment's index stays in memory while it is written: 57 MiB with one message per batch
 ACTION_SEGMENT_BYTES = 16 * MIB  # reserved on disk in advance, twice: what acks may need on a full disk
+ROUND_BYTES_LARGE = 128 * KIB  # of one commit: it costs half of what its sync does, more would not pay for the wait
 UNSYNCED_BYTES_MAX = 64 * MIB  # gathered and not yet synced; past it appends are refused as BUSY
 DISK_LOW_WATER_BYTES = 128 * MIB  # below it produce is READ_ONLY, and checkpoints and actions still find room
 CHECKPOINT_EVERY_BYTES = 64 * MIB  # of message log: replay after a crash reads at most about this much
@@ -33,5 +34,30 @@ INDEX_CACHE_BYTES = 64 * MIB  # runs of older segments' indexes kept in memory f
 
 # --- the dedupe window -----------------------------------------------------------------------------------------------
 STREAM_BATCHES_MAX = 64  # remembered per stream; a producer has at most as many batches in flight
-STREAMS_MAX = 100_000  # remembered in all: about 100 MiB when each is full to the brim, a tenth in practice
+STREAMS_MAX = 100_000  # remembered in all: about 300 MiB when each is full to the brim, a tenth in practice
 STREAM_IDLE_MS_MAX = 7 * 24 * 3_600_000  # a week: a weekend's outage and the Monday after it
+
+# --- the protocol ----------------------------------------------------------------------------------------------------
+FRAME_BYTES_MAX = 66 * MIB  # the largest batch that zstd could not shrink, its section, and a control message
+HELLO_FRAME_BYTES_MAX = 4 * KIB  # before the handshake: names and versions; nobody unknown is owed more memory
+CONTROL_BYTES_MAX = 1 * MIB  # decoding makes at most about 40 times as much of it, for a moment
+SENTENCE_CHARS_MAX = 500  # what a refusal or a goodbye says to people, whatever it quotes
+FEATURES_MAX = 64  # in a handshake
+CONNECTION_REQUESTS_MAX = 1_024  # in flight on one connection: a thousand lone messages under way at once
+HEARTBEAT_MS = 10_000  # three missed are 30 s, less than most middleboxes allow an idle connection
+HEARTBEAT_MS_MIN = 100  # below it 2,000 idle connections would cost more than the work
+HEARTBEAT_MS_MAX = 600_000  # beyond it a dead peer would hold its place for half an hour
+HANDSHAKE_MS = 10_000  # from the connection to the end of the handshake; a slow sender holds a place no longer
+REDRIVE_IDS_MAX = 10_000  # named in one request; 28 bytes each, so a control message holds them
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+LOT_MESSAGES_MAX = 1_000  # handed out under one name: a mask of 125 bytes, and one lost lot is little to repeat
+RESPONSE_LOTS_MAX = 64  # per pull response: retries come one message to a lot, and each is an action of its own
+SETTLE_RANGES_MAX = LOT_MESSAGES_MAX // 2  # every second message of a lot
+MEMBERS_MAX = 10_000  # per group and subject
+MEMBER_LOTS_MAX = 4_096  # held by one consumer: its expiry moves them all in one go, about 4 µs each
+GROUP_LOTS_MAX = 100_000  # un-acked ranges of one group and subject, about 50 MB; past it pulls are BUSY
+RETRY_AFTER_MS_MAX = 24 * 3_600_000  # one day: what is due later is a delayed message
+ATTEMPTS_MAX = 1_000
+REASON_BYTES_MAX = 1 * KIB  # why a consumer gave a message back; kept in the action log
+BELIEF_MESSAGES_MAX = 1_000_000  # handed out and not yet noted at a crash: half a second at full speed

@@ -8,9 +8,9 @@ What a caller may rely on:
 - Commits to files of one directory are carried out in the order given; different directories go side by side.
 - `commit` appends at the end of the file, then syncs. The first commit to a file that was just created also syncs the
   directory that names it. When `done(None)` is called, the bytes survive a power cut.
-- After `DiskFull` the file is as long as it was before that commit, and commits to it that were given before its `done`
-  came are refused too (they would land where nobody expects them). After any other fault nobody knows what is on disk:
-  the caller must stop (a failed sync may have dropped dirty pages, and a second one would lie).
+- After `DiskFull` the file is as long as it was before that commit, also after a power cut, and commits to it that were
+  given before its `done` came are refused too (they would land where nobody expects them). After any other fault nobody
+  knows what is on disk: the caller must stop (a failed sync may have dropped dirty pages, and a second one would lie).
 - Parts stay unchanged until `done`; a `memoryview` among them is one of bytes.
 - Reads end where completed commits end: what is under way is not seen.
 - `publish` replaces a whole file: temporary file, sync, rename, sync of the directory. Readers see the old or the new.
@@ -93,6 +93,13 @@ class Disk(Protocol):
 
     def truncate(self, file: File, size: int) -> None:
         """Cut the file and sync it; no commit to it may be under way. Room reserved for it is given up."""
+
+    def sync(self, file: File, position: int) -> None:
+        """Write again what the file holds from `position` on, then sync it and the directory that names it.
+
+        For what an earlier life left without a sync that succeeded. A sync alone would not do: if that life's own sync
+        failed, the kernel takes the pages for clean, shows them to every reader, and never writes them.
+        """
 
     def publish(self, name: str, parts: Sequence[Part]) -> None:
         """Replace or make a whole file, durably and atomically."""

@@ -175,10 +175,12 @@ class SimLoop(SealedLoop):
         *,
         name: str | None = None,
         context: Context | None = None,
+        **options: Any,  # what later Pythons let a caller ask of a task
     ) -> asyncio.Task[T]:
         self._check_open()
         self._tasks_made += 1  # asyncio numbers its tasks per process: no name for a trace
-        task = asyncio.Task(coro, loop=self, name=name or f"task-{self._tasks_made}", context=context)
+        name = name or f"task-{self._tasks_made}"
+        task: asyncio.Task[T] = asyncio.Task(coro, loop=self, name=name, context=context, **options)  # type: ignore[arg-type,unused-ignore]
         self._tasks[self._tasks_made] = task
         return task
 

@@ -44,7 +44,10 @@ class Net(Protocol):
         """Accept connections at that address, each with a protocol from the factory. Port 0: any that is free."""
 
     async def connect(self, factory: Callable[[], P], host: str, port: int) -> tuple[asyncio.Transport, P]:
-        """Make a connection; returns after `connection_made`. Bound the wait with `asyncio.timeout`."""
+        """Make a connection; returns after `connection_made`. Bound the wait with `asyncio.timeout`.
+
+        The factory is called before dialing, so that one that raises leaves no connection behind.
+        """
 
 
 def check_port(port: int, *, least: int) -> None:
@@ -71,8 +74,9 @@ class RealNet:
 
     async def connect(self, factory: Callable[[], P], host: str, port: int) -> tuple[asyncio.Transport, P]:
         check_port(port, least=1)
+        protocol = factory()
         try:
-            return await asyncio.get_running_loop().create_connection(factory, host, port)
+            return await asyncio.get_running_loop().create_connection(lambda: protocol, host, port)
         except (OSError, UnicodeError) as problem:
             raise Unreachable(f"cannot connect to {host}:{port}: {problem}") from problem
 

@@ -260,7 +260,14 @@ class RealFile:
             raise StorageFault(
                 f"cannot cut {self.path} back to {self._size} bytes after it found no room: {error.strerror}; {_DEVICE}"
             ) from error
+        self.sync_all()  # what was refused must not come back after a power cut
         self.allocate(self._reserved_size)  # the cut gave the reserved blocks away
+
+    def write_again(self, position: int) -> None:
+        """The same bytes in the same place, from `position` to the end: their pages are dirty then."""
+        while data := self.read(position, _SCRATCH_BYTES):
+            with faults("write", self.path):
+                position = write_all(self._fd, [data], position)
 
     def sync(self) -> None:
         sync_data(self._fd, self.path)

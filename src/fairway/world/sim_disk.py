@@ -270,6 +270,15 @@ class SimDisk:
         self._count()
         self._sync(mine.inode, mine.name)
 
+    def sync(self, file: File, position: int) -> None:
+        mine = self._own(file)
+        mine.inode.change(Write(position, bytes(mine.inode.cached[position : mine.end])))
+        self._count()
+        self._sync(mine.inode, mine.name)
+        if not mine.named:
+            self._sync_directory(parent(mine.name))
+            mine.named = True
+
     def publish(self, name: str, parts: Sequence[Part]) -> None:
         self.check_alive()
         _run(self._publishing(checked(name, fresh=True), parts))
@@ -353,6 +362,8 @@ class SimDisk:
             yield from self._writing(file.inode, file.name, file.end, data)
         except DiskFull:
             file.refused_generation = max(file.refused_generation, generation)
+            yield
+            self._sync(file.inode, file.name)  # the cut: what was refused must not come back after a power cut
             raise
         yield
         if not sync:

@@ -64,8 +64,9 @@ class Inode:
         self.unsynced.clear()
 
     def lose_dirt(self) -> None:
-        """What a failed sync does: the pages count as clean from now on, and never reach the platter."""
-        self.unsynced.clear()
+        """What a failed sync does: the pages count as clean from now on, and never reach the platter. A cut is no page:
+        it stays in the file system's journal, and the next sync brings it down."""
+        self.unsynced = [change for change in self.unsynced if isinstance(change, Cut)]
 
     def after_power_cut(self, rng: Rng) -> Inode:
         if not self.unsynced:

@@ -149,6 +149,7 @@ class SimHost:
     async def connect(self, factory: Callable[[], P], host: str, port: int) -> tuple[asyncio.Transport, P]:
         check_port(port, least=1)
         await self._stand_still_if_crashed()
+        protocol = factory()
         target = self.name if host in LOOPBACK else host
         opened: asyncio.Future[None] = self._loop.create_future()
         end = self._dial(self, target, port, opened)
@@ -157,7 +158,6 @@ class SimHost:
             await self._answered(opened, target, port)
             if end.is_closing():
                 raise Unreachable(f"cannot connect to {target}:{port}: reset as soon as it was made")
-            protocol = factory()
             made: asyncio.Future[None] = self._loop.create_future()
             end.start(protocol, made)
             await made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 
 class Recorder(asyncio.Protocol):
@@ -26,8 +27,7 @@ class Recorder(asyncio.Protocol):
         return "connection_lost" in self.events
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclasses of asyncio's
         self.events.append("connection_made")
 
     def data_received(self, data: bytes) -> None:
@@ -64,6 +64,9 @@ class Door:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition, on real and on virtual time."""
-    while not condition():
-        await asyncio.sleep(0.001)  # noqa: ASYNC110
+    """Wait for a condition, on real and on virtual time, 20 s at least."""
+    for _ in range(20_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not come true")

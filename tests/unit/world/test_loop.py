@@ -160,10 +160,22 @@ def test_time_does_not_drift(loop: SimLoop, start_s: float) -> None:
         await asyncio.sleep(start_s)
         start_ns = loop.now_ns()
         for _ in range(10_000):
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.100_123)  # no multiple of the distance between floats
         return loop.now_ns() - start_ns
 
-    assert loop.run_until_complete(main()) == 1_000 * 10**9
+    assert loop.run_until_complete(main()) == 10_000 * 100_123_000
+
+
+def test_a_timer_set_for_the_next_float_moves_time(loop: SimLoop) -> None:
+    async def main() -> None:
+        await asyncio.sleep(3 * YEAR_S)
+        when = math.nextafter(loop.time(), math.inf)
+        fired = loop.create_future()
+        loop.call_at(when, fired.set_result, None)
+        await fired
+        assert loop.time() >= when
+
+    loop.run_until_complete(main())
 
 
 def test_a_timer_in_the_past_runs_at_once_and_time_stands(loop: SimLoop) -> None:
@@ -281,13 +293,14 @@ def test_a_failing_member_cancels_its_task_group(loop: SimLoop) -> None:
         raise LookupError("planted")
 
     async def main() -> None:
-        with pytest.raises(ExceptionGroup) as caught:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(asyncio.sleep(YEAR_S))
-                group.create_task(fail())
-        assert isinstance(caught.value.exceptions[0], LookupError)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(YEAR_S))
+            group.create_task(fail())
 
-    loop.run_until_complete(main())
+    with pytest.raises(ExceptionGroup) as caught:
+        loop.run_until_complete(main())
+    assert isinstance(caught.value.exceptions[0], LookupError)
+    assert loop.time() == 1
 
 
 def test_context_variables_are_kept_apart(loop: SimLoop) -> None:
@@ -419,7 +432,7 @@ def test_a_run_that_goes_in_circles_meets_its_step_limit() -> None:
     loop = SimLoop(SeededRng(1), steps_max=1_000)
 
     async def going_in_circles() -> None:
-        while True:
+        while True:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
     with pytest.raises(StepLimit, match="going_in_circles"):
@@ -427,9 +440,13 @@ def test_a_run_that_goes_in_circles_meets_its_step_limit() -> None:
     loop.close()
 
 
+def fail_in_a_callback() -> None:
+    raise KeyError("planted")
+
+
 def test_an_exception_in_a_callback_fails_the_run(loop: SimLoop) -> None:
     async def main() -> None:
-        loop.call_later(1, lambda: {}["planted"])
+        loop.call_later(1, fail_in_a_callback)
         await asyncio.sleep(2)
 
     with pytest.raises(ExceptionGroup) as caught:
@@ -443,7 +460,9 @@ async def fail_in_the_background() -> None:
 
 def test_an_exception_in_a_task_that_nobody_awaits_fails_the_run(loop: SimLoop) -> None:
     async def main() -> None:
-        loop.create_task(fail_in_the_background())
+        _ = loop.create_task(fail_in_the_background())
+        await asyncio.sleep(1)
+        del _
         await asyncio.sleep(1)
 
     with pytest.raises(ExceptionGroup) as caught:
@@ -467,7 +486,7 @@ def test_an_exception_in_a_task_that_somebody_holds_is_raised_at_the_end() -> No
 
 def test_what_failed_before_is_noted_on_what_ended_the_run(loop: SimLoop) -> None:
     async def main() -> None:
-        loop.call_soon(lambda: {}["planted"])
+        loop.call_soon(fail_in_a_callback)
         await loop.create_future()
 
     with pytest.raises(Deadlock) as caught:
@@ -481,7 +500,7 @@ def test_a_handler_that_was_set_takes_the_exceptions(loop: SimLoop) -> None:
     assert loop.get_exception_handler() is not None
 
     async def main() -> None:
-        loop.call_soon(lambda: {}["planted"])
+        loop.call_soon(fail_in_a_callback)
         await asyncio.sleep(1)
 
     loop.run_until_complete(main())
@@ -500,6 +519,7 @@ def test_a_stopped_run_says_so(loop: SimLoop) -> None:
 def test_shutdown_cancels_what_still_runs_oldest_first() -> None:
     loop = SimLoop(SeededRng(1))
     ended: list[int] = []
+    tasks: list[asyncio.Task[None]] = []
 
     async def work(number: int) -> None:
         try:
@@ -508,8 +528,7 @@ def test_shutdown_cancels_what_still_runs_oldest_first() -> None:
             ended.append(number)
 
     async def main() -> None:
-        for number in range(50):
-            loop.create_task(work(number))
+        tasks.extend(loop.create_task(work(number)) for number in range(50))
         await asyncio.sleep(1)
 
     loop.run_until_complete(main())
@@ -537,4 +556,3 @@ def test_notes_and_names_are_in_the_trace() -> None:
     labels = [label for _, label in events]
     assert labels[0] == f"task-1 {work.__qualname__}"
     assert not any("0x" in label for label in labels)
-

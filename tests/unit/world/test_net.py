@@ -40,7 +40,7 @@ Scenario: TypeAlias = Callable[[Pair], Coroutine[Any, Any, None]]
 
 def on_real_sockets(scenario: Scenario, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(10):
             await scenario(Pair(RealNet(), RealNet(), "127.0.0.1"))
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
@@ -152,9 +152,10 @@ def test_a_writer_is_paused_while_the_reader_is_slow_and_resumed_after(run: Run)
         assert not far.transport.is_reading()
         written = 0
         while "pause_writing" not in near.events:
+            assert written < 256 * MIB, "no kernel takes that much"
             near.transport.write(b"w" * 65_536)
             written += 65_536
-        low, high = near.transport.get_write_buffer_limits()  # type: ignore[attr-defined]
+        low, high = near.transport.get_write_buffer_limits()
         assert high < near.transport.get_write_buffer_size() <= high + 65_536
         await asyncio.sleep(0.05)
         assert far.data == b""
@@ -182,7 +183,7 @@ def test_the_limits_of_the_write_buffer_can_be_set(run: Run) -> None:
 
     def limits_after(end: Recorder, **limits: int) -> object:
         end.transport.set_write_buffer_limits(**limits)
-        return end.transport.get_write_buffer_limits()  # type: ignore[attr-defined]
+        return end.transport.get_write_buffer_limits()
 
     run(scenario)
 
@@ -299,21 +300,21 @@ def test_a_factory_that_raises_reaches_the_caller_and_leaves_no_connection(run: 
         listener = await pair.server.listen(door, pair.address, 0)
         with pytest.raises(LookupError, match="planted"):
             await pair.client.connect(raising, pair.address, listener.port)
-        await until(lambda: door.guests and door.guests[0].lost)
+        await asyncio.sleep(0.01)
+        assert door.guests == []
         listener.close()
 
     run(scenario)
 
 
 def test_a_name_for_several_addresses_gets_no_free_port_of_its_own() -> None:
-    async def main() -> None:
+    async def main() -> str:
         try:
             listener = await RealNet().listen(Recorder, "localhost", 0)
         except Misuse as problem:
-            assert "several addresses" in str(problem)
-        else:
-            assert listener.port > 0
-            listener.close()
-            await listener.wait_closed()
+            return str(problem)
+        listener.close()
+        return "one address"
 
-    asyncio.run(main())
+    outcome = asyncio.run(main())
+    assert outcome == "one address" or "several addresses" in outcome

@@ -1,0 +1,159 @@
+"""The action log: what happened to messages after they were stored. The truth about groups, as the message log is
+about messages.
+
+An action is a fixed part, ranges of sequences, and a detail that only its kind understands. Actions are gathered into
+one record per append, so that a thousand acks share one header, one checksum and one sync.
+
+The log's segments are reserved on disk in advance, and a ballast file holds room for one more: a full disk stops
+produce, not acks."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from fairway.errors import DiskFull, RemoteProtocolError
+from fairway.storage import record
+from fairway.storage.flusher import Defer
+from fairway.storage.log import Log, LogState
+from fairway.storage.record import Header, Kind
+from fairway.world.clock import Clock
+from fairway.world.disk import Disk
+
+DIRECTORY = "actions"
+BALLAST = f"{DIRECTORY}/ballast"
+
+# kind, zero, ranges, detail length, group, subject, consumer, attempt, time, due, lot
+_FIXED = struct.Struct("<BxHIIIIIqqQ")
+_RANGE = struct.Struct("<QQ")  # first sequence, count
+
+
+class ActionKind(enum.IntEnum):
+    GROUP_CONFIG = 1
+    JOIN = 2
+    LEAVE = 3
+    EXPIRE = 4
+    PULL = 5
+    ACK = 6
+    RETRY = 7
+    DEAD = 8
+    DECLINE = 9
+    CURSOR = 10
+    PAUSE = 11
+
+
+class Action(NamedTuple):
+    """One thing that happened to a range of messages, in a group, by a consumer, at a time."""
+
+    kind: ActionKind
+    group_id: int
+    subject_id: int
+    time_ms: int
+    consumer_id: int = 0
+    attempt: int = 0
+    due_ms: int = 0
+    lot: int = 0
+    ranges: tuple[tuple[int, int], ...] = ()
+    detail: bytes = b""
+
+
+def pack(actions: Iterable[Action]) -> bytes:
+    """The body of an ACTIONS record."""
+    parts = []
+    for each in actions:
+        parts.append(
+            _FIXED.pack(
+                each.kind,
+                len(each.ranges),
+                len(each.detail),
+                each.group_id,
+                each.subject_id,
+                each.consumer_id,
+                each.attempt,
+                each.time_ms,
+                each.due_ms,
+                each.lot,
+            )
+        )
+        parts += [_RANGE.pack(*each_range) for each_range in each.ranges]
+        parts.append(record.padded(each.detail))
+    return b"".join(parts)
+
+
+def unpack(body: bytes) -> Iterator[Action]:
+    """The actions of a record's body."""
+    at = 0
+    while at < len(body):
+        try:
+            kind, ranges, detail, group, subject, consumer, attempt, time, due, lot = _FIXED.unpack_from(body, at)
+            at += _FIXED.size
+            spans = tuple(_RANGE.unpack_from(body, at + index * _RANGE.size) for index in range(ranges))
+            at += ranges * _RANGE.size
+            if at + detail > len(body):
+                raise ValueError("its detail is cut short")
+            yield Action(
+                ActionKind(kind), group, subject, time, consumer, attempt, due, lot, spans, body[at : at + detail]
+            )
+            at += detail + -detail % record.ALIGNMENT
+        except (struct.error, ValueError) as error:
+            raise RemoteProtocolError(f"an action cannot be read: {error}") from error
+
+
+class ActionLog:
+    """Actions in; read back by recovery. Lives on the loop of its store."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        state: LogState,
+        *,
+        segment_bytes: int,
+        defer: Defer,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._segment_bytes = segment_bytes
+        self.has_ballast = False
+        self.log = Log(
+            disk,
+            DIRECTORY,
+            state,
+            segment_bytes=segment_bytes,
+            defer=defer,
+            on_roll=self.take_ballast,
+            on_cut=lambda _: None,
+            on_progress=on_progress,
+            reserved=True,
+            release_ballast=self._release_ballast,
+        )
+
+    def append(self, actions: Iterable[Action]) -> Header:
+        """Gather actions as one record; durable once `log.flusher.durable(header.end)` says so."""
+        gathered = list(actions)
+        return self.log.append(Kind.ACTIONS, pack(gathered), self._clock.wall_ms(), count=len(gathered))
+
+    def take_ballast(self) -> None:
+        """Claim room for the rest of the newest segment, which a cut or a power cut may have given up, and for one
+        segment more. Without it the store closes for produce."""
+        try:
+            if self.log.segments:
+                self._disk.reserve(self.log.file(self.log.segments[-1]), self._segment_bytes)
+            file = self._disk.open(BALLAST, create=True)
+            try:
+                self._disk.reserve(file, self._segment_bytes)
+                self.has_ballast = True
+            finally:
+                file.close()
+        except DiskFull:
+            self.has_ballast = False
+
+    def _release_ballast(self) -> bool:
+        """Give the room back for the segment that needs it now; False if there was none."""
+        had, self.has_ballast = self.has_ballast, False
+        if had:
+            self._disk.remove(BALLAST)
+        return had

@@ -1,0 +1,239 @@
+"""The consume log: for each subject, where its batches lie in the message log. One 64-byte entry per batch.
+
+Entries of the newest segment are in memory (the *tail* of each subject); when a segment is complete and synced, its
+entries are *sealed* into one index file and read back when wanted. Look-up by sequence, time or id reads no message.
+
+A view: what is lost of it is made again from the log. Holes are normal: a rotten record has no entry, and the entry
+found for its sequence is the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from fairway import limits
+from fairway.errors import DiskFull, NoSuchFile, RemoteProtocolError
+from fairway.storage import index_file
+from fairway.storage.index_file import ENTRY, ENTRY_BYTES, Run
+from fairway.world.disk import Disk, Part
+
+_FIRST_SEQUENCE_AT = 0
+_POSITION_AT = 16
+_APPENDED_AT = 24
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One batch of a subject."""
+
+    first_sequence: int
+    count: int
+    size: int  # of the whole record
+    position: int
+    appended_ms: int
+    tag_filter: int
+    producer_id: int
+    producer_sequence: int
+    reserved: int = 0
+
+    @property
+    def end_sequence(self) -> int:
+        return self.first_sequence + self.count
+
+
+class ConsumeLog:
+    """The entries of all subjects of one message log."""
+
+    def __init__(self, disk: Disk, log_id: int, *, rebuild: Callable[[int], dict[int, bytes]]) -> None:
+        self._disk = disk
+        self._log_id = log_id
+        self._rebuild = rebuild  # entries of one segment, from the log itself
+        self._tails: dict[int, bytearray] = {}
+        self._runs: dict[int, list[Run]] = {}
+        self._cache: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._cached_bytes = 0
+
+    # --- growing -----------------------------------------------------------------------------------------------------
+
+    def append(self, subject_id: int, entry: Entry) -> None:
+        tail = self._tails.get(subject_id)
+        if tail is None:
+            tail = self._tails[subject_id] = bytearray()
+        tail += ENTRY.pack(*msgspec.structs.astuple(entry))
+
+    def first_sequences_from(self, position: int) -> dict[int, int]:
+        """By subject: the sequence of its first entry at or above `position`, which lies above every sealed segment."""
+        firsts = {}
+        for subject_id, tail in self._tails.items():
+            below = _index(tail, _POSITION_AT, position - 1)
+            if below * ENTRY_BYTES < len(tail):
+                firsts[subject_id] = _field(tail, below, _FIRST_SEQUENCE_AT)
+        return firsts
+
+    def cut(self, position: int) -> None:
+        """Forget entries at or above `position`, which were never committed."""
+        for tail in self._tails.values():
+            del tail[_index(tail, _POSITION_AT, position - 1) * ENTRY_BYTES :]
+
+    def seal(self, base: int, end: int) -> tuple[list[Part], Callable[[], None]]:
+        """Close the segment [base, end): the parts of its index file, and what to call once that file is on disk."""
+        parts, runs = index_file.pack(self._log_id, base, end, self._below(end))
+        for subject_id, run in runs.items():
+            self._runs.setdefault(subject_id, []).append(run)
+            tail = self._tails[subject_id]
+            del tail[: run.entries * ENTRY_BYTES]
+            if not tail:
+                del self._tails[subject_id]
+
+        def release() -> None:
+            for run in runs.values():
+                run.data = None
+
+        return parts, release
+
+    def picture(self, base: int, end: int) -> list[Part]:
+        """The parts of an index file for the newest segment as it is now, up to `end`."""
+        return index_file.pack(self._log_id, base, end, self._below(end))[0]
+
+    def _below(self, end: int) -> dict[int, bytes]:
+        below = {}
+        for subject_id, tail in self._tails.items():
+            entries = _index(tail, _POSITION_AT, end - 1)
+            if entries:
+                below[subject_id] = bytes(tail[: entries * ENTRY_BYTES])
+        return below
+
+    # --- start-up and retention --------------------------------------------------------------------------------------
+
+    def load_sealed(self, base: int, end: int) -> bool:
+        """Take in a complete segment; False if its index had to be made again from the log."""
+        try:
+            covered_end, runs = self._directory(base)
+            if covered_end != end:
+                raise RemoteProtocolError("the index does not cover its segment")
+            sound = True
+        except (RemoteProtocolError, NoSuchFile):
+            parts, runs = index_file.pack(self._log_id, base, end, self._rebuild(base))
+            with contextlib.suppress(DiskFull):  # a full disk stops produce, not a start: `_load` makes them again
+                self._disk.publish(index_file.file_name(base), parts)
+            sound = False
+        for subject_id, run in runs.items():
+            run.data = None
+            self._runs.setdefault(subject_id, []).append(run)
+        return sound
+
+    def load_open(self, base: int, upto: int) -> bool:
+        """Take in the entries below `upto` of the segment that is still written; False if the log had to tell them."""
+        try:
+            covered_end, runs = self._directory(base)
+            if covered_end < upto:
+                raise RemoteProtocolError("the index is older than the checkpoint")
+            loaded = {subject_id: self._read(run) for subject_id, run in runs.items()}
+            sound = True
+        except (RemoteProtocolError, NoSuchFile):
+            loaded = self._rebuild(base)
+            sound = False
+        for subject_id, data in loaded.items():
+            keep = _index(data, _POSITION_AT, upto - 1) * ENTRY_BYTES
+            if keep:
+                self._tails[subject_id] = bytearray(data[:keep])
+        return sound
+
+    def forget(self, base: int) -> None:
+        """Retention has deleted the segment."""
+        for subject_id in list(self._runs):
+            kept = [run for run in self._runs[subject_id] if run.base != base]
+            if kept:
+                self._runs[subject_id] = kept
+            else:
+                del self._runs[subject_id]
+
+    def _directory(self, base: int) -> tuple[int, dict[int, Run]]:
+        file = self._disk.open(index_file.file_name(base))
+        try:
+            return index_file.read_directory(file, self._log_id, base)
+        finally:
+            file.close()
+
+    def _read(self, run: Run) -> bytes:
+        file = self._disk.open(index_file.file_name(run.base))
+        try:
+            return index_file.read_run(file, run)
+        finally:
+            file.close()
+
+    # --- looking up --------------------------------------------------------------------------------------------------
+
+    def first_sequence(self, subject_id: int) -> int | None:
+        """The oldest sequence that is still there."""
+        for run in self._runs.get(subject_id, ()):
+            return run.first_sequence
+        tail = self._tails.get(subject_id)
+        return _field(tail, 0, _FIRST_SEQUENCE_AT) if tail else None
+
+    def entries(self, subject_id: int, sequence: int, below: int) -> Iterator[Entry]:
+        """From the batch that holds `sequence`, or the next one after it; only what lies below position `below`."""
+        for chunk in self._chunks(subject_id, sequence):
+            first = max(_index(chunk, _FIRST_SEQUENCE_AT, sequence) - 1, 0)
+            for at in range(first * ENTRY_BYTES, len(chunk), ENTRY_BYTES):
+                entry = Entry(*ENTRY.unpack_from(chunk, at))
+                if entry.position >= below:
+                    return
+                if entry.first_sequence + entry.count > sequence:
+                    yield entry
+
+    def sequence_at(self, subject_id: int, appended_ms: int, below: int) -> int | None:
+        """The first sequence appended at or after a time; None if there is none yet."""
+        for chunk in self._chunks(subject_id, newest_ms=appended_ms):
+            at = _index(chunk, _APPENDED_AT, appended_ms - 1)
+            if at * ENTRY_BYTES < len(chunk):
+                entry = Entry(*ENTRY.unpack_from(chunk, at * ENTRY_BYTES))
+                return entry.first_sequence if entry.position < below else None
+        return None
+
+    def find_id(self, subject_id: int, producer_id: int, producer_sequence: int, below: int) -> Entry | None:
+        """The batch in which a producer stored its `producer_sequence`. Reads every entry of the subject."""
+        for entry in self.entries(subject_id, 0, below):
+            if entry.producer_id == producer_id and 0 <= producer_sequence - entry.producer_sequence < entry.count:
+                return entry
+        return None
+
+    def _chunks(self, subject_id: int, sequence: int = 0, newest_ms: int | None = None) -> Iterator[bytes | bytearray]:
+        for run in list(self._runs.get(subject_id, ())):
+            if run.end_sequence > sequence and (newest_ms is None or run.newest_ms >= newest_ms):
+                yield self._load(subject_id, run)
+        tail = self._tails.get(subject_id)
+        if tail:
+            yield tail
+
+    def _load(self, subject_id: int, run: Run) -> bytes:
+        if run.data is not None:
+            return run.data
+        key = (run.base, subject_id)
+        data = self._cache.get(key)
+        if data is None:
+            data = self._cache[key] = self._read_or_rebuild(subject_id, run)
+            self._cached_bytes += len(data)
+            while self._cached_bytes > limits.INDEX_CACHE_BYTES and len(self._cache) > 1:
+                self._cached_bytes -= len(self._cache.popitem(last=False)[1])
+        self._cache.move_to_end(key)
+        return data
+
+    def _read_or_rebuild(self, subject_id: int, run: Run) -> bytes:
+        try:
+            return self._read(run)
+        except (RemoteProtocolError, NoSuchFile):
+            return self._rebuild(run.base).get(subject_id, b"")  # empty: the segment has rotted too
+
+
+def _field(entries: bytes | bytearray, index: int, at: int) -> int:
+    return int.from_bytes(entries[index * ENTRY_BYTES + at : index * ENTRY_BYTES + at + 8], "little")
+
+
+def _index(entries: bytes | bytearray, at: int, value: int) -> int:
+    """How many entries have a field (at offset `at`, never decreasing) that is at most `value`."""
+    return bisect_right(range(len(entries) // ENTRY_BYTES), value, key=lambda index: _field(entries, index, at))

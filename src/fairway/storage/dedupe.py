@@ -1,0 +1,161 @@
+"""The dedupe window: what each producer stream has already stored, so that a batch sent twice is stored once.
+
+A stream numbers its messages without gaps. The window keeps, per stream, the next number expected and the last batches
+(range, checksum, receipt). A batch that arrives is judged so:
+
+    begins where the stream is expected to go on               → new: store it
+    same range, same bytes as one in the window                → the original receipt (to be answered when that commits)
+    any other overlap with what was stored                     → SEQUENCE_CONFLICT
+    begins beyond what is expected                             → SEQUENCE_GAP
+    stream not in the window, and it does not begin at 0       → UNKNOWN_PRODUCER, never a silent store
+
+A view: rebuilt from the log, carried by the checkpoint. Bounded per stream, in the number of streams, and in days.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+
+from fairway import batch, limits
+from fairway.errors import Code, Refused, RemoteProtocolError
+
+# first producer sequence, count, CRC, first sequence, end of the record, append ms, producer epoch
+_STORED = struct.Struct("<QIIQQqI4x")
+_EPOCH_AT = slice(-8, -4)  # of the newest batch, in a window of packed ones
+_STREAM = struct.Struct("<QIIQqI4x")  # producer, subject, epoch before the window, next, last used ms, batches
+
+
+class Stored(msgspec.Struct, frozen=True, gc=False):
+    """A batch that is in the log (or on its way there)."""
+
+    producer_sequence: int
+    count: int
+    crc: int
+    first_sequence: int
+    end: int
+    appended_ms: int
+    epoch: int  # the producer's
+
+
+class _Stream:
+    """One producer's stream into one subject. `window` holds packed `Stored`, oldest first."""
+
+    __slots__ = ("next", "old_epoch", "subject_id", "used_ms", "window")
+
+    def __init__(self, subject_id: int, old_epoch: int, next_: int, used_ms: int, window: bytearray) -> None:
+        self.subject_id = subject_id
+        self.old_epoch = old_epoch  # that of the last batch before the window
+        self.next = next_
+        self.used_ms = used_ms
+        self.window = window
+
+    @property
+    def epoch(self) -> int:
+        """That of the newest batch: with a batch that is undone, its epoch is."""
+        return int.from_bytes(self.window[_EPOCH_AT], "little") if self.window else self.old_epoch
+
+    def __iter__(self) -> Iterator[Stored]:
+        """Newest first: what is sent again is nearly always what was sent last."""
+        for at in range(len(self.window) - _STORED.size, -1, -_STORED.size):
+            yield Stored(*_STORED.unpack_from(self.window, at))
+
+
+class DedupeWindow:
+    """All streams of one message log, the least recently used first."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, _Stream] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def judge(self, header: batch.Header, subject_id: int) -> Stored | None:
+        """None: the batch is new. Else the receipt of the original. `Refused` for the other three answers."""
+        stream = self._streams.get(header.producer_id)
+        first = header.first_sequence
+        if stream is None:
+            if first == 0:
+                return None
+            raise _refused(Code.UNKNOWN_PRODUCER, header, "is not remembered here: begin a new stream at sequence 0")
+        if stream.subject_id != subject_id:
+            raise _refused(Code.SEQUENCE_CONFLICT, header, "belongs to another subject: a stream has one subject")
+        if first < stream.next:
+            for stored in stream:
+                if (stored.producer_sequence, stored.count, stored.crc) == (first, header.count, header.crc):
+                    return stored  # whoever has taken over the stream since
+        if header.producer_epoch < stream.epoch:
+            raise _refused(Code.SEQUENCE_CONFLICT, header, f"was taken over by epoch {stream.epoch}")
+        if first == stream.next:
+            return None
+        if first > stream.next:
+            raise _refused(Code.SEQUENCE_GAP, header, f"is expected to go on at {stream.next}, not at {first}")
+        raise _refused(Code.SEQUENCE_CONFLICT, header, f"already stored other bytes in {first}+{header.count}")
+
+    def note(self, header: batch.Header, subject_id: int, stored: Stored) -> None:
+        """A batch was appended (or is read again from the log)."""
+        stream = self._streams.pop(header.producer_id, None)
+        if stream is None:
+            stream = _Stream(subject_id, 0, 0, 0, bytearray())
+            while len(self._streams) >= limits.STREAMS_MAX:
+                del self._streams[next(iter(self._streams))]
+        self._streams[header.producer_id] = stream  # now the most recently used
+        stream.next = header.first_sequence + header.count
+        stream.used_ms = stored.appended_ms
+        stream.window += _STORED.pack(*msgspec.structs.astuple(stored))
+        if len(stream.window) > limits.STREAM_BATCHES_MAX * _STORED.size:
+            stream.old_epoch = Stored(*_STORED.unpack_from(stream.window)).epoch
+            del stream.window[: _STORED.size]
+
+    def cut(self, position: int) -> None:
+        """Forget batches whose records end above `position`: they were never committed."""
+        for producer_id in list(self._streams):
+            stream = self._streams[producer_id]
+            for stored in stream:
+                if stored.end <= position:
+                    break
+                stream.next = stored.producer_sequence
+                del stream.window[-_STORED.size :]
+            if not stream.window and stream.next == 0:
+                del self._streams[producer_id]
+
+    def expire(self, now_ms: int) -> None:
+        """Forget streams that have been idle for too long."""
+        for producer_id in list(self._streams):
+            if now_ms - self._streams[producer_id].used_ms <= limits.STREAM_IDLE_MS_MAX:
+                break
+            del self._streams[producer_id]
+
+    def pack(self, upto: int) -> bytes:
+        """A picture for the checkpoint, of what lies below position `upto`."""
+        parts: list[bytes | bytearray] = []
+        for producer_id, stream in self._streams.items():
+            window, next_ = stream.window, stream.next
+            for stored in stream:
+                if stored.end <= upto:
+                    break
+                window, next_ = window[: -_STORED.size], stored.producer_sequence
+            if window or next_:
+                fields = (stream.subject_id, stream.old_epoch, next_, stream.used_ms, len(window) // _STORED.size)
+                parts += (_STREAM.pack(producer_id, *fields), window)
+        return b"".join(parts)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> DedupeWindow:
+        window = cls()
+        at = 0
+        while at < len(data):
+            if at + _STREAM.size > len(data):
+                raise RemoteProtocolError("the dedupe window is cut short")
+            producer_id, subject_id, old_epoch, next_, used_ms, batches = _STREAM.unpack_from(data, at)
+            at += _STREAM.size
+            stored = bytearray(data[at : at + batches * _STORED.size])
+            window._streams[producer_id] = _Stream(subject_id, old_epoch, next_, used_ms, stored)
+            at += batches * _STORED.size
+        return window
+
+
+def _refused(code: Code, header: batch.Header, sentence: str) -> Refused:
+    return Refused(code, f"stream {header.producer_id:016x} {sentence}")

@@ -1,0 +1,135 @@
+"""Whose directory is this? The identity file, written first and read first.
+
+    identity        this directory's id, and the ids of the two logs in it
+    lock            held by the process that owns the directory
+    messages/       segments of the message log
+    actions/        segments of the action log, and the ballast
+    index/          the consume log's entries, a file per complete segment
+    checkpoints/    the last two
+    aside/          tails that recovery cut off
+
+A directory with files but no identity belongs to another program, and is left alone; unless its segments say that it
+is ours, in which case the identity is made again from them under a new directory id (a damaged copy is not the copy
+that was known). A wiped disk therefore never passes for the one that was there."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from fairway import limits
+from fairway.batch import checksum
+from fairway.errors import NoSuchFile, RemoteProtocolError, WrongDirectory
+from fairway.storage import action_log, message_log, segment
+from fairway.world.disk import Disk
+from fairway.world.rng import Rng
+
+IDENTITY = "identity"
+MAGIC = b"FWYDIR\r\n"
+VERSION = 1
+_COVERED = struct.Struct("<8sHHHHQQQ20x")  # magic, version, header length, must, may, directory id, two log ids
+_CRC = struct.Struct("<I")
+IDENTITY_BYTES = _COVERED.size + _CRC.size
+_NOT_YET_OURS = frozenset({"lock", f"{IDENTITY}.tmp", "lost+found"})  # what a first start that was killed leaves behind
+
+
+class Identity(NamedTuple):
+    directory_id: int
+    messages_id: int
+    actions_id: int
+
+
+def identify(disk: Disk) -> Identity | None:
+    """Whose directory it is, touching nothing: None for an empty one, `WrongDirectory` for one that is not ours."""
+    try:
+        return _read(disk)
+    except NoSuchFile:
+        if not set(disk.listing("")) - _NOT_YET_OURS:
+            return None
+        if not _segments(disk):
+            raise WrongDirectory(
+                "the directory holds files, but no Fairway data: choose an empty directory, or one that Fairway made"
+            ) from None
+    except RemoteProtocolError as error:
+        if not _segments(disk):
+            raise WrongDirectory(f"{IDENTITY} is damaged ({error}) and there is no segment to make it from") from error
+    return _from_segments(disk)
+
+
+def claim(disk: Disk, rng: Rng) -> tuple[Identity, str | None]:
+    """The directory's identity, made where there is none; and what was wrong with it, if anything."""
+    known = identify(disk)
+    if known is None:
+        made = Identity(rng.bits(64), rng.bits(64), rng.bits(64))
+        disk.publish(IDENTITY, [_pack(made)])
+        return made, None
+    if known.directory_id:
+        secure(disk, IDENTITY)  # before anything else is made: files without an identity are another program's
+        return known, None
+    remade = Identity(rng.bits(64), known.messages_id or rng.bits(64), known.actions_id or rng.bits(64))
+    disk.publish(IDENTITY, [_pack(remade)])
+    return remade, f"{IDENTITY} was missing or damaged: made again from the segments, under a new directory id"
+
+
+def secure(disk: Disk, name: str) -> None:
+    """Make sure that a published file has its name for good: whoever published it may have been killed too early."""
+    file = disk.open(name)
+    try:
+        disk.sync(file, file.size)
+    finally:
+        file.close()
+
+
+def _pack(identity: Identity) -> bytes:
+    covered = _COVERED.pack(MAGIC, VERSION, IDENTITY_BYTES, 0, 0, *identity)
+    return covered + _CRC.pack(checksum(covered))
+
+
+def _read(disk: Disk) -> Identity:
+    """In every version the file begins with magic and version and ends with the CRC of all before it."""
+    file = disk.open(IDENTITY)
+    try:
+        data = file.read(0, limits.KIB)
+    finally:
+        file.close()
+    covered, crc = data[: -_CRC.size], data[-_CRC.size :]
+    if not data.startswith(MAGIC) or crc != _CRC.pack(checksum(covered)):
+        raise RemoteProtocolError("it fails its checksum")
+    version = int.from_bytes(data[8:10], "little")
+    if version != VERSION or len(data) != IDENTITY_BYTES:
+        raise WrongDirectory(
+            f"the directory has format version {version}, this program reads {VERSION}: use the version that wrote it"
+        )
+    _, _, _, must, _, *ids = _COVERED.unpack(covered)
+    if must:
+        raise WrongDirectory(f"{IDENTITY} has flags {must:#x} that this version does not know: use a newer one")
+    return Identity(*ids)
+
+
+def _segments(disk: Disk) -> list[str]:
+    return [
+        f"{directory}/{name}"
+        for directory in (message_log.DIRECTORY, action_log.DIRECTORY)
+        for name in disk.listing(directory)
+        if segment.base_of(name) is not None
+    ]
+
+
+def _from_segments(disk: Disk) -> Identity:
+    """The log ids that the segments name; the directory id is 0, for it is lost."""
+    log_ids = {message_log.DIRECTORY: 0, action_log.DIRECTORY: 0}
+    for name in _segments(disk):
+        file = disk.open(name)
+        try:
+            log_id, _ = segment.parse_header(file.read(0, segment.HEADER_BYTES))
+        except segment.UnknownVersion as error:
+            raise WrongDirectory(f"{name}: {error}") from error
+        except RemoteProtocolError:
+            continue
+        finally:
+            file.close()
+        directory = name.partition("/")[0]
+        log_ids[directory] = log_ids[directory] or log_id
+    if not log_ids[message_log.DIRECTORY] and disk.listing(message_log.DIRECTORY):
+        raise WrongDirectory(f"{IDENTITY} is missing and no segment header can be read: restore {IDENTITY} from a copy")
+    return Identity(0, log_ids[message_log.DIRECTORY], log_ids[action_log.DIRECTORY])

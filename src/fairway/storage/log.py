@@ -1,0 +1,262 @@
+"""A log: a chain of segments that only grows at its end.
+
+The message log and the action log are both this. A log knows bytes, positions and records; what they mean is the
+business of its owner, which is told when a new segment begins (`on_roll`: to restate there what readers of later
+segments need) and when a full disk undid an append (`on_cut`: to roll its views back)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from fairway import limits
+from fairway.batch import checksum
+from fairway.errors import Code, DiskFull, FairwayError, Refused, StorageFault, invariant
+from fairway.storage import record, segment
+from fairway.storage.flusher import Defer, Flusher
+from fairway.storage.record import BadRecord, Header, Kind, Record
+from fairway.storage.segment import Segment
+from fairway.world.disk import Disk, File
+
+
+@dataclass(slots=True)
+class LogState:
+    """What recovery found of a log: enough to go on writing it."""
+
+    log_id: int
+    segments: list[Segment] = field(default_factory=list)
+    end: int = 0
+    epoch: int = 0
+    newest_ms: int = 0
+
+
+class Damaged(StorageFault):
+    """A record that was intact once no longer is; the log goes on without it."""
+
+    def __init__(self, position: int, why: str) -> None:
+        super().__init__(f"the record at position {position} is damaged ({why}): `fairway verify` shows how much is")
+        self.position = position
+
+
+class Log:
+    """One log, open for appending. Not thread-safe: it lives on the loop of its store."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        state: LogState,
+        *,
+        segment_bytes: int,
+        defer: Defer,
+        on_roll: Callable[[], None],
+        on_cut: Callable[[int], None],
+        on_progress: Callable[[], None],
+        reserved: bool = False,
+        release_ballast: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.directory = directory
+        self.log_id = state.log_id
+        self.segments = state.segments
+        self.end = state.end
+        self.epoch = state.epoch
+        self.newest_ms = state.newest_ms
+        self.flusher = Flusher(disk, state.end, defer=defer, on_full=self._undo, on_progress=on_progress)
+        self._disk = disk
+        self._segment_bytes = segment_bytes
+        self._on_roll = on_roll
+        self._on_cut = on_cut
+        self._reserved = reserved
+        self._release_ballast = release_ballast
+        self._files: OrderedDict[int, File] = OrderedDict()
+        self._must_roll = False  # the newest segment was complete once, and its owner may have sealed it
+        self._epoch_before = state.epoch
+        self._epoch_end: int | None = 0  # where the record that opened this epoch ends; None: a full disk undid it
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    @property
+    def committed_end(self) -> int:
+        """Nothing at or above this position is shown to anybody."""
+        return self.flusher.synced_end
+
+    @property
+    def committed_epoch(self) -> int:
+        """The epoch of the log at its committed end."""
+        is_committed = self._epoch_end is not None and self._epoch_end <= self.committed_end
+        return self.epoch if is_committed else self._epoch_before
+
+    def append(
+        self, kind: Kind, body: bytes, now_ms: int, *, subject_id: int = 0, first_sequence: int = 0, count: int = 0
+    ) -> Header:
+        """Gather one record; it is durable once `flusher.durable(header.end)` says so."""
+        size = record.HEADER_BYTES + len(body)
+        self._admit(size)
+        if self._epoch_end is None:
+            self._write_epoch(now_ms)
+        if self._is_full(size):
+            self.roll()
+        return self.write(kind, body, now_ms, subject_id=subject_id, first_sequence=first_sequence, count=count)
+
+    def write(
+        self, kind: Kind, body: bytes, now_ms: int, *, subject_id: int = 0, first_sequence: int = 0, count: int = 0
+    ) -> Header:
+        """Gather one record in the newest segment, whatever its size: for what belongs to the record that follows."""
+        invariant(len(body) % record.ALIGNMENT == 0, "a body is padded")
+        newest = self.segments[-1]
+        newest.newest_ms = self.newest_ms = max(now_ms, self.newest_ms)
+        header = Header(
+            kind,
+            subject_id,
+            self.end,
+            self.flusher.synced_end,
+            self.epoch,
+            first_sequence,
+            self.newest_ms,
+            count,
+            len(body),
+            checksum(body),
+        )
+        self.flusher.add(self.file(newest), record.pack_header(header, self.log_id), body)
+        self.end = newest.end = header.end
+        return header
+
+    def open_epoch(self, epoch: int, now_ms: int) -> None:
+        """Begin an epoch: a record of its own, so that two histories can be told apart where they part. On a full disk
+        it has to wait for the first append that finds room: what is there can be read meanwhile."""
+        invariant(epoch > self.epoch, "an epoch is greater than the one before it")
+        self._epoch_before = self.committed_epoch
+        self.epoch = epoch
+        with suppress(Refused):
+            self._write_epoch(now_ms)
+
+    def _write_epoch(self, now_ms: int) -> None:
+        self._epoch_end = self.end  # not None, so that this append does not come here again
+        try:
+            self._epoch_end = self.append(Kind.EPOCH, b"", now_ms).end
+        except FairwayError:
+            self._epoch_end = None
+            raise
+
+    def roll(self) -> None:
+        """Begin a new segment where the log ends."""
+        base = self.end
+        self._files[base] = file = self._new_file(base)
+        self._close_surplus()
+        self.flusher.add(file, segment.pack_header(self.log_id, base, self.epoch))
+        self.end = base + segment.HEADER_BYTES
+        self.segments.append(Segment(base, self.end, self.newest_ms))
+        self._must_roll = False
+        self._on_roll()
+
+    def _new_file(self, base: int) -> File:
+        name = segment.file_name(self.directory, base)
+        file: File | None = None
+        try:
+            file = self._disk.open(name, create=True)
+            if self._reserved:
+                self._disk.reserve(file, self._segment_bytes)
+        except DiskFull as full:
+            if file is not None:
+                file.close()
+            self._disk.remove(name)
+            if self._release_ballast():
+                return self._new_file(base)
+            raise Refused(Code.READ_ONLY, f"the disk has no room for a new segment ({full})") from full
+        invariant(file.size == 0, f"{name} is new")
+        return file
+
+    def _admit(self, size: int) -> None:
+        if self.flusher.fault is not None:
+            raise self.flusher.fault
+        if size > record.HEADER_BYTES + record.BODY_BYTES_MAX:
+            raise Refused(Code.TOO_LARGE, f"a record holds at most {record.BODY_BYTES_MAX} bytes, this one has {size}")
+        if self.flusher.unsynced_bytes > limits.UNSYNCED_BYTES_MAX:
+            raise Refused(Code.BUSY, "the disk is behind: too many bytes wait for their sync", retry_after_ms=50)
+
+    def _is_full(self, size: int) -> bool:
+        """Whether the next record needs a new segment. One record always fits into an empty one, however large."""
+        if not self.segments or self._must_roll:
+            return True
+        newest = self.segments[-1]
+        if self.end != newest.end:
+            return True  # the log goes on behind a part of it that is missing
+        used = self.end - newest.base
+        return used + size > self._segment_bytes and used > segment.HEADER_BYTES
+
+    def _undo(self, position: int) -> None:
+        """A full disk undid everything from `position` on."""
+        while self.segments and self.segments[-1].base >= position:
+            self._forget(self.segments.pop())
+            self._must_roll = True
+        if self.segments:
+            self.segments[-1].end = min(self.segments[-1].end, position)
+        self.end = position
+        if self._epoch_end is not None and self._epoch_end > position:
+            self._epoch_end = None
+        self._on_cut(position)
+
+    def _forget(self, doomed: Segment) -> None:
+        file = self._files.pop(doomed.base, None)
+        if file is not None:
+            file.close()
+        self._disk.remove(segment.file_name(self.directory, doomed.base))
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def segment_at(self, position: int) -> Segment:
+        index = bisect_right(self.segments, position, key=lambda each: each.base) - 1
+        if index < 0 or position >= self.segments[index].end:
+            raise Damaged(position, "missing")
+        return self.segments[index]
+
+    def file(self, of: Segment) -> File:
+        """The segment's open file. A bounded number is kept open; the newest ones are always among them."""
+        file = self._files.get(of.base)
+        if file is None:
+            file = self._files[of.base] = self._disk.open(segment.file_name(self.directory, of.base))
+            self._close_surplus()
+        self._files.move_to_end(of.base)
+        return file
+
+    def _close_surplus(self) -> None:
+        surplus = len(self._files) - limits.OPEN_SEGMENTS_MAX
+        idle = [each.base for each in self.segments[:-1] if each.end <= self.flusher.synced_end]
+        for base in [base for base in self._files if base in idle][: max(surplus, 0)]:
+            self._files.pop(base).close()
+
+    def read(self, position: int, size: int) -> bytes:
+        """Bytes of one segment, as they are."""
+        of = self.segment_at(position)
+        return self.file(of).read(position - of.base, size)
+
+    def record_at(self, position: int, size: int) -> Record:
+        """One record, verified. `size` is its whole length, as the consume log has it."""
+        return self.parse(self.read(position, size), 0, position)
+
+    def parse(self, data: bytes, offset: int, position: int) -> Record:
+        """The record at `offset` of bytes that were read from this log; `Damaged` if it is not intact."""
+        try:
+            header = record.parse_header(data, offset, position, self.log_id)
+            body_at = offset + record.HEADER_BYTES
+            body = data[body_at : body_at + header.body_bytes]
+            record.check_body(header, body)
+        except BadRecord as bad:
+            raise Damaged(position, bad.why) from bad
+        return Record(header, body)
+
+    def drop(self, base: int) -> None:
+        """Delete the oldest segment; retention has decided, and a checkpoint already says so."""
+        invariant(len(self.segments) > 1 and self.segments[0].base == base, "only the oldest segment is dropped")
+        doomed = self.segments.pop(0)
+        file = self._files.pop(doomed.base, None)
+        if file is not None:
+            file.close()
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()

@@ -1,0 +1,208 @@
+"""The message log: every batch of every subject, in the order of arrival, and the views that make it useful.
+
+`append` assigns the sequence and answers with a receipt at once; the receipt counts when `flusher.durable(receipt.end)`
+has returned. From here a message goes to `consume_log`, where it is found once it is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from fairway import batch
+from fairway.errors import FairwayError, StorageFault
+from fairway.names import Subject
+from fairway.storage import index_file
+from fairway.storage.consume_log import Entry
+from fairway.storage.dedupe import Stored
+from fairway.storage.flusher import Defer
+from fairway.storage.log import Damaged, Log, LogState
+from fairway.storage.record import Kind
+from fairway.storage.segment import Segment
+from fairway.storage.subjects import SubjectState
+from fairway.storage.views import Views
+from fairway.world.clock import Clock
+from fairway.world.disk import Disk
+
+DIRECTORY = "messages"
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """Where a batch is. It is durable once the flusher has passed `end`."""
+
+    subject_id: int
+    first_sequence: int
+    count: int
+    end: int
+    appended_ms: int
+    undos: int  # of the log when it was given out: tells it from a later one that ends in the same place
+    is_duplicate: bool = False
+
+
+class StoredBatch(msgspec.Struct, frozen=True, gc=False):
+    """A batch read back: its entry in the consume log, and its bytes."""
+
+    entry: Entry
+    data: bytes
+
+
+class MessageLog:
+    """Batches in, batches out. Lives on the loop of its store."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        state: LogState,
+        views: Views,
+        *,
+        unsealed_from: int,
+        segment_bytes: int,
+        defer: Defer,
+        on_progress: Callable[[], None],
+        on_damage: Callable[[Damaged], None],
+    ) -> None:
+        self.views = views
+        self.log = Log(
+            disk,
+            DIRECTORY,
+            state,
+            segment_bytes=segment_bytes,
+            defer=defer,
+            on_roll=self._restate_subjects,
+            on_cut=self._cut,
+            on_progress=on_progress,
+        )
+        self._disk = disk
+        self._clock = clock
+        self._on_damage = on_damage
+        self._unsealed = [each for each in state.segments if each.base >= unsealed_from]
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def append(self, subject: Subject, data: bytes, header: batch.Header) -> Receipt:
+        """Store a batch that `batch.check` has passed; `Refused` means that nothing was appended."""
+        state = self.views.subjects.find(subject)
+        original = self.views.dedupe.judge(header, state.id if state else 0)
+        if original is not None and state is not None:
+            return self._receipt(state.id, original, is_duplicate=True)
+        known = state or self._introduce(subject)
+        written = self.log.append(
+            Kind.DATA,
+            data,
+            self._clock.wall_ms(),
+            subject_id=known.id,
+            first_sequence=known.next_sequence,
+            count=header.count,
+        )
+        stored = self.views.note_batch(written, header)
+        if state is None:
+            self._state_name(known)
+        return self._receipt(known.id, stored, is_duplicate=False)
+
+    def _receipt(self, subject_id: int, stored: Stored, *, is_duplicate: bool) -> Receipt:
+        undos = len(self.log.flusher.undone_from)
+        return Receipt(
+            subject_id, stored.first_sequence, stored.count, stored.end, stored.appended_ms, undos, is_duplicate
+        )
+
+    def _introduce(self, subject: Subject) -> SubjectState:
+        state = self.views.subjects.introduce(subject, self.log.end)
+        try:
+            body = self.views.subjects.pack_one(state)
+            self.log.append(Kind.SUBJECT, body, self._clock.wall_ms(), subject_id=state.id)
+        except FairwayError:
+            self.views.subjects.cut(state.born_at)
+            raise
+        return state
+
+    def _state_name(self, state: SubjectState) -> None:
+        """Once more behind the first batch: no single flipped bit hides a subject's messages from those who know it by
+        name."""
+        body = self.views.subjects.pack_one(state)
+        self.log.write(Kind.SUBJECT, body, self._clock.wall_ms(), subject_id=state.id)
+
+    def _restate_subjects(self) -> None:
+        self._unsealed.append(self.log.segments[-1])
+        if len(self.views.subjects):
+            self.log.write(Kind.SUBJECT, self.views.subjects.pack(), self._clock.wall_ms())
+
+    def _cut(self, position: int) -> None:
+        self.views.cut(position)
+        self._unsealed = [each for each in self._unsealed if each.base < position]
+
+    @property
+    def sealed_end(self) -> int:
+        """Every segment that ends here or before has its index, or is about to."""
+        return self._unsealed[0].base if self._unsealed else self.log.end
+
+    @property
+    def open_segment(self) -> Segment | None:
+        """The newest segment, unless it is sealed: then a full disk has undone the one that followed on it."""
+        return self._unsealed[-1] if self._unsealed else None
+
+    def seal_complete_segments(self, on_fault: Callable[[StorageFault], None]) -> None:
+        """Write the index of each segment that is complete and synced."""
+        while len(self._unsealed) > 1 and self._unsealed[0].end <= self.log.committed_end:
+            self._seal(self._unsealed.pop(0), on_fault)
+
+    def _seal(self, complete: Segment, on_fault: Callable[[StorageFault], None]) -> None:
+        parts, release = self.views.entries.seal(complete.base, complete.end)
+
+        def done(fault: StorageFault | None) -> None:
+            if fault is None:
+                release()
+            else:
+                on_fault(fault)
+
+        self._disk.publish_later(index_file.file_name(complete.base), parts, done)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, subject_id: int, sequence: int, *, messages_max: int, bytes_max: int) -> list[StoredBatch]:
+        """Whole committed batches from `sequence` on, at least one if there is any; damaged ones are only reported."""
+        while True:
+            stretches = self._choose(subject_id, sequence, messages_max, bytes_max)
+            found = [stored for stretch in stretches for stored in self._read_stretch(subject_id, stretch)]
+            if found or not stretches:
+                return found
+            sequence = stretches[-1][-1].end_sequence  # all of them are damaged: the reader must not stop here for ever
+
+    def _choose(self, subject_id: int, sequence: int, messages_max: int, bytes_max: int) -> list[list[Entry]]:
+        """Within the bounds, but at least one; those that lie side by side in the log together."""
+        stretches: list[list[Entry]] = []
+        messages = size = end = 0
+        for entry in self.views.entries.entries(subject_id, sequence, self.log.committed_end):
+            messages += entry.count
+            size += entry.size
+            if not stretches:
+                stretches.append([entry])
+            elif messages > messages_max or size > bytes_max:
+                break
+            elif entry.position == end:
+                stretches[-1].append(entry)
+            else:
+                stretches.append([entry])
+            end = entry.position + entry.size
+        return stretches
+
+    def _read_stretch(self, subject_id: int, stretch: list[Entry]) -> Iterator[StoredBatch]:
+        """Entries that lie side by side, with one read."""
+        start = stretch[0].position
+        try:
+            data = self.log.read(start, stretch[-1].position + stretch[-1].size - start)
+        except Damaged as damaged:
+            self._on_damage(damaged)
+            return
+        parse = self.log.parse
+        for entry in stretch:
+            try:
+                record = parse(data, entry.position - start, entry.position)
+                header = record.header
+                if header.subject_id != subject_id or header.first_sequence != entry.first_sequence:
+                    raise Damaged(entry.position, "its index says otherwise")
+            except Damaged as damaged:
+                self._on_damage(damaged)
+            else:
+                yield StoredBatch(entry, record.body)

@@ -1,0 +1,204 @@
+"""Opening a data directory: checkpoint, indexes, recovery of both logs, and the views that come out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from fairway.errors import DiskFull
+from fairway.storage import action_log, directory, index_file, message_log, recovery, scan, segment
+from fairway.storage import checkpoint as checkpoints
+from fairway.storage.checkpoint import Checkpoint, LogMark, RotMark
+from fairway.storage.consume_log import ConsumeLog
+from fairway.storage.dedupe import DedupeWindow
+from fairway.storage.directory import Identity
+from fairway.storage.log import LogState
+from fairway.storage.record import Record
+from fairway.storage.recovery import Finding, LogRecovery, Verdict
+from fairway.storage.subjects import SubjectTable
+from fairway.storage.views import Views, entries_of_segment
+from fairway.world.disk import TEMPORARY, Disk
+from fairway.world.rng import Rng
+
+
+@dataclass(slots=True)
+class Opened:
+    """Everything a store needs to go on."""
+
+    identity: Identity
+    messages: LogState
+    actions: LogState
+    views: Views
+    unsealed_from: int  # the segments from here on have their entries in memory
+    checkpoint_number: int
+    checkpointed_end: int
+    rotten: list[RotMark]
+    findings: list[Finding] = field(default_factory=list)  # new ones, of this start
+    remarks: list[str] = field(default_factory=list)  # views that had to be made again
+
+
+def open_directory(disk: Disk, rng: Rng, on_action: Callable[[Record], None] = lambda _: None) -> Opened:
+    """Recover what is there. Every step may be killed and repeated."""
+    _refuse_newer(disk)
+    identity, remark = directory.claim(disk, rng)
+    _sweep(disk)
+    known, unreadable = checkpoints.newest(disk, identity)
+    remarks = ([remark] if remark else []) + unreadable
+    marks = marks_of(disk, known)
+    if known is not None:
+        _delete_doomed(disk, known, marks)
+    replay = _Replay(disk, identity.messages_id, known, marks[message_log.DIRECTORY])
+    messages = _recovery(disk, message_log.DIRECTORY, identity.messages_id, known, marks)
+    messages.apply, messages.on_rot = replay.apply, replay.views.note_rot
+    actions = _recovery(disk, action_log.DIRECTORY, identity.actions_id, known, marks)
+    actions.apply = on_action
+    judgements = messages.examine(), actions.examine()  # both, before either is touched: one may be of a newer version
+    messages_state, actions_state = messages.settle(judgements[0]), actions.settle(judgements[1])
+    findings = messages.findings + actions.findings
+    return Opened(
+        identity,
+        messages_state,
+        actions_state,
+        replay.views,
+        replay.open_base,
+        max(checkpoints.numbers(disk), default=0),
+        known.messages.end if known else 0,
+        _rotten(known, findings),
+        findings,
+        remarks + replay.remarks,
+    )
+
+
+def _recovery(disk: Disk, log: str, log_id: int, known: Checkpoint | None, marks: dict[str, LogMark]) -> LogRecovery:
+    mark = marks[log]
+    return LogRecovery(
+        disk,
+        log,
+        log_id,
+        first_base=mark.first_base,
+        start=mark.end,
+        vouched_end=mark.end,
+        epoch=known.epoch if known else 0,
+        newest_ms=dict(mark.newest_ms),
+    )
+
+
+def _refuse_newer(disk: Disk) -> None:
+    """Before anything is touched: a newer version may have meant something else by what we would repair."""
+    for number in checkpoints.numbers(disk):
+        checkpoints.check_version(disk, number)
+    for log in (message_log.DIRECTORY, action_log.DIRECTORY):
+        for base in _bases(disk, log):
+            file = disk.open(segment.file_name(log, base))
+            try:
+                scan.check_segment_header(file, base, log_id=0)  # damage is recovery's business
+            finally:
+                file.close()
+
+
+def _bases(disk: Disk, log: str) -> list[int]:
+    return [base for name in disk.listing(log) if (base := segment.base_of(name)) is not None]
+
+
+def marks_of(disk: Disk, known: Checkpoint | None) -> dict[str, LogMark]:
+    """How far each log is covered. Without a checkpoint a log begins with the first segment that is there."""
+    if known is not None:
+        return {message_log.DIRECTORY: known.messages, action_log.DIRECTORY: known.actions}
+    firsts = {log: min(_bases(disk, log), default=0) for log in (message_log.DIRECTORY, action_log.DIRECTORY)}
+    return {log: LogMark(first, first, {}) for log, first in firsts.items()}
+
+
+def _sweep(disk: Disk) -> None:
+    """A crash during a `publish` leaves its temporary file behind."""
+    logs = (message_log.DIRECTORY, action_log.DIRECTORY)
+    for where in ("", index_file.DIRECTORY, checkpoints.DIRECTORY, recovery.ASIDE, *logs):
+        for name in disk.listing(where):
+            if name.endswith(TEMPORARY):
+                disk.remove(f"{where}/{name}" if where else name)
+
+
+def _delete_doomed(disk: Disk, known: Checkpoint, marks: dict[str, LogMark]) -> None:
+    """Retention had decided, and was killed before it was done. First the checkpoint that says so must be safe, and
+    those that say otherwise gone: they would call missing what is deleted."""
+    doomed = [(log, base) for log, mark in marks.items() for base in _bases(disk, log) if base < mark.first_base]
+    if not doomed:
+        return
+    directory.secure(disk, checkpoints.file_name(known.number))
+    for number in checkpoints.numbers(disk):
+        if number < known.number:
+            disk.remove(checkpoints.file_name(number))
+    for log, base in doomed:
+        disk.remove(segment.file_name(log, base))
+        if log == message_log.DIRECTORY:
+            disk.remove(index_file.file_name(base))
+
+
+def _rotten(known: Checkpoint | None, findings: list[Finding]) -> list[RotMark]:
+    marks = list(known.rotten) if known else []
+    for each in findings:
+        mark = RotMark(each.log, each.damage.start, each.damage.end, each.damage.why)
+        if each.verdict is Verdict.ROTTEN and mark not in marks:
+            marks.append(mark)
+    return marks
+
+
+class _Replay:
+    """Builds the message log's views: from the checkpoint and the indexes, then record by record.
+
+    A segment that has been passed is sealed at once, so that a full rebuild of a large log needs the memory of one
+    segment."""
+
+    def __init__(self, disk: Disk, log_id: int, known: Checkpoint | None, mark: LogMark) -> None:
+        self._disk = disk
+        self.remarks: list[str] = []
+        self._ends = _segment_ends(disk)
+        entries = ConsumeLog(
+            disk, log_id, rebuild=lambda base: entries_of_segment(disk, message_log.DIRECTORY, log_id, base)
+        )
+        dedupe = DedupeWindow.unpack(known.streams) if known else DedupeWindow()
+        self.views = Views(SubjectTable(), entries, dedupe)
+        self.open_base = mark.first_base
+        if known is not None:
+            self.views.subjects.restate(known.subjects, position=0)
+            self._load_indexes(mark)
+
+    def _load_indexes(self, mark: LogMark) -> None:
+        covered = [base for base in self._ends if mark.first_base <= base < mark.end]
+        for base in covered[:-1]:
+            if not self.views.entries.load_sealed(base, self._ends[base]):
+                self.remarks.append(f"{index_file.file_name(base)} was made again from its segment")
+        if covered:
+            self.open_base = covered[-1]
+            if not self.views.entries.load_open(self.open_base, mark.end):
+                self.remarks.append(f"{index_file.file_name(self.open_base)} was made again from its segment")
+
+    def apply(self, record: Record) -> None:
+        while record.header.position >= self._ends.get(self.open_base, self.open_base):
+            self._pass()
+        self.views.apply(record)
+
+    def _pass(self) -> None:
+        """Go on to the next segment. One that is missing (the log goes on behind it) leaves nothing to seal."""
+        base = self.open_base
+        if base in self._ends:
+            parts, release = self.views.entries.seal(base, self._ends[base])
+            try:
+                self._disk.publish(index_file.file_name(base), parts)
+            except DiskFull as full:  # a full disk stops produce, not a start: readers make the entries again
+                self.remarks.append(f"a view was not written: {full}")
+            release()
+        self.open_base = min(each for each in self._ends if each > base)
+
+
+def _segment_ends(disk: Disk) -> dict[int, int]:
+    """Where each segment of the message log ends, by its base."""
+    ends: dict[int, int] = {}
+    bases = _bases(disk, message_log.DIRECTORY)
+    for base, following in zip_longest(bases, bases[1:]):
+        file = disk.open(segment.file_name(message_log.DIRECTORY, base))
+        end = base + file.size
+        file.close()
+        if file.size:
+            ends[base] = end if following is None else min(end, following)
+    return ends

@@ -1,0 +1,162 @@
+"""The log record: one frame of a message log or an action log, 80 bytes of header and a body.
+
+The header names the log it belongs to and its own position in it, so that a record found in the wrong place is never
+taken for a right one, and it carries *the synced end known when it was written*. That last field is what lets recovery
+tell a torn tail from rot: whatever lies below a synced end that a valid record names was once safely on disk, so damage
+there is the disk's doing; whatever lies above may simply never have arrived.
+
+The header's CRC-32C covers the header, the body's CRC among it; the body's CRC covers the body with its padding.
+There is no bit in a record that no checksum covers."""
+
+from __future__ import annotations
+
+import enum
+import struct
+
+import msgspec
+
+from fairway import limits
+from fairway.batch import checksum
+from fairway.errors import WrongDirectory
+
+MAGIC = b"FWR1"
+VERSION = 1
+ALIGNMENT = 8
+
+#   magic, version, kind, header length | must-flags, may-flags, subject id | log id | position | synced end | epoch
+#   | first sequence | append time | count, body length | body CRC || header CRC
+_COVERED = struct.Struct("<4sBBHHHIQQQQQqIII")
+_CRC = struct.Struct("<I")
+_WHOLE = struct.Struct(_COVERED.format + "I")
+HEADER_BYTES = _WHOLE.size
+BODY_BYTES_MAX = limits.BATCH_RAW_BYTES_MAX + limits.MIB  # a batch that zstd could not shrink, and its header
+
+_NO_MUST_FLAGS = 0
+
+
+class Kind(enum.IntEnum):
+    """What a record holds. The message log has the first three, the action log EPOCH and ACTIONS."""
+
+    DATA = 1
+    EPOCH = 2
+    SUBJECT = 3
+    ACTIONS = 4
+
+
+_KINDS = frozenset(int(kind) for kind in Kind)
+
+
+class Header(msgspec.Struct, frozen=True, gc=False):
+    """A record's header, verified."""
+
+    kind: int
+    subject_id: int
+    position: int
+    synced_end: int
+    epoch: int
+    first_sequence: int
+    appended_ms: int
+    count: int
+    body_bytes: int
+    body_crc: int
+
+    @property
+    def body_at(self) -> int:
+        return self.position + HEADER_BYTES
+
+    @property
+    def end(self) -> int:
+        return self.position + HEADER_BYTES + self.body_bytes
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """A whole record, verified: its header and its body."""
+
+    header: Header
+    body: bytes
+
+
+class BadRecord(Exception):
+    """The bytes at a position are not the record that belongs there; `why` is one word of recovery's table."""
+
+    def __init__(self, why: str, header: Header | None = None) -> None:
+        super().__init__(why)
+        self.why = why
+        self.header = header  # set where the header is sound and only the body is damaged
+
+
+def pack_header(header: Header, log_id: int) -> bytes:
+    """The 80 bytes of a header."""
+    covered = _COVERED.pack(
+        MAGIC,
+        VERSION,
+        header.kind,
+        HEADER_BYTES,
+        _NO_MUST_FLAGS,
+        0,
+        header.subject_id,
+        log_id,
+        header.position,
+        header.synced_end,
+        header.epoch,
+        header.first_sequence,
+        header.appended_ms,
+        header.count,
+        header.body_bytes,
+        header.body_crc,
+    )
+    return covered + _CRC.pack(checksum(covered))
+
+
+def parse_header(data: bytes, offset: int, position: int, log_id: int) -> Header:
+    """The header at `offset` of `data`, which must be the one that belongs at `position` of log `log_id`."""
+    if len(data) - offset < HEADER_BYTES:
+        raise BadRecord("cut short")
+    (
+        magic, version, kind, header_bytes, must_flags, _, subject_id, own_log, own_position, synced_end, epoch,
+        first_sequence, appended_ms, count, body_bytes, body_crc, crc,
+    ) = _WHOLE.unpack_from(data, offset)  # fmt: skip
+    if magic != MAGIC or crc != checksum(data[offset : offset + _COVERED.size]):
+        raise BadRecord("unreadable header")
+    if own_log != log_id or own_position != position:  # before the version: a payload may hold the likeness of any
+        raise BadRecord("misplaced")
+    if version != VERSION or must_flags != _NO_MUST_FLAGS or header_bytes != HEADER_BYTES or kind not in _KINDS:
+        raise WrongDirectory(
+            f"record at position {position} is of a newer format: read it with the version that wrote it"
+        )
+    if body_bytes % ALIGNMENT or body_bytes > BODY_BYTES_MAX:
+        raise BadRecord("impossible length")
+    return Header(
+        kind, subject_id, position, synced_end, epoch, first_sequence, appended_ms, count, body_bytes, body_crc
+    )
+
+
+def check_body(header: Header, body: bytes) -> None:
+    if len(body) != header.body_bytes:
+        raise BadRecord("cut short", header)
+    if checksum(body) != header.body_crc:
+        raise BadRecord("damaged body", header)
+
+
+def padded(body: bytes) -> bytes:
+    """The body, filled with zeros to the alignment. What is inside must know its own end."""
+    return body + bytes(-len(body) % ALIGNMENT)
+
+
+def find_header(data: bytes, offset: int, position: int, log_id: int) -> int | None:
+    """Where, from `offset` on, the next record of this log begins; `position` is that of data[0]. None if nowhere.
+
+    Payloads may hold anything, a magic too; the log's random id, the record's own position and the CRC tell a record
+    from its likeness.
+    """
+    at = data.find(MAGIC, offset)
+    while at >= 0:
+        if (position + at) % ALIGNMENT == 0:
+            try:
+                parse_header(data, at, position + at, log_id)
+            except BadRecord:
+                pass
+            else:
+                return at
+        at = data.find(MAGIC, at + 1)
+    return None

@@ -1,0 +1,281 @@
+"""Recovery: what to do about a log that a crash, a bad disk or a careless hand left behind.
+
+Let S be the *synced end*: the highest one that any valid record names, or that a checkpoint vouches for. Everything
+below S was once safely on disk. The table, for what is found at a position where a record should begin:
+
+    found                                             below S                         at or above S
+    ------------------------------------------------  ------------------------------  --------------------------------
+    intact     magic, CRCs, log id, own position      serve                           serve
+    damaged    unreadable header, or body fails CRC   ROTTEN: quarantine the span up  TORN: cut here, whatever follows,
+                                                      to the next intact record,      valid-looking records included
+                                                      report, serve the rest
+    missing    the file, or its end, is not there     ROTTEN (nothing to quarantine)  the log ends here
+    stale      epoch lower than the record before     ROTTEN                          TORN
+    misplaced  valid, but of another log or place     ROTTEN                          TORN
+    newer      a format version we do not know        refuse to open, touch nothing   refuse to open, touch nothing
+
+A cut is kept aside before it is made (`aside/`), a rotten span stays where it is: nothing is deleted. A crash cannot
+damage what lies below S, so ROTTEN is always news for an operator. A crash can leave holes above S in any order, so a
+valid record behind a hole proves nothing: its predecessors were never confirmed, and neither was it.
+
+Each step can be repeated: killed anywhere, recovery starts over and arrives at the same log. For that, S must not sink
+when the records that name it are cut: where rot lies below a cut, S is written down first (`<S>.synced`). And what is
+served must be as safe as what was answered: a killed process leaves bytes that only the page cache has, so the tail
+above S is synced before anybody sees it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise, zip_longest
+
+from fairway.batch import checksum
+from fairway.storage import scan, segment
+from fairway.storage.log import LogState
+from fairway.storage.record import Record
+from fairway.storage.scan import STALE, Damage, Scan
+from fairway.storage.segment import Segment
+from fairway.world.disk import Disk, File
+
+ASIDE = "aside"
+_WITNESS = ".synced"
+
+
+class Verdict(enum.Enum):
+    ROTTEN = "rotten"
+    TORN = "torn"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of a recovery report."""
+
+    log: str
+    verdict: Verdict
+    damage: Damage
+    aside: str | None = None  # the file that a cut was kept in
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The table above, applied to all damage of a log."""
+
+    synced_end: int
+    damages: list[Damage]  # as found, in order
+    rotten: list[Damage]  # the part of each that lies below the synced end
+    cut_at: int | None  # from here on the tail is torn; None: it is whole
+    why: str = ""  # what is wrong there
+
+
+def judge(synced_end: int, damages: list[Damage]) -> Judgement:
+    """Torn is not rotten: the synced end decides."""
+    rotten = [
+        Damage(each.start, min(each.end, synced_end), each.why, each.header)
+        for each in damages
+        if each.start < synced_end
+    ]
+    torn = next((each for each in damages if each.end > synced_end), None)
+    if torn is None:
+        return Judgement(synced_end, damages, rotten, None)
+    return Judgement(synced_end, damages, rotten, max(torn.start, synced_end), torn.why)
+
+
+@dataclass(slots=True)
+class LogWalk:
+    """Looks at one log and changes nothing. Recovery acts on what it sees, `survey` reports it."""
+
+    disk: Disk
+    directory: str
+    log_id: int
+    first_base: int = 0  # retention has deleted everything before it
+    vouched_end: int = 0  # the checkpoint's committed end
+    sizes: dict[int, int] = field(default_factory=dict)  # by base, empty files left out
+    at: int = 0  # the base of the segment that is being read
+
+    def bases(self) -> list[int]:
+        names = (segment.base_of(name) for name in self.disk.listing(self.directory))
+        return [base for base in names if base is not None and base >= self.first_base]
+
+    def measure(self) -> None:
+        self.sizes = {}
+        for base in self.bases():
+            with self.open(base) as file:
+                if file.size:  # an empty file is a segment that was never born, or one whose bytes are missing
+                    self.sizes[base] = file.size
+
+    @contextmanager
+    def open(self, base: int) -> Iterator[File]:
+        file = self.disk.open(segment.file_name(self.directory, base))
+        try:
+            yield file
+        finally:
+            file.close()
+
+    def look(self, start: int, epoch: int, take: Callable[[Record], None]) -> Judgement:
+        """Read everything from `start` on. Records before the first damage are handed over on the way; those behind it
+        must wait for the judgement: see `behind`."""
+        self.vouched_end = synced_end = max(self.vouched_end, *self._witnessed())
+        damages: list[Damage] = []
+        for found in self.walk(start, epoch):
+            if found.header is not None and not (isinstance(found, Damage) and found.why == STALE):
+                synced_end = max(synced_end, found.header.synced_end)  # a sound header counts, whatever its body is
+            if isinstance(found, Damage):
+                damages.append(found)
+            elif not damages:
+                take(found)
+        return judge(synced_end, damages)
+
+    def _witnessed(self) -> list[int]:
+        """Synced ends that an earlier recovery wrote down; 0 among them."""
+        names = (name for name in self.disk.listing(self.directory) if name.endswith(_WITNESS))
+        return [0, *(int(stem) for name in names if (stem := name.removesuffix(_WITNESS)).isdigit())]
+
+    def behind(self, judgement: Judgement, epoch: int) -> Iterator[Record | Damage]:
+        """Second pass: the intact records between rotten spans, and the spans themselves, in order, up to the cut.
+        `epoch` is that of the last record before the first damage."""
+        if not judgement.damages:
+            return
+        for found in self.walk(judgement.damages[0].start, epoch):
+            begin = found.start if isinstance(found, Damage) else found.header.position
+            if judgement.cut_at is not None and begin >= judgement.cut_at:
+                break
+            yield found
+
+    def walk(self, start: int, epoch: int) -> Iterator[Record | Damage]:
+        """All records and damaged spans from `start` on, without a gap."""
+        position = self._reach(start)
+        bases = list(self.sizes)
+        for base, following in zip_longest(bases, bases[1:]):
+            if following is not None and following <= position:
+                continue
+            if base > position:
+                yield Damage(position, base, "missing")
+            for found in self._walk_segment(base, max(position, base), epoch, following):
+                if isinstance(found, Record):
+                    epoch = found.header.epoch
+                    position = found.header.end
+                else:
+                    position = found.end
+                yield found
+            position = max(position, base + min(segment.HEADER_BYTES, self.sizes[base]))
+        if position < self.vouched_end:
+            yield Damage(position, self.vouched_end, "missing")
+
+    def _reach(self, start: int) -> int:
+        """Where reading begins: at `start`, or earlier if the log ends before it."""
+        below = [base for base in self.sizes if base <= start]
+        return min(start, below[-1] + self.sizes[below[-1]]) if below else self.first_base
+
+    def _walk_segment(self, base: int, start: int, epoch: int, limit: int | None) -> Iterator[Record | Damage]:
+        self.at = base
+        with self.open(base) as file:
+            if start == base:
+                damage = scan.check_segment_header(file, base, self.log_id)
+                if damage is not None:
+                    yield damage
+                start = base + segment.HEADER_BYTES if damage is None else damage.end
+            yield from Scan(file, base, start, self.log_id, epoch=epoch, limit=limit)
+
+
+@dataclass(slots=True)
+class LogRecovery(LogWalk):
+    """How to recover one log: where to look, what is vouched for, and who wants the records."""
+
+    start: int = 0  # records before it are in the checkpoint's views already
+    epoch: int = 0
+    newest_ms: dict[int, int] = field(default_factory=dict)  # by segment: append time of its last record
+    apply: Callable[[Record], None] = lambda _: None
+    on_rot: Callable[[Damage], None] = lambda _: None
+    findings: list[Finding] = field(default_factory=list)
+
+    def run(self) -> LogState:
+        """Carry out the table above, and say what is left to go on with."""
+        return self.settle(self.examine())
+
+    def examine(self) -> Judgement:
+        """Look, and hand over all that is to be served. The log itself is not touched."""
+        self.measure()
+        self._check_chain()
+        judgement = self.look(self.start, self.epoch, self._take)
+        for each in judgement.rotten:
+            self._note_rot(each)
+        for found in self.behind(judgement, self.epoch):
+            if isinstance(found, Record):
+                self._take(found)
+            elif found.end > self.start:  # else the checkpoint's views know what was there
+                self.on_rot(found)
+        return judgement
+
+    def settle(self, judgement: Judgement) -> LogState:
+        """Act on it: cut what is torn, sync what is not known to be, and say what is left to go on with."""
+        if judgement.cut_at is not None:
+            if judgement.rotten:
+                self.disk.publish(f"{self.directory}/{judgement.synced_end:020d}{_WITNESS}", [])
+            self._cut(judgement.cut_at, judgement.why)
+        state = self._state(judgement.synced_end)
+        for each in state.segments:
+            if each.end > judgement.synced_end:
+                with self.open(each.base) as file:
+                    self.disk.sync(file, max(judgement.synced_end - each.base, 0))
+        return state
+
+    def _check_chain(self) -> None:
+        """Segments that the checkpoint covers are not read, but each must end where the next begins."""
+        position = self.first_base
+        for base, size in self.sizes.items():
+            if base > self.start:
+                break
+            if base > position:
+                self._note_rot(Damage(position, base, "missing"))
+            position = base + size
+
+    def _take(self, found: Record) -> None:
+        self.epoch = found.header.epoch
+        self.newest_ms[self.at] = found.header.appended_ms
+        self.apply(found)
+
+    def _note_rot(self, damage: Damage) -> None:
+        self.findings.append(Finding(self.directory, Verdict.ROTTEN, damage))
+
+    def _cut(self, cut_at: int, why: str) -> None:
+        """Keep everything from `cut_at` on aside, then take it off the log; the last segment first."""
+        for base, size in reversed(self.sizes.items()):
+            offset = max(cut_at - base, 0)
+            if size <= offset:
+                continue
+            with self.open(base) as file:
+                aside = self._keep_aside(base + offset, file.read(offset, size - offset))
+                damage = Damage(base + offset, base + size, why)
+                self.findings.append(Finding(self.directory, Verdict.TORN, damage, aside))
+                self.disk.truncate(file, offset)
+
+    def _keep_aside(self, position: int, tail: bytes) -> str:
+        """The name says where it was and what it is: the same cut made twice is one file, another cut is another."""
+        name = f"{ASIDE}/{self.directory}-{position:020d}-{checksum(tail):08x}.cut"
+        self.disk.publish(name, [tail])
+        return name
+
+    def _state(self, synced_end: int) -> LogState:
+        """The segments that are left. One at the log's end that holds no record is removed: it will be begun again, and
+        then opens with what every segment opens with."""
+        self.measure()
+        while self.sizes and (last := max(self.sizes)) >= synced_end and self.sizes[last] <= segment.HEADER_BYTES:
+            del self.sizes[last]
+        segments = self._segments()
+        end = max(segments[-1].end if segments else self.first_base, synced_end)
+        for base in self.bases():
+            if base >= end:
+                self.disk.remove(segment.file_name(self.directory, base))
+        return LogState(self.log_id, segments, end, self.epoch, max(self.newest_ms.values(), default=0))
+
+    def _segments(self) -> list[Segment]:
+        segments = [Segment(base, base + size) for base, size in self.sizes.items()]
+        for earlier, later in pairwise(segments):
+            earlier.end = min(earlier.end, later.base)
+        newest_ms = max(self.newest_ms.values(), default=0)
+        for each in reversed(segments):  # one whose records have all rotted is as old as the one behind it
+            each.newest_ms = newest_ms = self.newest_ms.get(each.base, newest_ms)
+        return segments

@@ -1,0 +1,287 @@
+"""The store: both logs of one data directory, opened, kept healthy and closed.
+
+It owns what concerns the logs together: whose directory it is, recovery, the checkpoint, room on the disk, retention,
+and the first fault, after which nothing is answered any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from fairway import batch, limits
+from fairway.errors import Code, DiskFull, Refused, StorageFault
+from fairway.names import Subject
+from fairway.storage import checkpoint as checkpoints
+from fairway.storage import directory, index_file, retention, segment
+from fairway.storage.action_log import Action, ActionLog
+from fairway.storage.checkpoint import Checkpoint, LogMark, RotMark
+from fairway.storage.directory import Identity
+from fairway.storage.flusher import Defer
+from fairway.storage.log import Damaged, Log
+from fairway.storage.message_log import MessageLog, Receipt
+from fairway.storage.opening import Opened, open_directory
+from fairway.storage.record import Header
+from fairway.storage.recovery import Finding
+from fairway.world.clock import Clock
+from fairway.world.disk import Disk
+from fairway.world.rng import Rng
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """What an operator may set."""
+
+    segment_bytes: int = limits.SEGMENT_BYTES
+    action_segment_bytes: int = limits.ACTION_SEGMENT_BYTES
+    low_water_bytes: int = limits.DISK_LOW_WATER_BYTES
+    checkpoint_every_bytes: int = limits.CHECKPOINT_EVERY_BYTES
+    retention: retention.Policy = field(default_factory=retention.Policy)
+
+
+class Store:
+    """One data directory, owned by this process. Lives on one loop; `defer` is that loop's `call_soon`."""
+
+    def __init__(self, disk: Disk, clock: Clock, opened: Opened, options: StoreOptions, defer: Defer) -> None:
+        self.identity: Identity = opened.identity
+        self.findings: list[Finding] = opened.findings
+        self.remarks: list[str] = opened.remarks
+        self.fault: StorageFault | None = None
+        self._disk = disk
+        self._clock = clock
+        self._options = options
+        self._rotten = opened.rotten
+        self._number = opened.checkpoint_number
+        self._checkpointed_end = opened.checkpointed_end
+        self._checkpointing = False
+        self._when_checkpointed: list[Callable[[], None]] = []
+        self._doomed: list[int] = []  # segments that retention has taken off the log, their files still there
+        self._has_room = True
+        self.messages = MessageLog(
+            disk,
+            clock,
+            opened.messages,
+            opened.views,
+            unsealed_from=opened.unsealed_from,
+            segment_bytes=options.segment_bytes,
+            defer=defer,
+            on_progress=self._messages_progressed,
+            on_damage=self._note_damage,
+        )
+        self.actions = ActionLog(
+            disk,
+            clock,
+            opened.actions,
+            segment_bytes=options.action_segment_bytes,
+            defer=defer,
+            on_progress=self._actions_progressed,
+        )
+
+    @classmethod
+    def open(cls, disk: Disk, clock: Clock, rng: Rng, *, defer: Defer, options: StoreOptions | None = None) -> Store:
+        """Lock, recover, and begin a new epoch. The directory is left alone if it cannot be ours."""
+        directory.identify(disk)  # before the lock, which would leave a file in a directory that is not ours
+        disk.lock()
+        store = cls(disk, clock, open_directory(disk, rng), options or StoreOptions(), defer)
+        store.actions.take_ballast()
+        store._check_room()
+        epoch = max(store.messages.log.epoch, store.actions.log.epoch) + 1
+        for log in (store.messages.log, store.actions.log):
+            log.open_epoch(epoch, clock.wall_ms())
+        return store
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def produce(self, subject: Subject, data: bytes) -> Receipt:
+        """Check a batch and append it; `Refused` and `RemoteProtocolError` mean that nothing was appended."""
+        header = batch.check(data)
+        self._admit()
+        return self.messages.append(subject, data, header)
+
+    async def durable(self, receipt: Receipt) -> None:
+        """Return once the batch is synced; raise if it never will be."""
+        await self.messages.log.flusher.durable(receipt.end, receipt.undos)
+
+    def act(self, actions: Iterable[Action]) -> Header:
+        """Append actions; they find room even when produce does not."""
+        return self.actions.append(actions)
+
+    def _admit(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+        if not self._has_room and not self._check_room():
+            raise Refused(
+                Code.READ_ONLY, "the disk is nearly full: make room, or shorten retention", retry_after_ms=1_000
+            )
+
+    def _check_room(self) -> bool:
+        """Whether produce may go on: room above the low-water mark, and the room for actions safely reserved."""
+        if not self.actions.has_ballast:
+            self.actions.take_ballast()
+        self._has_room = self.actions.has_ballast and self._disk.free_bytes() >= self._options.low_water_bytes
+        return self._has_room
+
+    # --- keeping house -----------------------------------------------------------------------------------------------
+
+    def _messages_progressed(self) -> None:
+        if self._take_fault(self.messages.log):
+            return
+        self.messages.seal_complete_segments(self._background_fault)
+        self._check_room()
+        if self.messages.log.committed_end - self._checkpointed_end >= self._options.checkpoint_every_bytes:
+            self.checkpoint()
+
+    def _actions_progressed(self) -> None:
+        self._take_fault(self.actions.log)
+
+    def _take_fault(self, log: Log) -> bool:
+        if log.flusher.fault is not None:
+            self.poison(log.flusher.fault)
+        return self.fault is not None
+
+    def poison(self, fault: StorageFault) -> None:
+        """Answer nothing any more, on either log."""
+        if self.fault is None:
+            self.fault = fault
+            for log in (self.messages.log, self.actions.log):
+                log.flusher.poison(fault)
+
+    def _background_fault(self, fault: StorageFault) -> None:
+        """A view could not be written. On a full disk it can wait, for it can be made again; else the disk is dying."""
+        if isinstance(fault, DiskFull):
+            self.remarks.append(f"a view was not written: {fault}")
+        else:
+            self.poison(fault)
+
+    @property
+    def rotten(self) -> list[RotMark]:
+        """Every rotten span that is known, of this life and the ones before."""
+        return list(self._rotten)
+
+    def _note_damage(self, damaged: Damaged) -> None:
+        mark = RotMark(self.messages.log.directory, damaged.position, damaged.position, str(damaged))
+        if mark not in self._rotten:
+            self._rotten.append(mark)
+
+    # --- checkpoint and retention ------------------------------------------------------------------------------------
+
+    def checkpoint(self, then: Callable[[], None] = lambda: None) -> None:
+        """Write a checkpoint in the background, unless one is under way; `then` is called when it has ended."""
+        self._when_checkpointed.append(then)
+        if self._checkpointing or self.fault is not None:
+            return
+        self._checkpointing = True
+        picture = self._picture()
+        newest = self.messages.open_segment
+
+        def write_checkpoint(fault: StorageFault | None) -> None:
+            if fault is not None:
+                self._checkpoint_failed(fault)
+                return
+            parts = checkpoints.pack(picture)
+            self._disk.publish_later(checkpoints.file_name(picture.number), parts, checkpoint_written)
+
+        def checkpoint_written(fault: StorageFault | None) -> None:
+            if fault is not None:
+                self._checkpoint_failed(fault)
+            else:
+                self._checkpoint_written(picture)
+
+        if newest is None or newest.base >= picture.messages.end:
+            write_checkpoint(None)
+        else:
+            parts = self.messages.views.entries.picture(newest.base, picture.messages.end)
+            self._disk.publish_later(index_file.file_name(newest.base), parts, write_checkpoint)
+
+    def _picture(self) -> Checkpoint:
+        """The views as they were at the committed end."""
+        views = self.messages.views
+        end = self.messages.log.committed_end
+        views.dedupe.expire(self._clock.wall_ms())
+        return Checkpoint(
+            number=self._number + 1,
+            messages_id=self.identity.messages_id,
+            actions_id=self.identity.actions_id,
+            epoch=min(self.messages.log.committed_epoch, self.actions.log.committed_epoch),
+            messages=_mark(self.messages.log),
+            actions=_mark(self.actions.log),
+            subjects=views.subjects.pack(end, views.entries.first_sequences_from(end)),
+            streams=views.dedupe.pack(end),
+            rotten=list(self._rotten),
+        )
+
+    def _checkpoint_failed(self, fault: StorageFault) -> None:
+        self._background_fault(fault)
+        self._checkpoint_ended()
+
+    def _checkpoint_written(self, written: Checkpoint) -> None:
+        self._number = written.number
+        self._checkpointed_end = written.messages.end
+        doomed = [base for base in self._doomed if base < written.messages.first_base]
+        self._doomed = self._doomed[len(doomed) :]
+        # An older checkpoint that still speaks of deleted segments would call them missing: it goes before they do.
+        keep = 1 if doomed else limits.CHECKPOINTS_KEPT
+        old = [number for number in checkpoints.numbers(self._disk) if number <= written.number - keep]
+        names = [checkpoints.file_name(number) for number in old]
+        for base in doomed:
+            names += [segment.file_name(self.messages.log.directory, base), index_file.file_name(base)]
+        self._remove_in_order(names)
+
+    def _remove_in_order(self, names: list[str]) -> None:
+        if not names:
+            self._checkpoint_ended()
+            return
+
+        def removed(fault: StorageFault | None) -> None:
+            if fault is not None:
+                self._checkpoint_failed(fault)  # the rest must stay: an older checkpoint may still speak of it
+            else:
+                self._remove_in_order(names[1:])
+
+        self._disk.remove_later(names[0], removed)
+
+    def _checkpoint_ended(self) -> None:
+        self._checkpointing = False
+        waiting, self._when_checkpointed = self._when_checkpointed, []
+        for then in waiting:
+            then()
+
+    def retain(self, owed_from: int | None = None) -> retention.Plan:
+        """Let go of what the policy allows: at once for readers, on disk once a checkpoint says so."""
+        log = self.messages.log
+        plan = retention.plan(
+            log.segments, self._clock.wall_ms(), self._options.retention, owed_from, below=self.messages.sealed_end
+        )
+        for base in plan.doomed:
+            log.drop(base)
+            self.messages.views.entries.forget(base)
+        self._doomed += plan.doomed
+        if self._doomed:
+            self.checkpoint()
+        return plan
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Sync what was appended, leave a checkpoint, let go of the directory."""
+        try:
+            for log in (self.messages.log, self.actions.log):
+                await log.flusher.durable(log.end)
+            await self._last_checkpoint()
+        finally:
+            self.messages.log.close()
+            self.actions.log.close()
+            self._disk.close()
+
+    async def _last_checkpoint(self) -> None:
+        """A second one, if the one under way does not cover everything."""
+        for _ in range(2 if self._checkpointing else 1):
+            ended = asyncio.Event()
+            self.checkpoint(then=ended.set)
+            if self.fault is None:
+                await ended.wait()
+
+
+def _mark(log: Log) -> LogMark:
+    first_base = log.segments[0].base if log.segments else log.end
+    return LogMark(first_base, log.committed_end, {each.base: each.newest_ms for each in log.segments})

@@ -1,0 +1,86 @@
+"""Another process: a Python module that runs on its own, speaks in lines, and can be killed at any instant.
+
+For what must show how it dies: the demonstration and crash campaigns. The child sees the modules that this process
+sees, has no stdin, and shares stderr. Its lines come through a pipe, so what it had written whole is still read after
+it was killed; half a line is not.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from fairway.errors import FairwayError
+
+_CHUNK_BYTES = 1 << 16
+
+
+class ChildSilent(FairwayError):
+    """The child said nothing for longer than its caller cares to wait."""
+
+
+class Child:
+    """A Python module in a process of its own. Leaving its `with` kills it."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        self._process = subprocess.Popen(  # noqa: S603  our own interpreter, and no shell
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,  # Ctrl-C is for us; leaving the `with` ends the child
+        )
+        stdout = self._process.stdout
+        self._fd = stdout.fileno() if stdout is not None else -1
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._fd, selectors.EVENT_READ)
+        self._unread = b""
+        self._is_at_end = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def line(self, *, timeout_s: float) -> str | None:
+        """The next whole line, without its end; None when there are no more. `ChildSilent` if none comes in time."""
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._unread and not self._is_at_end:
+            if not self._selector.select(max(deadline - time.monotonic(), 0)):
+                raise ChildSilent(f"process {self.pid} said nothing for {timeout_s:g} s: see its messages above")
+            data = os.read(self._fd, _CHUNK_BYTES)
+            self._unread += data
+            self._is_at_end = not data
+        line, newline, rest = self._unread.partition(b"\n")
+        if not newline:
+            return None
+        self._unread = rest
+        return line.decode("utf-8", "replace")
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone: no handler runs, nothing is flushed, its locks are free."""
+        self._process.kill()
+        self._process.wait()
+
+    def wait(self, *, timeout_s: float) -> int:
+        """Its exit status, once it has ended by itself; negative is the signal that ended it."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise ChildSilent(f"process {self.pid} has not ended after {timeout_s:g} s") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+        self._selector.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()

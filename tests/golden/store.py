@@ -1,0 +1,180 @@
+"""The golden data directory: a small store that every later version must open, with what it holds.
+
+    python -m tests.golden.store        writes it where it is not there yet
+
+It is never written again: it stands for directories that lie on people's disks. A new format version gets a directory
+of its own, and this one stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fairway import batch
+from fairway.names import Subject
+from fairway.storage import action_log, scan, segment
+from fairway.storage.action_log import Action, ActionKind
+from fairway.storage.record import Kind, Record
+from fairway.storage.store import Store, StoreOptions
+from fairway.world.clock import ManualClock
+from fairway.world.disk import Disk
+from fairway.world.rng import SeededRng
+from fairway.world.sim_disk import SimDisk
+from fairway.world.simulation import Simulation
+
+FOLDER = Path(__file__).parent / "store_v1"
+EXPECTED = Path(__file__).parent / "store_v1.json"
+OPTIONS = StoreOptions(segment_bytes=2_048, action_segment_bytes=1_024, low_water_bytes=0)
+ORDERS, BILLS = Subject("orders"), Subject("bills.EU-1_x")
+DIRECTORIES = ("", "messages", "actions", "index", "checkpoints")
+
+
+class Author:
+    """Writes the store, one synced step at a time: nothing in it depends on how long anything takes."""
+
+    def __init__(self, world: Simulation) -> None:
+        self._world = world
+        self.disk = SimDisk(SeededRng("golden disk"), world.loop.call_later)
+        self._clock = ManualClock()
+        self._sequences: dict[int, int] = {}
+        self.store = self._open()
+
+    def _open(self) -> Store:
+        rng = SeededRng("golden store")
+        store = Store.open(self.disk, self._clock, rng, defer=self._world.loop.call_soon, options=OPTIONS)
+        self._world.run(asyncio.sleep(1))
+        return store
+
+    def restart(self) -> None:
+        """A process that dies, and another one."""
+        self.disk = self.disk.crash_process()
+        self.store = self._open()
+
+    def produce(self, subject: Subject, producer: int, payloads: list[bytes], **columns: Any) -> None:
+        first = self._sequences.get(producer, 0)
+        self._sequences[producer] = first + len(payloads)
+        self._clock.advance(1_500)
+        data = batch.encode(
+            payloads, producer_id=producer, first_sequence=first, created_ms=self._clock.wall_ms(), **columns
+        )
+        self._world.run(self.store.durable(self.store.produce(subject, data)))
+        self._world.run(asyncio.sleep(1))
+
+    def act(self, *actions: Action) -> None:
+        end = self.store.act(actions).end
+        self._world.run(self.store.actions.log.flusher.durable(end))
+        self._world.run(asyncio.sleep(1))
+
+    def checkpoint(self) -> None:
+        self.store.checkpoint()
+        self._world.run(asyncio.sleep(1))
+
+    def write_story(self) -> None:
+        """Three segments, two subjects, two lives, every kind of action, a checkpoint and something after it."""
+        for number in range(6):
+            self.produce(ORDERS, 0x1234, [b"order %d" % number, bytes(range(number * 40))], producer_epoch=number // 3)
+            self.produce(BILLS, 0x5678, [b"bill %d" % number], tags=[["paid", "eu"]], keys=[f"key-{number}"])
+            self.act(_action(ActionKind(number + 1), number), _action(ActionKind.ACK, number))
+        self.restart()
+        for number in range(5):
+            self.act(_action(ActionKind(number + 7), number, detail=b"because %d" % number))
+            self.produce(ORDERS, 0x9ABC, [b"second life %d" % number] * 3, codec=batch.Codec.ZSTD)
+        self.checkpoint()
+        self.produce(BILLS, 0x5678, [b"after the checkpoint"])
+        self.act(_action(ActionKind.ACK, 99))
+
+
+def _action(kind: ActionKind, number: int, detail: bytes = b"") -> Action:
+    ranges = tuple((number * 10 + index, index + 1) for index in range(number % 3))
+    return Action(
+        kind, 7, number % 2 + 1, 1_700_000_000_000 + number, 3, number, 5 * number, number * 10, ranges, detail
+    )
+
+
+# --- what a store holds ----------------------------------------------------------------------------------------------
+
+
+def content(store: Store, disk: Disk) -> dict[str, Any]:
+    """What version 1 means, as JSON."""
+    views = store.messages.views
+    return {
+        "identity": [f"{each:016x}" for each in store.identity],
+        "subjects": {
+            str(each.name): {"id": each.id, "next_sequence": each.next_sequence, "batches": _batches(store, each.id)}
+            for each in views.subjects
+        },
+        "actions": [_spelled(each) for each in _actions(disk, store.identity.actions_id)],
+        "streams": len(views.dedupe),
+    }
+
+
+def _batches(store: Store, subject_id: int) -> list[dict[str, Any]]:
+    stored = store.messages.read(subject_id, 0, messages_max=10_000, bytes_max=1 << 20)
+    return [
+        {
+            "first_sequence": each.entry.first_sequence,
+            "position": each.entry.position,
+            "size": each.entry.size,
+            "appended_ms": each.entry.appended_ms,
+            "tag_filter": f"{each.entry.tag_filter:016x}",
+            "producer_id": f"{each.entry.producer_id:016x}",
+            "producer_sequence": each.entry.producer_sequence,
+            "payloads": [payload.hex() for payload in batch.decode(each.data).payloads],
+        }
+        for each in stored
+    ]
+
+
+def _actions(disk: Disk, log_id: int) -> Iterator[Action]:
+    for found in records(disk, action_log.DIRECTORY, log_id):
+        if found.header.kind == Kind.ACTIONS:
+            yield from action_log.unpack(found.body)
+
+
+def _spelled(action: Action) -> dict[str, Any]:
+    return {
+        **action._asdict(),
+        "kind": action.kind.name,
+        "ranges": list(map(list, action.ranges)),
+        "detail": action.detail.hex(),
+    }
+
+
+def records(disk: Disk, log: str, log_id: int) -> Iterator[Record]:
+    """Every record of a log; there must be nothing else."""
+    for name in disk.listing(log):
+        base = segment.base_of(name)
+        if base is not None:
+            file = disk.open(f"{log}/{name}")
+            for found in scan.Scan(file, base, base + segment.HEADER_BYTES, log_id):
+                if isinstance(found, scan.Damage):
+                    raise AssertionError(f"{name} is damaged at {found.start}: {found.why}")
+                yield found
+            file.close()
+
+
+def write(folder: Path = FOLDER, expected: Path = EXPECTED) -> bool:
+    """Write the golden directory unless it is there."""
+    if folder.exists():
+        return False
+    with Simulation("golden") as world:
+        author = Author(world)
+        author.write_story()
+        for directory in DIRECTORIES:
+            (folder / directory).mkdir(exist_ok=True, parents=True)
+            for name in author.disk.listing(directory):
+                if directory or name == "identity":
+                    file = author.disk.open(f"{directory}/{name}" if directory else name)
+                    if file.size:  # the ballast is room, not content
+                        (folder / directory / name).write_bytes(file.read(0, file.size))
+        held = content(author.store, author.disk)
+    expected.write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
+    return True
+
+
+if __name__ == "__main__":
+    print("written" if write() else "it is there already, and is never written again")

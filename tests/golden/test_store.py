@@ -1,0 +1,125 @@
+"""A data directory of format version 1 is opened for ever, with its views and without them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairway.storage import action_log, checkpoint, directory, index_file, message_log, record, segment
+from fairway.storage.store import Store, StoreOptions
+from fairway.storage.views import entries_of_segment
+from fairway.world.clock import ManualClock
+from fairway.world.real_disk import RealDisk
+from fairway.world.rng import RealRng
+from tests.golden.store import EXPECTED, FOLDER, content, records, write
+
+LOGS = (message_log.DIRECTORY, action_log.DIRECTORY)
+
+
+def expected() -> dict[str, Any]:
+    held: dict[str, Any] = json.loads(EXPECTED.read_text(encoding="utf-8"))
+    return held
+
+
+def identity() -> directory.Identity:
+    found = directory.identify(RealDisk(FOLDER))
+    assert found is not None
+    return found
+
+
+def opened(root: Path, then: Callable[[Store, RealDisk], None]) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        disk = RealDisk(root, post=loop.call_soon_threadsafe)
+        options = StoreOptions(low_water_bytes=0, action_segment_bytes=4_096)
+        store = Store.open(disk, ManualClock(), RealRng(), defer=loop.call_soon, options=options)
+        try:
+            then(store, disk)
+        finally:
+            await store.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("without", [(), ("checkpoints",), ("index",), ("checkpoints", "index")], ids="+".join)
+def test_the_golden_directory_is_opened(tmp_path: Path, without: tuple[str, ...]) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(FOLDER, root)
+    for view in without:
+        shutil.rmtree(root / view)
+
+    def check(store: Store, disk: RealDisk) -> None:
+        assert store.findings == []
+        assert content(store, disk) == expected()
+
+    opened(root, check)
+    opened(root, check)  # and again, as this version has left it
+
+
+def test_it_is_what_it_should_be() -> None:
+    """Several segments, both logs, a checkpoint, indexes: or it would prove little."""
+    for folder, least in (("messages", 2), ("actions", 2), ("index", 2), ("checkpoints", 1)):
+        assert len(list((FOLDER / folder).iterdir())) >= least
+    held = expected()
+    assert len(held["subjects"]) == 2
+    assert {each["kind"] for each in held["actions"]} == {kind.name for kind in action_log.ActionKind}
+
+
+# --- while version 1 is the current one, what was read is written as it was ------------------------------------------
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_records_and_segments_are_written_as_they_always_were(log: str) -> None:
+    disk = RealDisk(FOLDER)
+    log_id = identity()[1 + LOGS.index(log)]
+    written: dict[int, bytes] = {}
+    for name in disk.listing(log):
+        base = segment.base_of(name)
+        assert base is not None
+        data = (FOLDER / log / name).read_bytes()
+        epoch = int.from_bytes(data[32:40], "little")
+        assert segment.parse_header(data) == (log_id, base)
+        written[base] = segment.pack_header(log_id, base, epoch)
+    for found in records(disk, log, log_id):
+        base = max(each for each in written if each <= found.header.position)
+        written[base] += record.pack_header(found.header, log_id) + found.body
+    for base, data in written.items():
+        assert data == (FOLDER / segment.file_name(log, base)).read_bytes()
+    disk.close()
+
+
+def test_indexes_are_written_as_they_always_were() -> None:
+    disk = RealDisk(FOLDER)
+    log_id = identity().messages_id
+    for path in sorted((FOLDER / "index").iterdir()):
+        base = int(path.stem)
+        file = disk.open(f"index/{path.name}")
+        covered_end, runs = index_file.read_directory(file, log_id, base)
+        entries = {subject: index_file.read_run(file, run) for subject, run in runs.items()}
+        parts, _ = index_file.pack(log_id, base, covered_end, entries)
+        assert b"".join(bytes(part) for part in parts) == path.read_bytes()
+        rebuilt = entries_of_segment(disk, message_log.DIRECTORY, log_id, base)
+        for subject, data in entries.items():
+            assert rebuilt[subject].startswith(data)
+    disk.close()
+
+
+def test_checkpoint_and_identity_are_written_as_they_always_were() -> None:
+    (path,) = (FOLDER / "checkpoints").iterdir()
+    data = path.read_bytes()
+    assert b"".join(bytes(part) for part in checkpoint.pack(checkpoint.unpack(data))) == data
+    assert [f"{each:016x}" for each in identity()] == expected()["identity"]
+
+
+def test_the_golden_directory_is_never_written_again(tmp_path: Path) -> None:
+    assert write(tmp_path / "new", tmp_path / "new.json")
+    assert (tmp_path / "new" / "identity").read_bytes() == (FOLDER / "identity").read_bytes()
+    (tmp_path / "new" / "identity").write_bytes(b"what lies on somebody's disk")
+    assert not write(tmp_path / "new", tmp_path / "new.json")
+    assert (tmp_path / "new" / "identity").read_bytes() == b"what lies on somebody's disk"

@@ -1,0 +1,153 @@
+"""What is looked at after every recovery: all that can be read, and whether recovery itself can be trusted."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import TypeAlias, TypedDict
+
+from fairway.names import Subject
+from fairway.storage import action_log, checkpoint, index_file, message_log
+from fairway.storage.action_log import unpack
+from fairway.storage.consume_log import Entry
+from fairway.storage.dedupe import Stored
+from fairway.storage.directory import IDENTITY
+from fairway.storage.message_log import StoredBatch
+from fairway.storage.opening import Opened, open_directory
+from fairway.storage.record import Kind, Record
+from fairway.storage.recovery import Finding, Verdict
+from fairway.storage.store import Store
+from fairway.storage.views import Views
+from fairway.world.disk import TEMPORARY
+from fairway.world.rng import SeededRng
+from fairway.world.sim_disk import CallLater, SimDisk
+from tests.simulation.clients import REPEATED_FROM
+from tests.simulation.truth import Invariant, Truth
+
+LOGS = (message_log.DIRECTORY, action_log.DIRECTORY)
+DERIVED = (index_file.DIRECTORY, checkpoint.DIRECTORY)
+EVERYTHING = 1 << 62
+
+Streams: TypeAlias = dict[int, tuple[int, int, int, tuple[Stored, ...]]]
+
+
+class Picture(TypedDict):
+    """The views, in a form that can be compared."""
+
+    subjects: dict[int, tuple[Subject, int]]
+    entries: dict[int, list[Entry]]
+    streams: Streams
+
+
+def _never(*_: object) -> None:
+    """A copy is only read and recovered: nothing on it happens later."""
+
+
+def copy_of(disk: SimDisk, directories: tuple[str, ...] = (*LOGS, *DERIVED)) -> SimDisk:
+    """A disk with the same files as a process sees them, all of them synced."""
+    call_later: CallLater = _never
+    copy = SimDisk(SeededRng("copy"), call_later)
+    names = [IDENTITY] if IDENTITY in disk.listing("") else []
+    for directory in directories:
+        names += [f"{directory}/{name}" for name in disk.listing(directory) if not name.endswith(TEMPORARY)]
+    for name in names:
+        file = disk.open(name)
+        copy.publish(name, [file.read(0, file.size)])
+        file.close()
+    return copy
+
+
+def read_by_id(store: Store) -> dict[int, list[StoredBatch]]:
+    """Every committed batch of every subject."""
+    messages = store.messages
+    return {
+        subject.id: messages.read(subject.id, 0, messages_max=EVERYTHING, bytes_max=EVERYTHING)
+        for subject in messages.views.subjects
+    }
+
+
+def read_all(store: Store) -> dict[Subject, list[StoredBatch]]:
+    """The same, by the subjects' names."""
+    return {store.messages.views.subjects.by_id(each).name: batches for each, batches in read_by_id(store).items()}
+
+
+def entries_of(views: Views) -> dict[int, list[Entry]]:
+    """By subject, where its batches lie."""
+    return {subject.id: list(views.entries.entries(subject.id, 0, EVERYTHING)) for subject in views.subjects}
+
+
+def streams_of(views: Views) -> Streams:
+    """By producer id: subject, epoch, next sequence, and the newest batches in the window. The oldest do not
+    count: what is under way has pushed them out, and if it never arrives the window is shorter than it could be."""
+    return {
+        producer_id: (stream.subject_id, stream.epoch, stream.next, tuple(stream)[:REPEATED_FROM])
+        for producer_id, stream in views.dedupe._streams.items()
+    }
+
+
+def picture(views: Views) -> Picture:
+    """All that the views say, in a form that can be compared."""
+    return {
+        "subjects": {each.id: (each.name, each.next_sequence) for each in views.subjects},
+        "entries": entries_of(views),
+        "streams": streams_of(views),
+    }
+
+
+def differences(one: Picture, other: Picture) -> str:
+    """Which parts of two pictures differ."""
+    mine, others = dict(one), dict(other)
+    return ", ".join(name for name in mine if mine[name] != others[name])
+
+
+def check_recovery(truth: Truth, disk: SimDisk) -> Picture:
+    """Recover a copy, again, and once without the views; the picture that the store itself must arrive at."""
+    copy = copy_of(disk)
+    opened = open_directory(copy, SeededRng("copy"))
+    recovered = picture(opened.views)
+    _check_stable(truth, opened, open_directory(copy, SeededRng("again")))
+    _check_views(truth, opened, copy)
+    return recovered
+
+
+def _check_stable(truth: Truth, first: Opened, second: Opened) -> None:
+    differing = differences(picture(first.views), picture(second.views))
+    if differing or logs_of(first) != logs_of(second):
+        truth.blame(Invariant.UNSTABLE, f"recovered twice, these differ: {differing or 'logs'}")
+    if again := [each for each in second.findings if each.verdict is Verdict.TORN]:
+        truth.blame(Invariant.UNSTABLE, f"the second recovery still finds {again[0]}")
+
+
+def logs_of(opened: Opened) -> object:
+    return [astuple(log) for log in (opened.messages, opened.actions)]
+
+
+def check_rot(truth: Truth, findings: list[Finding]) -> None:
+    for each in findings:
+        if each.verdict is Verdict.ROTTEN:
+            truth.blame(Invariant.ROTTEN, f"{each.log} {each.damage.start} to {each.damage.end}: {each.damage.why}")
+
+
+def _check_views(truth: Truth, opened: Opened, disk: SimDisk) -> None:
+    """What checkpoint and indexes gave must be what the log alone gives; and all actions are there."""
+    actions: list[int] = []
+
+    def note_actions(record: Record) -> None:
+        if record.header.kind == Kind.ACTIONS:
+            actions.extend(action.lot for action in unpack(record.body))
+
+    rebuilt = open_directory(copy_of(disk, LOGS), SeededRng("rebuilt"), note_actions)
+    truth.see_actions(actions)
+    mine, other = picture(opened.views), picture(rebuilt.views)
+    mine["streams"] = _as_the_log_knows(mine["streams"], rebuilt)
+    if differing := differences(mine, other):
+        truth.blame(Invariant.VIEWS, f"these differ from what the log alone says: {differing}")
+
+
+def _as_the_log_knows(streams: Streams, rebuilt: Opened) -> Streams:
+    """Retention may have taken a stream's older batches; the checkpoint has them still."""
+    oldest = rebuilt.messages.segments[0].base if rebuilt.messages.segments else 0
+    kept = {
+        producer_id: (subject_id, epoch, next_, tuple(each for each in window if each.end > oldest))
+        for producer_id, (subject_id, epoch, next_, window) in streams.items()
+    }
+    return {producer_id: stream for producer_id, stream in kept.items() if stream[-1]}

@@ -11,9 +11,8 @@ ENTRY_POINTS: dict[str, str] = {
     "fairway": "the public surface",
     "fairway.cli.main": "the console script",
     "fairway.cli.demo": "make run",
-    "fairway.world.loop": "the simulated loop: what users and we run a whole cluster on, in tests",
+    "fairway.world.simulation": "loop, clock, net and chance of a simulated run: what we run a whole cluster on, in tests",
     "fairway.world.sim_disk": "the simulated disk, for the same",
-    "fairway.world.sim_net": "the simulated net, for the same",
 }
 
 

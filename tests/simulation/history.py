@@ -305,6 +305,7 @@ class History:
         self.ends["damage"] += 1
         self._world.loop.note(str(hit))
         for time in ("first", "second"):
+            checks.check_stable(self.truth, checks.copy_of(self.disk))
             store = self._try_to_open()
             if store is None:
                 self.truth.blame(Invariant.BROKE, f"cannot be opened: {hit}")

@@ -11,7 +11,7 @@ ENTRY_POINTS: dict[str, str] = {
     "fairway": "the public surface",
     "fairway.cli.main": "the console script",
     "fairway.cli.demo": "make run",
-    "fairway.world.simulation": "loop, clock, net and chance of a simulated run: what we run a whole cluster on, in tests",
+    "fairway.world.simulation": "loop, clock, net and chance of a simulated run: what tests run a whole cluster on",
     "fairway.world.sim_disk": "the simulated disk, for the same",
 }
 

@@ -1,0 +1,47 @@
+"""The wire, without a wire: bytes in, events out; no socket and no clock in this package.
+
+    frames      bytes ↔ frames: bounded before anything is allocated
+    messages    what is said: the conversation, producing, consuming      admin    what operators and Spark say
+    codec       verbs ↔ message types, and their bytes
+    states      the states of a connection, as a table                    handshake, heartbeat    its decisions
+    connection  all of it together: what client and broker drive
+
+`docs/protocol.md` is the specification, for those who write a client in another language.
+"""
+
+from fairway.protocol.connection import Connection
+from fairway.protocol.events import (
+    Closed,
+    Event,
+    HandshakeDone,
+    PeerLeaving,
+    RefusalReceived,
+    RequestReceived,
+    ResponseReceived,
+    Why,
+)
+from fairway.protocol.frames import Bytes, Frame, FrameReader, FrameTooLarge
+from fairway.protocol.handshake import Options
+from fairway.protocol.messages import Message, Verb
+from fairway.protocol.states import Role, State
+
+__all__ = [
+    "Bytes",
+    "Closed",
+    "Connection",
+    "Event",
+    "Frame",
+    "FrameReader",
+    "FrameTooLarge",
+    "HandshakeDone",
+    "Message",
+    "Options",
+    "PeerLeaving",
+    "RefusalReceived",
+    "RequestReceived",
+    "ResponseReceived",
+    "Role",
+    "State",
+    "Verb",
+    "Why",
+]

@@ -1,0 +1,211 @@
+"""What operators, tools and Spark ask of a broker: move a cursor, read without a group, look, configure, switch.
+
+None of it is on the way of a message, so these messages may be large and are paged where they could grow without limit.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from fairway.protocol.messages import AttachedBatch, Message, Natural, Whence
+
+# --- reading and moving ----------------------------------------------------------------------------------------------
+
+
+class Seek(Message, frozen=True):
+    """Move a group's cursor on this broker group. What was in flight is forgotten: it is a clean start from there."""
+
+    subject: str
+    group: str
+    whence: Whence
+    value: Natural = 0  # TIME: ms since 1970 UTC; SEQUENCE: the sequence; otherwise 0
+
+
+class Sought(Message, frozen=True):
+    """Durable. The next message handed out is `sequence`, or the first one stored behind it."""
+
+    sequence: Natural
+    was: Natural
+    held: Natural = 0  # messages that the group no longer remembers: those in the hands of consumers,
+    waiting: Natural = 0  # those handed back or waiting for their next attempt,
+    dying: Natural = 0  # and those on their way to dead letter
+
+
+class Scan(Message, frozen=True):
+    """Read committed batches without a group. With `bytes_max` 0 it only says where things are."""
+
+    subject: str
+    whence: Whence
+    value: Natural
+    end: Natural | None  # stop before this sequence; None: at the committed end
+    bytes_max: Natural  # at least one batch comes, however large, unless this is 0
+    log_id: Natural | None = None  # refuse as FENCED if the log is another one by now
+
+
+class Scanned(Message, frozen=True):
+    """Whole batches are attached: the first may begin before the place asked for, the last may reach past `end`."""
+
+    batches: list[AttachedBatch]
+    next_sequence: Natural  # go on here; where the scan would have begun if nothing is attached
+    first_sequence: Natural  # the first that retention has left
+    committed_end: Natural
+    log_id: Natural
+    epoch: Natural
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+class Depth(enum.IntEnum):
+    """How far down a description goes."""
+
+    SUBJECTS = 1
+    GROUPS = 2
+    CONSUMERS = 3  # and the groups' actors
+
+
+class Describe(Message, frozen=True):
+    """Paged by groups (by subjects where the depth is SUBJECTS)."""
+
+    depth: Depth
+    subject: str | None = None  # None: all
+    group: str | None = None  # None: all
+    after: str = ""  # `next` of the page before
+    items_max: Natural = 1_000
+
+
+class ConsumerState(Message, frozen=True):
+    name: str
+    messages: Natural  # handed out to it and not settled
+    lots: Natural
+    response: Natural  # the number of the last one
+    lease_left_ms: Natural
+    config_version: Natural
+    is_paused: bool
+    address: str  # of its connection; empty while it has none
+
+
+class ActorState(Message, frozen=True):
+    """How the scheduler sees a group; the times are those of its account."""
+
+    run: str  # idle, ready, running
+    waiting: Natural  # requests in its mailbox
+    suspensions: Natural
+    turns: Natural
+    served_ns: Natural
+    cold_ns: Natural  # time spent on reads that missed the page cache
+    virtual_ns: Natural
+
+
+class GroupState(Message, frozen=True):
+    """One group on one subject. Counts are messages, but for `lots`."""
+
+    name: str
+    cursor: Natural
+    oldest_unacked: Natural  # the cursor, if nothing below it is owed
+    lag: Natural  # committed and not yet handed out
+    in_flight: Natural  # held by consumers
+    returned: Natural  # handed back, or due again: the next pull gets it
+    retrying: Natural  # waiting for their next attempt
+    dying: Natural  # on their way to the dead-letter subject
+    dead: Natural  # in the dead-letter subject
+    lost: Natural  # taken by retention before the group had them
+    inbox: Natural  # waiting in the private inbox
+    lots: Natural  # un-acked ranges
+    weight: float
+    is_paused: bool
+    config_version: Natural
+    consumers_count: Natural
+    consumers: list[ConsumerState] = []  # noqa: RUF012  (msgspec copies an empty default)
+    actor: ActorState | None = None
+
+
+class SubjectState(Message, frozen=True):
+    name: str
+    first_sequence: Natural
+    committed_end: Natural
+    is_read_only: bool
+    groups_count: Natural
+    groups: list[GroupState] = []  # noqa: RUF012  (msgspec copies an empty default)
+
+
+class BrokerState(Message, frozen=True):
+    server: str
+    log_id: Natural
+    epoch: Natural
+    is_master: bool
+    is_read_only: bool
+    started_ms: Natural
+    connections: Natural
+
+
+class Described(Message, frozen=True):
+    broker: BrokerState
+    subjects: list[SubjectState]  # a subject whose groups fill more than a page is on several, with its groups so far
+    next: str = ""  # for `Describe.after`; empty on the last page
+
+
+# --- changing --------------------------------------------------------------------------------------------------------
+
+
+class Configure(Message, frozen=True):
+    """Compare and set: refused as STALE_CONFIG unless `expected_version` is the one in force."""
+
+    subject: str
+    group: str
+    config: bytes  # MessagePack, as in Joined; its own version is the next one
+    expected_version: Natural  # 0: the group does not exist yet
+
+
+class Configured(Message, frozen=True):
+    """Durable, and in force."""
+
+    version: Natural
+
+
+class Lever(enum.IntEnum):
+    """What a switch switches."""
+
+    PAUSE_GROUP = 1
+    PAUSE_CONSUMER = 2
+    READ_ONLY = 3  # a subject
+
+
+class Switch(Message, frozen=True):
+    """Turning a switch to where it stands is no error."""
+
+    lever: Lever
+    is_on: bool
+    subject: str
+    group: str = ""  # unless READ_ONLY
+    consumer: str = ""  # PAUSE_CONSUMER
+
+
+class Switched(Message, frozen=True):
+    """Durable."""
+
+    was_on: bool
+
+
+class Weigh(Message, frozen=True):
+    """A group of weight 2 gets twice the broker's time of one of weight 1, while both want it. Answered by Done."""
+
+    subject: str
+    group: str
+    weight: float
+
+
+class Redrive(Message, frozen=True):
+    """Dead letters of a group back to that group, through its private inbox: no other group sees them."""
+
+    subject: str
+    group: str
+    ids: list[str] | None  # text form; None: all that are there now
+    rate_per_s: Natural = 0  # messages; 0: as fast as they are taken
+
+
+class Redriven(Message, frozen=True):
+    """They will be handed out: durable, and done at the rate asked for, across restarts."""
+
+    count: Natural
+    unknown: list[str]  # ids that are not among the group's dead letters

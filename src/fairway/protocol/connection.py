@@ -1,0 +1,390 @@
+"""One connection, from one side: bytes and time in, events and bytes out. `states` has the theory.
+
+    for event in connection.feed(data, now_ns):     what arrived
+        ...
+    connection.request(...), respond(...), refuse(...), drain(...)
+    transport.writelines(connection.take())         after every call that may have written something
+    if connection.closed is not None: transport.close()
+
+The other side's mistakes never raise here: a RemoteProtocolError becomes a last GOODBYE that names it, and `closed`.
+Our own caller's mistakes are `Misuse`. A refusal is an answer like any other: the connection goes on.
+
+Requests are matched by correlation ids that the client counts up from 1; 0 marks what concerns the connection itself.
+A server refuses what exceeds `requests_max` as BUSY and what arrives while it drains as DRAINING, by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fairway import limits
+from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
+from fairway.protocol import codec, frames, handshake, states
+from fairway.protocol.events import (
+    Closed,
+    Event,
+    HandshakeDone,
+    PeerLeaving,
+    RefusalReceived,
+    RequestReceived,
+    ResponseReceived,
+    Why,
+)
+from fairway.protocol.frames import REFUSED, RESPONSE, Bytes, Frame, FrameReader
+from fairway.protocol.handshake import GREETING_VERSION, Options
+from fairway.protocol.heartbeat import Beat, Pulse
+from fairway.protocol.messages import FIRST_REQUEST_VERB, Goodbye, Hello, Message, Ping, Pong, Verb
+from fairway.protocol.states import Heard, Move, Role, State
+
+_VERBS = {int(verb): verb for verb in Verb}
+_BUSY_RETRY_AFTER_MS = 50  # a few group commits: by then some of the requests in flight are answered
+
+
+class Connection:
+    """Used from one thread or loop. A client's HELLO is written by its construction."""
+
+    def __init__(self, role: Role, now_ns: int, options: Options | None = None) -> None:
+        self.role = role
+        self.options = options or Options()
+        self.state = State.GREETING
+        self._may_hear = states.MAY_HEAR[role, self.state]
+        self.closed: Closed | None = None
+        self.peer_frame_bytes_max = limits.HELLO_FRAME_BYTES_MAX
+        self.requests_max = 0
+        self._reader = FrameReader(version=GREETING_VERSION)
+        self._pulse = Pulse(self.options.handshake_ms, now_ns)
+        self._out: list[Bytes] = []
+        self._version = GREETING_VERSION
+        self._in_flight: dict[int, int] = {}  # correlation id: verb
+        self._correlation = 0  # the client's last
+        self._pings = 0  # asked and not yet answered
+        self._pings_heard = 0  # since `_pings_since_ns`
+        self._pings_since_ns = now_ns
+        self._turned_away: Refused | None = None
+        if role is Role.CLIENT:
+            self._write(Verb.HELLO, 0, 0, handshake.hello(self.options))
+
+    # --- what the owner may ask --------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether new requests may be made (client) or are taken (server)."""
+        return self.state is State.OPEN
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer."""
+        return len(self._in_flight)
+
+    @property
+    def room(self) -> int:
+        """How many more requests the client may make now."""
+        return self.requests_max - len(self._in_flight) if self.state is State.OPEN else 0
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What has arrived of a frame that is not yet complete: for the owner's memory budget."""
+        return self._reader.buffered_bytes
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+
+    def feed(self, data: Bytes, now_ns: int) -> list[Event]:
+        """Take what arrived; what it means. After the end, nothing does."""
+        events: list[Event] = []
+        if self.closed is not None:
+            return events
+        if self.state is not State.GREETING:  # the handshake has one deadline, however slowly it trickles in
+            self._pulse.heard(now_ns)
+        reader = self._reader
+        reader.feed(data)
+        try:
+            while self.state is not State.CLOSED and (frame := reader.next_frame()) is not None:
+                event = self._on_frame(frame, now_ns)
+                if event is not None:
+                    events.append(event)
+        except RemoteProtocolError as error:
+            self.fail(error.with_traceback(None))  # whose frames would keep the other side's bytes alive
+        return events
+
+    def next_deadline(self) -> int | None:
+        """When `on_time` is to be called, on the clock of `now_ns`; None: never again."""
+        return self._pulse.due_ns if self.closed is None else None
+
+    def on_time(self, now_ns: int) -> None:
+        """Write the PING that is due, or give the other side up."""
+        if self.closed is not None:
+            return
+        beat = self._pulse.on_time(now_ns)
+        if beat is Beat.NOTHING:
+            return
+        if self.state is State.GREETING:
+            self._end(Closed(Why.SILENT, "the handshake was not finished in time"))
+        elif beat is Beat.DEAD:
+            self._end(Closed(Why.SILENT, "nothing was heard for three heartbeats", self._unanswered()))
+        else:
+            self._pings += 1
+            self._write(Verb.PING, 0, 0, Ping())
+
+    def lost(self) -> None:
+        """The transport is gone."""
+        if self.closed is None:
+            cut = " in the middle of a frame" if self._reader.buffered_bytes else ""
+            self._end(Closed(Why.LOST, f"the connection was cut{cut}", self._unanswered()))
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def take(self) -> list[Bytes]:
+        """What is to be written, in order; also after the end, for the last words."""
+        out, self._out = self._out, []
+        return out
+
+    def request(self, message: Message, attachments: Sequence[Bytes] = ()) -> int:
+        """Ask; the correlation id that the answer will carry. Look at `room` before."""
+        verb = codec.REQUESTS.get(type(message), Verb.GOODBYE)
+        if self.role is not Role.CLIENT or verb < FIRST_REQUEST_VERB:
+            raise Misuse(f"a {self.role.value} does not ask with a {type(message).__name__}")
+        if self.state is not State.OPEN:
+            raise Misuse(f"a connection that is {self.state.value} takes no requests")
+        if len(self._in_flight) >= self.requests_max:
+            raise Misuse(f"{self.requests_max} requests are in flight: wait for an answer")
+        correlation = self._correlation + 1
+        self._write(verb, 0, correlation, message, attachments)
+        self._correlation = correlation
+        self._in_flight[correlation] = verb
+        return correlation
+
+    def respond(self, correlation: int, message: Message, attachments: Sequence[Bytes] = ()) -> bool:
+        """Answer; False if the connection has ended meanwhile and nobody is there to be told."""
+        if self.closed is not None:
+            return False
+        verb = self._asked(correlation)
+        if type(message) is not codec.ANSWERS[verb]:
+            raise Misuse(f"a {type(message).__name__} does not answer {Verb(verb).name}")
+        self._write(verb, RESPONSE, correlation, message, attachments)
+        self._settle(correlation)
+        return True
+
+    def refuse(self, correlation: int, refused: Refused) -> bool:
+        """Answer no, and keep the connection; False as for `respond`."""
+        if self.closed is not None:
+            return False
+        self._refuse(self._asked(correlation), correlation, refused)
+        self._settle(correlation)
+        return True
+
+    def turn_away(self, refused: Refused) -> None:
+        """Server: the HELLO, when it comes, is answered with this refusal."""
+        if self.role is not Role.SERVER or self.state is not State.GREETING:
+            raise Misuse("only a server can turn somebody away, and only before the handshake")
+        self._turned_away = refused
+
+    def drain(self, reason: str, *, retry_after_ms: int | None = None) -> None:
+        """Say goodbye: no new requests, what is in flight is answered, then the connection closes itself."""
+        if self.state is State.GREETING:
+            self._end(Closed(Why.PARTED, codec.shortened(reason)))
+        elif self.state is State.OPEN:
+            self._say_goodbye(reason, retry_after_ms)
+
+    def fail(self, error: RemoteProtocolError) -> None:
+        """The other side broke the rules: say so, and end. For what only the owner can see, such as a bad batch."""
+        if self.closed is not None:
+            return
+        sentence = codec.shortened(str(error))
+        self._write(Verb.GOODBYE, 0, 0, Goodbye(sentence, Code.PROTOCOL_ERROR.value))
+        self._end(Closed(Why.BROKEN, sentence, self._unanswered(), Code.PROTOCOL_ERROR, error=error))
+
+    def dismiss(self, refused: Refused) -> None:
+        """End it for a reason of our own, such as a bound on memory; say why, and when to come back."""
+        if self.closed is not None:
+            return
+        sentence = codec.shortened(refused.sentence)
+        self._write(Verb.GOODBYE, 0, 0, Goodbye(sentence, refused.code.value, refused.retry_after_ms))
+        self._end(Closed(Why.DISMISSED, sentence, self._unanswered(), refused.code, refused.retry_after_ms))
+
+    # --- what arrives ------------------------------------------------------------------------------------------------
+
+    def _on_frame(self, frame: Frame, now_ns: int) -> Event | None:
+        is_answer = bool(frame.flags & RESPONSE)
+        if frame.verb >= FIRST_REQUEST_VERB:
+            self._expect(Heard.ANSWER if is_answer else Heard.REQUEST)
+            return self._on_answer(frame) if is_answer else self._on_request(frame)
+        heard = states.OWN.get((frame.verb, is_answer))
+        if heard is None or frame.correlation or frame.attachments:
+            raise RemoteProtocolError(
+                f"a frame of verb {frame.verb}, correlation id {frame.correlation} "
+                f"and {len(frame.attachments)} attachments means nothing"
+            )
+        return self._on_own(heard, frame, now_ns)
+
+    def _expect(self, heard: Heard) -> None:
+        if heard not in self._may_hear:
+            raise RemoteProtocolError(f"{heard.name} came to a {self.role.value} that is {self.state.value}")
+
+    def _on_request(self, frame: Frame) -> Event | None:
+        correlation, verb = frame.correlation, frame.verb
+        if correlation == 0 or correlation in self._in_flight:
+            raise RemoteProtocolError(f"a request with correlation id {correlation}, which is not free")
+        if not codec.knows(verb):
+            self._refuse(verb, correlation, Refused(Code.UNSUPPORTED, f"this server does not know verb {verb}"))
+            return None
+        message = codec.decode_request(verb, frame.control)
+        if len(frame.attachments) != codec.attachments_of(message):
+            raise RemoteProtocolError(_miscounted(message, len(frame.attachments)))
+        if self.state is not State.OPEN or len(self._in_flight) >= self.requests_max:
+            self._refuse(verb, correlation, self._not_now())
+            return None
+        self._in_flight[correlation] = verb
+        return RequestReceived(correlation, _VERBS[verb], message, frame.attachments, len(frame.control))
+
+    def _not_now(self) -> Refused:
+        """Why a sound request cannot be taken in."""
+        if self.state is not State.OPEN:
+            return Refused(Code.DRAINING, "this server is about to close")
+        sentence = f"{self.requests_max} requests are in flight on this connection"
+        return Refused(Code.BUSY, sentence, retry_after_ms=_BUSY_RETRY_AFTER_MS)
+
+    def _on_answer(self, frame: Frame) -> Event:
+        correlation, verb = frame.correlation, frame.verb
+        if self._in_flight.get(correlation) != verb:
+            raise RemoteProtocolError(f"an answer of verb {verb} with correlation id {correlation}: nobody asked")
+        event: Event
+        if frame.flags & REFUSED:
+            if frame.attachments:
+                raise RemoteProtocolError("a refusal with attachments")
+            event = RefusalReceived(correlation, codec.decode_refusal(verb, frame.control))
+        else:
+            message = codec.decode_answer(verb, frame.control)
+            if len(frame.attachments) != codec.attachments_of(message):
+                raise RemoteProtocolError(_miscounted(message, len(frame.attachments)))
+            event = ResponseReceived(correlation, message, frame.attachments)
+        self._settle(correlation)
+        return event
+
+    def _on_own(self, heard: Heard, frame: Frame, now_ns: int) -> Event | None:
+        """HELLO, PING, GOODBYE and their answers."""
+        if frame.flags & REFUSED and heard is not Heard.WELCOME:
+            raise RemoteProtocolError(f"{heard.name} cannot be refused")
+        if heard is Heard.GOODBYE:
+            return self._on_goodbye(codec.decode_goodbye(frame.control))
+        self._expect(heard)
+        if heard is Heard.HELLO:
+            return self._on_hello(codec.decode_hello(frame.control), now_ns)
+        if heard is Heard.WELCOME:
+            return self._on_welcome(frame, now_ns)
+        if heard is Heard.PING:
+            codec.decode_request(frame.verb, frame.control)
+            self._count_ping(now_ns)
+            self._write(Verb.PING, RESPONSE, 0, Pong())
+        else:
+            codec.decode_answer(frame.verb, frame.control)
+            if not self._pings:
+                raise RemoteProtocolError("an answer to a PING that nobody sent")
+            self._pings -= 1
+        return None
+
+    def _count_ping(self, now_ns: int) -> None:
+        """Whoever asks all the time whether we are there keeps us from everybody else."""
+        if now_ns - self._pings_since_ns > self._pulse.interval_ns:
+            self._pings_since_ns, self._pings_heard = now_ns, 0
+        self._pings_heard += 1
+        if self._pings_heard > limits.PINGS_MAX:
+            raise RemoteProtocolError(f"more than {limits.PINGS_MAX} PINGs in one heartbeat interval")
+
+    def _on_goodbye(self, goodbye: Goodbye) -> Event | None:
+        if goodbye.code is not None:
+            self._expect(Heard.ACCUSATION)
+            code, reason = codec.code_of(goodbye.code), codec.shortened(goodbye.reason)
+            self._end(Closed(Why.ACCUSED, reason, self._unanswered(), code, goodbye.retry_after_ms))
+            return None
+        self._expect(Heard.GOODBYE)
+        self._go(Move.HEARD_GOODBYE)
+        self._part_if_settled()
+        return PeerLeaving(goodbye.reason, goodbye.retry_after_ms)
+
+    # --- the handshake -----------------------------------------------------------------------------------------------
+
+    def _on_hello(self, said: Hello, now_ns: int) -> Event | None:
+        answer = self._turned_away or handshake.answer(said, self.options)
+        if isinstance(answer, Refused):
+            self._refuse(Verb.HELLO, 0, answer)
+            self._end_turned_away(answer)
+            return None
+        self._write(Verb.HELLO, RESPONSE, 0, answer)
+        return self._begin(handshake.agreed_by_server(said, answer), now_ns)
+
+    def _on_welcome(self, frame: Frame, now_ns: int) -> Event | None:
+        if frame.flags & REFUSED:
+            self._end_turned_away(codec.decode_refusal(frame.verb, frame.control))
+            return None
+        return self._begin(handshake.agreed_by_client(codec.decode_welcome(frame.control), self.options), now_ns)
+
+    def _begin(self, agreed: HandshakeDone, now_ns: int) -> Event:
+        self._go(Move.GREETED)
+        self._version = self._reader.version = agreed.version
+        self._reader.frame_bytes_max = self.options.frame_bytes_max
+        self.peer_frame_bytes_max = agreed.frame_bytes_max
+        self.requests_max = agreed.requests_max
+        self._pulse = Pulse(agreed.heartbeat_ms, now_ns)
+        return agreed
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _settle(self, correlation: int) -> None:
+        del self._in_flight[correlation]
+        if self.state is not State.OPEN:
+            self._part_if_settled()
+
+    def _part_if_settled(self) -> None:
+        """The last answer is given: say goodbye where that is waited for, and close where both have said it."""
+        if self._in_flight:
+            return
+        if self.state is State.ASKED:
+            self._say_goodbye("nothing is in flight", None)
+        if self.state is State.PARTING:
+            self._go(Move.SETTLED)
+            self.closed = Closed(Why.PARTED, Why.PARTED.value)
+
+    def _say_goodbye(self, reason: str, retry_after_ms: int | None) -> None:
+        self._write(Verb.GOODBYE, 0, 0, Goodbye(codec.shortened(reason), None, retry_after_ms))
+        self._go(Move.SAID_GOODBYE)
+
+    def _end(self, closed: Closed) -> None:
+        self._go(Move.ENDED)
+        self._in_flight.clear()
+        self.closed = closed
+
+    def _end_turned_away(self, refused: Refused) -> None:
+        sentence = codec.shortened(refused.sentence)
+        self._end(Closed(Why.TURNED_AWAY, sentence, code=refused.code, retry_after_ms=refused.retry_after_ms))
+
+    def _unanswered(self) -> tuple[int, ...]:
+        return tuple(self._in_flight)
+
+    def _go(self, move: Move) -> None:
+        self.state = states.after(self.state, move)
+        self._may_hear = states.MAY_HEAR[self.role, self.state]
+        if self.state is State.CLOSED:
+            self._reader = FrameReader()  # and with it whatever had arrived
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def _asked(self, correlation: int) -> int:
+        verb = self._in_flight.get(correlation)
+        if verb is None or self.role is not Role.SERVER:
+            raise Misuse(f"no request with correlation id {correlation} waits for an answer of this {self.role.value}")
+        return verb
+
+    def _refuse(self, verb: int, correlation: int, refused: Refused) -> None:
+        self._write(verb, RESPONSE | REFUSED, correlation, codec.refusal_of(refused))
+
+    def _write(self, verb: int, flags: int, correlation: int, message: Message, batches: Sequence[Bytes] = ()) -> None:
+        if len(batches) != codec.attachments_of(message):
+            raise Misuse(_miscounted(message, len(batches)))
+        control = codec.encode(message)
+        self._out += frames.write(
+            verb, flags, self._version, correlation, control, batches, bytes_max=self.peer_frame_bytes_max
+        )
+
+
+def _miscounted(message: Message, batches: int) -> str:
+    return f"a {type(message).__name__} with {batches} batches: {codec.attachments_of(message)} belong"

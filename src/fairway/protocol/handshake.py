@@ -1,0 +1,107 @@
+"""The handshake: which version both sides speak, and with which features. Pure decisions; `connection` acts on them.
+
+HELLO and its answer keep their frame layout for ever and carry version 0, so that any two versions can at least find
+out that they have none in common. The highest common version is chosen; a feature counts if both sides have it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from fairway import limits
+from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
+from fairway.protocol.events import HandshakeDone
+from fairway.protocol.messages import Hello, Welcome
+
+VERSION_MIN: Final = 1
+VERSION_MAX: Final = 1
+GREETING_VERSION: Final = 0  # in the header of HELLO and its answer
+FEATURE_CHARS_MAX: Final = 32  # so that all of them and a name fit into a HELLO
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What one side brings to a connection. `heartbeat_ms` and `requests_max` are the server's to say."""
+
+    name: str = "fairway"  # for people: name and version of the program
+    version_min: int = VERSION_MIN
+    version_max: int = VERSION_MAX
+    features: tuple[str, ...] = ()
+    frame_bytes_max: int = limits.FRAME_BYTES_MAX
+    heartbeat_ms: int = limits.HEARTBEAT_MS
+    requests_max: int = limits.CONNECTION_REQUESTS_MAX
+    handshake_ms: int = limits.HANDSHAKE_MS
+
+    def __post_init__(self) -> None:
+        if not limits.HELLO_FRAME_BYTES_MAX <= self.frame_bytes_max <= limits.FRAME_BYTES_MAX:
+            raise Misuse(f"frame_bytes_max must be {limits.HELLO_FRAME_BYTES_MAX} to {limits.FRAME_BYTES_MAX}")
+        if not limits.HEARTBEAT_MS_MIN <= self.heartbeat_ms <= limits.HEARTBEAT_MS_MAX:
+            raise Misuse(f"heartbeat_ms must be {limits.HEARTBEAT_MS_MIN} to {limits.HEARTBEAT_MS_MAX}")
+        if self.requests_max < 1 or not 1 <= self.version_min <= self.version_max <= 255:
+            raise Misuse("requests_max must be at least 1, and versions a range within 1 to 255")
+        if len(self.features) > limits.FEATURES_MAX or max(map(len, self.features), default=0) > FEATURE_CHARS_MAX:
+            raise Misuse(f"at most {limits.FEATURES_MAX} features of {FEATURE_CHARS_MAX} characters can be offered")
+        if len(self.name) > limits.NAME_CHARS_MAX:
+            raise Misuse(f"a name of {len(self.name)} characters: at most {limits.NAME_CHARS_MAX} are allowed")
+
+
+def hello(options: Options) -> Hello:
+    """What the client says first."""
+    return Hello(
+        options.version_min, options.version_max, list(options.features), options.name, options.frame_bytes_max
+    )
+
+
+def answer(said: Hello, options: Options) -> Welcome | Refused:
+    """What the server answers."""
+    version = min(said.version_max, options.version_max)
+    if said.version_min > said.version_max:
+        return Refused(Code.BAD_REQUEST, f"protocol versions {said.version_min} to {said.version_max} are no range")
+    if version < max(said.version_min, options.version_min):
+        return Refused(
+            Code.UNSUPPORTED,
+            f"no common protocol version: this server speaks {options.version_min} to {options.version_max}, "
+            f"the client {said.version_min} to {said.version_max}; upgrade the older of the two",
+        )
+    if said.frame_bytes_max < limits.HELLO_FRAME_BYTES_MAX:
+        return Refused(Code.BAD_REQUEST, f"frame_bytes_max must be at least {limits.HELLO_FRAME_BYTES_MAX}")
+    if len(said.features) > limits.FEATURES_MAX:
+        return Refused(Code.BAD_REQUEST, f"at most {limits.FEATURES_MAX} features can be offered")
+    features = [feature for feature in dict.fromkeys(said.features) if feature in options.features]
+    return Welcome(version, features, options.name, options.frame_bytes_max, options.heartbeat_ms, options.requests_max)
+
+
+def agreed_by_server(said: Hello, welcome: Welcome) -> HandshakeDone:
+    """What the server has agreed on by its answer."""
+    return HandshakeDone(
+        welcome.version,
+        tuple(welcome.features),
+        said.client,
+        min(said.frame_bytes_max, limits.FRAME_BYTES_MAX),
+        welcome.heartbeat_ms,
+        welcome.requests_max,
+    )
+
+
+def agreed_by_client(welcome: Welcome, options: Options) -> HandshakeDone:
+    """What the client has agreed on; an answer that it did not offer is the server's mistake."""
+    if not options.version_min <= welcome.version <= options.version_max:
+        raise RemoteProtocolError(
+            f"the server chose protocol version {welcome.version}: "
+            f"{options.version_min} to {options.version_max} were offered"
+        )
+    if not set(welcome.features) <= set(options.features):
+        raise RemoteProtocolError("the server chose features that were not offered")
+    if welcome.frame_bytes_max < limits.HELLO_FRAME_BYTES_MAX or welcome.requests_max < 1:
+        raise RemoteProtocolError("the server leaves no room for a request")
+    if not limits.HEARTBEAT_MS_MIN <= welcome.heartbeat_ms <= limits.HEARTBEAT_MS_MAX:
+        raise RemoteProtocolError(f"the server asks for a heartbeat of {welcome.heartbeat_ms} ms")
+    return HandshakeDone(
+        welcome.version,
+        tuple(welcome.features),
+        welcome.server,
+        min(welcome.frame_bytes_max, limits.FRAME_BYTES_MAX),
+        welcome.heartbeat_ms,
+        welcome.requests_max,
+    )

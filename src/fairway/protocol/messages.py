@@ -1,0 +1,259 @@
+"""What the two sides say to each other: one control message per frame, with batches attached where there are any.
+
+A control message is MessagePack, an array of its fields in the order given here; a field may be added at the end with a
+default, and a reader ignores fields that it does not know. Batches follow the control message as they are: nobody
+between producer and consumer opens one. Names are raw strings here; the broker parses them at its border.
+
+This file has the conversation, producing and consuming; `admin` has what operators, tools and Spark ask. `codec` says
+which message goes with which verb, and `docs/protocol.md` is the specification.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+# No number on the wire is negative, and all of them fit the signed 64 bits that other languages have.
+Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class Verb(enum.IntEnum):
+    """What a request asks for. The number is on the wire; 1 to 15 concern the connection itself."""
+
+    HELLO = 1
+    PING = 2
+    GOODBYE = 3  # no new requests after it: answer what is under way, then close
+
+    PRODUCE = 16
+    JOIN = 17
+    PULL = 18
+    SETTLE = 19  # ack, retry, reject, release
+    HEARTBEAT = 20
+    LEAVE = 21
+    SEEK = 22
+    SCAN = 23
+    DESCRIBE = 24
+    CONFIGURE = 25  # a group
+    SWITCH = 26  # pause and resume a group or a consumer; read-only for a subject
+    REDRIVE = 27  # dead letters back to their group
+    WEIGH = 28  # a group's share of the broker's time
+
+
+FIRST_REQUEST_VERB = 16  # below it: the connection's own
+
+
+class Whence(enum.IntEnum):
+    """Where in a subject."""
+
+    EARLIEST = 1  # the first message that is still stored
+    LATEST = 2  # behind the last committed message
+    TIME = 3  # the first batch appended at or after a time, ms since 1970 UTC
+    SEQUENCE = 4
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of all control messages."""
+
+
+class Span(Message, frozen=True):
+    """A range of sequences of one subject."""
+
+    first: Natural
+    count: Natural
+
+
+# --- the connection --------------------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """The client's first frame."""
+
+    version_min: Natural
+    version_max: Natural
+    features: list[str]
+    client: str  # for people: name and version of the library
+    frame_bytes_max: Natural  # the largest that the client takes
+
+
+class Welcome(Message, frozen=True):
+    """The server's answer."""
+
+    version: Natural
+    features: list[str]  # those that both sides have
+    server: str
+    frame_bytes_max: Natural  # the largest that the server takes
+    heartbeat_ms: Natural  # who has heard nothing for so long pings; after three of these the other side is dead
+    requests_max: Natural  # in flight on this connection
+
+
+class Ping(Message, frozen=True):
+    """Are you there?"""
+
+
+class Pong(Message, frozen=True):
+    """Yes."""
+
+
+class Goodbye(Message, frozen=True):
+    """Without a code: no new requests, answer what is under way, then part. With one: the connection ends here."""
+
+    reason: str
+    code: str | None = None
+    retry_after_ms: Natural | None = None  # when to come back
+
+
+class Refusal(Message, frozen=True):
+    """Instead of an answer; its frame is marked. Nothing was appended and nothing changed."""
+
+    code: str  # the value of an `errors.Code`, or one that only a later version knows
+    sentence: str
+    retry_after_ms: Natural | None = None
+
+
+class Done(Message, frozen=True):
+    """The answer to a request that has nothing to tell but that it is durable."""
+
+
+# --- producing -------------------------------------------------------------------------------------------------------
+
+
+class Produce(Message, frozen=True):
+    """One batch is attached. A subject exists from its first batch on."""
+
+    subject: str
+
+
+class Produced(Message, frozen=True):
+    """The batch is durable."""
+
+    first_sequence: Natural
+    count: Natural
+    appended_ms: Natural
+    is_duplicate: bool  # it had been stored before: this is the original receipt
+    epoch: Natural
+
+
+# --- consuming -------------------------------------------------------------------------------------------------------
+
+
+class Join(Message, frozen=True):
+    """Become, or come back as, a member of a group on a subject."""
+
+    subject: str
+    group: str
+    consumer: str  # stable across restarts, so that what it had not acked comes back to it
+    config_version: Natural  # the group configuration that this member was written for; 0 takes whatever holds
+    arrived: Natural  # the number of the last pull response that reached it; 0 for none
+    start: Whence = Whence.EARLIEST  # or LATEST: where a group that is new to this subject begins
+    is_broadcast: bool = False  # this consumer is a group of its own
+
+
+class Joined(Message, frozen=True):
+    config: bytes  # the group's configuration in force, MessagePack
+    config_version: Natural
+    lease_ms: Natural
+    has_gap: bool = False  # a broadcast consumer came back too late: messages were missed
+
+
+class Pull(Message, frozen=True):
+    """Ask for messages; waits for the first one if it may."""
+
+    subject: str
+    group: str
+    consumer: str
+    messages_max: Natural
+    bytes_max: Natural
+    wait_ms: Natural  # 0: answer at once
+    arrived: Natural
+
+
+class Lot(Message, frozen=True):
+    """What is handed out: settled by naming it and the ranges in it. (first, attempt) names it."""
+
+    first: Natural
+    attempt: Natural
+    spans: list[Span]  # the messages that are meant; others in the attached batches are not
+    fence: Natural = 0  # ordered groups: grows with every handout of a key
+
+
+class AttachedBatch(Message, frozen=True):
+    """What a batch of the response does not know of itself; in the order in which they are attached."""
+
+    first_sequence: Natural
+    appended_ms: Natural
+
+
+class Pulled(Message, frozen=True):
+    """The batches are attached. Empty: nothing came within the wait."""
+
+    number: Natural  # counts this consumer's responses; the next request says what arrived
+    lots: list[Lot]
+    batches: list[AttachedBatch]
+    is_inbox: bool = False  # the sequences are those of the group's inbox subject
+
+
+class Settlement(enum.IntEnum):
+    """What became of messages that were handed out."""
+
+    ACK = 1
+    RETRY = 2
+    REJECT = 3  # to dead letter at once
+    RELEASE = 4  # hand it back untouched: does not count as an attempt
+
+
+class Settle(Message, frozen=True):
+    """One outcome for ranges of one lot."""
+
+    kind: Settlement
+    first: Natural  # of the lot
+    attempt: Natural
+    spans: list[Span]
+    after_ms: Natural | None = None  # RETRY: instead of the group's backoff
+    reason: str = ""
+    is_inbox: bool = False
+    fence: Natural = 0  # as the lot had it
+
+
+class SettleAll(Message, frozen=True):
+    """Outcomes of any number of lots, in one request."""
+
+    subject: str
+    group: str
+    consumer: str
+    outcomes: list[Settle]
+    arrived: Natural
+
+
+class Settled(Message, frozen=True):
+    """Durable. Counts messages; the stale ones this consumer no longer held: their outcome is not its to say."""
+
+    settled: Natural
+    stale: Natural
+
+
+class Heartbeat(Message, frozen=True):
+    """Renews the leases of everything this consumer holds."""
+
+    subject: str
+    group: str
+    consumer: str
+    arrived: Natural
+
+
+class Renewed(Message, frozen=True):
+    """The lease runs anew from now."""
+
+    lease_ms: Natural
+    config_version: Natural  # in force; another one than at JOIN says: join again
+    is_paused: bool = False  # pulls wait until somebody resumes the group or this consumer
+
+
+class Leave(Message, frozen=True):
+    """What it has not settled goes to the others at once; its waiting pulls are answered, empty."""
+
+    subject: str
+    group: str
+    consumer: str
+    arrived: Natural

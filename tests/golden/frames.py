@@ -1,0 +1,163 @@
+"""Golden frames: bytes of protocol version 1 that every later version must read, with what they say.
+
+    python -m tests.golden.frames        writes those of CASES that have no file yet
+
+A file that exists is never written again. `ASKED` and `ANSWERED` have one example of every message of the protocol; the
+hex dumps in docs/protocol.md are some of these cases.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fairway.batch import encode
+from fairway.errors import Code, Refused
+from fairway.protocol import codec, frames, messages
+from fairway.protocol.admin import (
+    ActorState,
+    BrokerState,
+    Configure,
+    Configured,
+    ConsumerState,
+    Depth,
+    Describe,
+    Described,
+    GroupState,
+    Lever,
+    Redrive,
+    Redriven,
+    Scan,
+    Scanned,
+    Seek,
+    Sought,
+    SubjectState,
+    Switch,
+    Switched,
+    Weigh,
+)
+from fairway.protocol.frames import REFUSED, RESPONSE
+from fairway.protocol.messages import (
+    AttachedBatch,
+    Done,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Join,
+    Joined,
+    Leave,
+    Lot,
+    Message,
+    Ping,
+    Pong,
+    Produce,
+    Produced,
+    Pull,
+    Pulled,
+    Renewed,
+    Settle,
+    SettleAll,
+    Settled,
+    Settlement,
+    Span,
+    Verb,
+    Welcome,
+    Whence,
+)
+
+FOLDER = Path(__file__).parent / "frame-v1"
+
+BATCH = encode([b"paid"], producer_id=0x0123_4567_89AB_CDEF, first_sequence=0, created_ms=1_700_000_000_000)
+APPENDED_MS = 1_700_000_000_123
+CONFIG = b"\x80"
+ID = "0000000000000G00000000000Z"
+MEMBER = ("order.changed", "billing", "billing-1")
+
+ASKED: list[Message] = [
+    Hello(1, 1, [], "example 1.0", 69_206_016),
+    Ping(),
+    Produce("order.changed"),
+    Join(*MEMBER, 0, 0, Whence.LATEST, True),
+    Pull(*MEMBER, 1_000, 262_144, 30_000, 6),
+    SettleAll(
+        *MEMBER,
+        [
+            Settle(Settlement.ACK, 4_200, 1, [Span(4_200, 40), Span(4_241, 59)]),
+            Settle(Settlement.RETRY, 4_200, 1, [Span(4_240, 1)], 60_000, "no stock", False, 3),
+        ],
+        7,
+    ),
+    Heartbeat(*MEMBER, 7),
+    Leave(*MEMBER, 7),
+    Seek("order.changed", "billing", Whence.TIME, APPENDED_MS),
+    Scan("order.changed", Whence.SEQUENCE, 4_200, None, 1_048_576, 77),
+    Describe(Depth.CONSUMERS, "order.changed", None, "billing", 100),
+    Configure("order.changed", "billing", CONFIG, 2),
+    Switch(Lever.PAUSE_CONSUMER, True, *MEMBER),
+    Redrive("order.changed", "billing", [ID], 100),
+    Weigh("order.changed", "billing", 2.5),
+]
+
+CONSUMER = ConsumerState("billing-1", 100, 2, 7, 14_000, 3, False, "127.0.0.1:50000")
+ACTOR = ActorState("ready", 2, 0, 1_000, 5_000_000, 0, 6_000_000)
+GROUP = GroupState("billing", 4_300, 4_200, 12, 100, 0, 1, 0, 2, 0, 0, 2, 2.5, False, 3, 1, [CONSUMER], ACTOR)
+BROKER = BrokerState("fairway 1.0", 77, 1, True, False, APPENDED_MS, 12)
+
+ANSWERED: list[tuple[Verb, Message]] = [
+    (Verb.HELLO, Welcome(1, [], "fairway 1.0", 69_206_016, 10_000, 1_024)),
+    (Verb.PING, Pong()),
+    (Verb.PRODUCE, Produced(4_200, 1, APPENDED_MS, False, 1)),
+    (Verb.JOIN, Joined(CONFIG, 3, 15_000, True)),
+    (Verb.PULL, Pulled(7, [Lot(4_200, 1, [Span(4_200, 1)], 3)], [AttachedBatch(4_200, APPENDED_MS)], True)),
+    (Verb.SETTLE, Settled(99, 1)),
+    (Verb.HEARTBEAT, Renewed(15_000, 3, True)),
+    (Verb.LEAVE, Done()),
+    (Verb.SEEK, Sought(4_200, 4_300, 100, 1, 0)),
+    (Verb.SCAN, Scanned([AttachedBatch(4_200, APPENDED_MS)], 4_201, 17, 4_312, 77, 1)),
+    (Verb.DESCRIBE, Described(BROKER, [SubjectState("order.changed", 17, 4_312, False, 70, [GROUP])], "a;b")),
+    (Verb.CONFIGURE, Configured(3)),
+    (Verb.SWITCH, Switched(False)),
+    (Verb.REDRIVE, Redriven(0, [ID])),
+    (Verb.WEIGH, Done()),
+]
+
+BUSY = Refused(Code.BUSY, "the disk is behind: too many bytes wait for their sync", retry_after_ms=50)
+CORRELATION = 258  # 02 01 on the wire, so that the order of bytes shows
+
+
+def _frame(verb: int, flags: int, message: Message) -> bytes:
+    """What one side writes, before (HELLO) or after the handshake."""
+    is_own = verb < messages.FIRST_REQUEST_VERB
+    attachments = [BATCH] * codec.attachments_of(message)
+    parts = frames.write(
+        verb, flags, int(verb != Verb.HELLO), 0 if is_own else CORRELATION, codec.encode(message), attachments
+    )
+    return b"".join(parts)
+
+
+CASES: dict[str, tuple[int, int, Message]] = {
+    **{f"{codec.REQUESTS[type(asked)].name.lower()}": (codec.REQUESTS[type(asked)], 0, asked) for asked in ASKED},
+    **{f"{verb.name.lower()}-answer": (verb, RESPONSE, answered) for verb, answered in ANSWERED},
+    "produce-refused": (Verb.PRODUCE, RESPONSE | REFUSED, codec.refusal_of(BUSY)),
+    "goodbye": (Verb.GOODBYE, 0, Goodbye("the server stops", None, 1_000)),
+    "goodbye-accusing": (Verb.GOODBYE, 0, Goodbye("frame with a wrong checksum", "protocol_error")),
+}
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, case in CASES.items():
+        file = folder / f"{name}.bin"
+        if file.exists():
+            print(f"{name}: kept, golden files are never written again")
+            continue
+        file.write_bytes(_frame(*case))
+        print(f"{name}: {file.stat().st_size} bytes written")
+
+
+def encoded(name: str) -> bytes:
+    """The case as this version writes it."""
+    return _frame(*CASES[name])
+
+
+if __name__ == "__main__":
+    write(FOLDER)

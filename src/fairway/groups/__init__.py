@@ -1,0 +1,44 @@
+"""The pure law of a consumer group on one subject: no I/O, no clock, no storage.
+
+    config        how a group behaves, versioned
+    events        what can happen, as it stands in the action log
+    lot           a span of messages with a mask; (first sequence, attempt) names it
+    member        who holds which lots, in which numbered response
+    stock         lots that nobody holds
+    state         all of it, and `apply`
+    pulling, settling, membership, steering    decisions: state and request in, events and answer out
+    snapshot, describe                         the state as bytes, and for people
+    group         the door
+
+A pull comes from `broker` here, and its lots go to the reader of the message log.
+"""
+
+from fairway.groups.config import Backoff, GroupConfig, Mode, TagFilter
+from fairway.groups.decisions import Decision, Dying, Handout, Joined, Outcome, Pulled, Settled, Sought
+from fairway.groups.describe import ConsumerDescription, Description
+from fairway.groups.events import Event, Kind
+from fairway.groups.group import Group
+from fairway.groups.lot import Range
+from fairway.groups.settling import Verdict
+
+__all__ = [
+    "Backoff",
+    "ConsumerDescription",
+    "Decision",
+    "Description",
+    "Dying",
+    "Event",
+    "Group",
+    "GroupConfig",
+    "Handout",
+    "Joined",
+    "Kind",
+    "Mode",
+    "Outcome",
+    "Pulled",
+    "Range",
+    "Settled",
+    "Sought",
+    "TagFilter",
+    "Verdict",
+]

@@ -1,0 +1,125 @@
+"""What happens in a group: the only thing that changes it, and the only thing that is written down about it.
+
+An event has the fields of an action of the action log but for group and subject, in the same order; kinds have the
+same numbers. What a field means for each kind:
+
+    kind          consumer  attempt  due_ms      lot                ranges           detail
+    GROUP_CONFIG                                                                     the configuration
+    JOIN          id                             config version                      name
+    LEAVE         id
+    EXPIRE        id                                                                 (its lease ended)
+    EXPIRE        id        of lot               name of lot        taken away       (one lot, held too long)
+    PULL          id        of lot               name of lot        handed out       number of the response
+    ACK           id or 0   of lot               name of lot        done             (0: nobody held it)
+    RETRY         id        of lot   when again  name of lot        failed           reason
+    RETRY         id        of lot   RELEASED    name of lot        handed back
+    RETRY         id or 0   of lot   REJECTED    name of lot        to die           reason
+    DEAD                    of lot               name of lot        in dead letter
+    CURSOR                                       new cursor         skipped          why
+    CURSOR                                       new cursor         none: a seek     why
+    PAUSE                                        1 pause, 0 resume                   consumer, or empty: all
+
+DECLINE belongs to coalescing groups.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from fairway.groups.config import GroupConfig, encode
+from fairway.groups.lot import Range
+
+RELEASED = 0
+REJECTED = -1
+
+SKIPPED = b"skipped"  # filtered out, or never there
+LOST = b"lost"  # retention took it before this group had it
+SOUGHT = b"sought"
+
+_NUMBER = struct.Struct("<Q")
+
+
+class Kind(enum.IntEnum):
+    GROUP_CONFIG = 1
+    JOIN = 2
+    LEAVE = 3
+    EXPIRE = 4
+    PULL = 5
+    ACK = 6
+    RETRY = 7
+    DEAD = 8
+    DECLINE = 9
+    CURSOR = 10
+    PAUSE = 11
+
+
+class Event(NamedTuple):
+    """One thing that happened. Sequences are those of the one subject that the group's state is about."""
+
+    kind: Kind
+    time_ms: int
+    consumer_id: int = 0
+    attempt: int = 0
+    due_ms: int = 0
+    lot: int = 0
+    ranges: tuple[Range, ...] = ()
+    detail: bytes = b""
+
+
+def configured(config: GroupConfig, time_ms: int) -> Event:
+    return Event(Kind.GROUP_CONFIG, time_ms, detail=encode(config))
+
+
+def joined(consumer_id: int, name: str, version: int, time_ms: int) -> Event:
+    return Event(Kind.JOIN, time_ms, consumer_id, lot=version, detail=name.encode())
+
+
+def left(consumer_id: int, time_ms: int) -> Event:
+    return Event(Kind.LEAVE, time_ms, consumer_id)
+
+
+def expired(consumer_id: int, time_ms: int) -> Event:
+    return Event(Kind.EXPIRE, time_ms, consumer_id)
+
+
+def held_too_long(consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int) -> Event:
+    return Event(Kind.EXPIRE, time_ms, consumer_id, attempt, 0, lot, ranges)
+
+
+def pulled(consumer_id: int, attempt: int, ranges: tuple[Range, ...], number: int, time_ms: int) -> Event:
+    return Event(Kind.PULL, time_ms, consumer_id, attempt, 0, ranges[0][0], ranges, _NUMBER.pack(number))
+
+
+def acked(consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int) -> Event:
+    return Event(Kind.ACK, time_ms, consumer_id, attempt, 0, lot, ranges)
+
+
+def returned(
+    consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], due_ms: int, reason: bytes, time_ms: int
+) -> Event:
+    """A RETRY: `due_ms` is a time, RELEASED or REJECTED."""
+    return Event(Kind.RETRY, time_ms, consumer_id, attempt, due_ms, lot, ranges, reason)
+
+
+def died(attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int) -> Event:
+    return Event(Kind.DEAD, time_ms, 0, attempt, 0, lot, ranges)
+
+
+def skipped(cursor: int, to: int, why: bytes, time_ms: int) -> Event:
+    return Event(Kind.CURSOR, time_ms, lot=to, ranges=((cursor, to - cursor),), detail=why)
+
+
+def sought(to: int, time_ms: int) -> Event:
+    return Event(Kind.CURSOR, time_ms, lot=to, detail=SOUGHT)
+
+
+def paused(is_paused: bool, name: str, time_ms: int) -> Event:
+    return Event(Kind.PAUSE, time_ms, lot=int(is_paused), detail=name.encode())
+
+
+def number_of(event: Event) -> int:
+    """The response that a PULL belongs to."""
+    number: int = _NUMBER.unpack(event.detail)[0]
+    return number

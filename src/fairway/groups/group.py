@@ -1,0 +1,239 @@
+"""One group on one subject: ask for decisions, apply their events.
+
+    decision = group.pull(name, ...)      looks, changes nothing that the log must know
+    for event in decision.events:
+        group.apply(event, now_ns)        now it has happened
+    log.append(decision.events)           and is written; the answer follows
+
+Apply a decision's events before asking for the next. After a restart: `Group.restore(snapshot)` or `Group()`, then
+`apply` for each later event of the log, then `begin_life`. No I/O, no clock: `now_ns` is monotonic and rules leases,
+`now_ms` is the wall clock and rules retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+from fairway.groups import describe, membership, pulling, settling, snapshot, steering
+from fairway.groups.config import GroupConfig
+from fairway.groups.decisions import Decision, Dying, Handout, Joined, Outcome, Pulled, Settled, Sought
+from fairway.groups.describe import Description
+from fairway.groups.events import Event
+from fairway.groups.lot import Range
+from fairway.groups.settling import Verdict
+from fairway.groups.state import State
+from fairway.names import Consumer
+
+_UNKNOWN = "not a member of the group, or no longer: join"
+_NUMBER_MAX = 2**53  # of a response; what a member says is checked before it is counted on
+_BAD_NUMBER = "a response has a number from 1 on"
+
+
+class Group:
+    """The law of a group. Not thread-safe: it lives in the actor of its (subject, group)."""
+
+    def __init__(self, state: State | None = None) -> None:
+        self._state = State() if state is None else state
+
+    # --- events
+
+    def apply(self, event: Event, now_ns: int = 0) -> None:
+        """The only way in which the state changes. A replay gives no time."""
+        self._state.apply(event, now_ns)
+
+    def apply_all(self, happened: Iterable[Event], now_ns: int = 0) -> None:
+        for event in happened:
+            self.apply(event, now_ns)
+
+    def begin_life(self, end: int, now_ns: int) -> tuple[Dying, ...]:
+        """After a replay: full leases for all. Answers with what was dying, to be brought to dead letter (again).
+
+        `end` is the end of what is committed: acks for messages below it are believed, for their PULL may be lost.
+        """
+        self._state.begin_life(end, now_ns)
+        return tuple(Dying(lot.base, lot.attempt, lot.ranges, "") for lot in self._state.dying)
+
+    def snapshot(self) -> bytes:
+        return snapshot.write(self._state)
+
+    @classmethod
+    def restore(cls, data: bytes) -> Self:
+        return cls(snapshot.read(data))
+
+    # --- what members ask
+
+    def join(self, name: Consumer, *, version: int, arrived: int, resume_at: int, now_ns: int, now_ms: int) -> Joined:
+        """Become a member, or come back as one. `version` 0 takes whatever configuration holds."""
+        if not 0 <= arrived <= _NUMBER_MAX:
+            return Joined(Outcome.BAD_REQUEST, sentence=_BAD_NUMBER)
+        return membership.decide_join(
+            self._state, name, version, arrived, resume_at=resume_at, now_ns=now_ns, now_ms=now_ms
+        )
+
+    def heartbeat(self, name: Consumer, *, arrived: int, now_ns: int) -> Decision:
+        """Renews the lease, and says what arrived. There is nothing to write: the next life begins with full leases."""
+        member = self._state.roster.get(name)
+        if member is None:
+            return Decision(Outcome.NOT_A_MEMBER, sentence=_UNKNOWN)
+        if not 0 <= arrived <= _NUMBER_MAX:
+            return Decision(Outcome.BAD_REQUEST, sentence=_BAD_NUMBER)
+        self._state.roster.renew(member, now_ns)
+        member.hear(arrived)
+        return Decision(Outcome.DONE)
+
+    def pull(
+        self,
+        name: Consumer,
+        *,
+        arrived: int,
+        messages_max: int,
+        fresh: Range | None,
+        now_ns: int,
+        now_ms: int,
+        number_after: int = 0,
+    ) -> Pulled:
+        """What to hand to this consumer; renews its lease.
+
+        `fresh` is the contiguous (first, count) of wanted messages from the cursor on, None if there are none; where
+        `first` is above the cursor, what lies between is skipped (filtered batches, holes), and a count of 0 only
+        skips. If what was decided turns out to be too many bytes, ask again for fewer messages instead of applying it.
+        A new response gets a number above `number_after`: a group and its inbox number the same consumer's responses,
+        so each is given the other's `last_number`, and whichever has the `first_unarrived` is asked first.
+        """
+        member = self._state.roster.get(name)
+        if member is None:
+            return Pulled(Outcome.NOT_A_MEMBER, sentence=_UNKNOWN)
+        if not 0 <= arrived <= _NUMBER_MAX:
+            return Pulled(Outcome.BAD_REQUEST, sentence=_BAD_NUMBER)
+        self._state.roster.renew(member, now_ns)
+        member.hear(arrived)
+        return pulling.decide(self._state, member, messages_max, fresh, now_ms, number_after)
+
+    def has_unarrived(self, name: Consumer) -> bool:
+        """Whether a response to this consumer did not arrive, by what it said last: the next pull sends it again."""
+        return self.first_unarrived(name) is not None
+
+    def first_unarrived(self, name: Consumer) -> int | None:
+        """The number of the oldest response to this consumer that did not arrive, by what it said last."""
+        member = self._state.roster.get(name)
+        if member is None:
+            return None
+        return next((number for number in member.unarrived if number in member.responses), None)
+
+    def last_number(self, name: Consumer) -> int:
+        """Of the responses to this consumer, so far."""
+        member = self._state.roster.get(name)
+        return 0 if member is None else member.number
+
+    def settle(
+        self,
+        name: Consumer,
+        verdict: Verdict,
+        first: int,
+        attempt: int,
+        ranges: Sequence[Range],
+        *,
+        now_ms: int,
+        after_ms: int | None = None,
+        draw: float = 0.0,
+        reason: str = "",
+    ) -> Settled:
+        """One verdict on ranges of the lot named (first, attempt). `draw` in [0, 1) is the jitter of a retry.
+
+        Renews no lease: a request may hold many verdicts, so call `heartbeat` once for it.
+        """
+        member = self._state.roster.get(name)
+        if member is None:
+            return Settled(Outcome.NOT_A_MEMBER, sentence=_UNKNOWN, stale=sum(count for _, count in ranges))
+        return settling.decide(
+            self._state,
+            member,
+            verdict,
+            first,
+            attempt,
+            ranges,
+            now_ms=now_ms,
+            after_ms=after_ms,
+            draw=draw,
+            reason=reason,
+        )
+
+    def leave(self, name: Consumer, *, now_ms: int) -> Decision:
+        """What it has not settled goes to the others at once, and counts as no attempt."""
+        member = self._state.roster.get(name)
+        return Decision(Outcome.DONE) if member is None else membership.decide_leave(member, now_ms)
+
+    # --- what time does
+
+    def expire(self, *, now_ns: int, now_ms: int) -> Decision:
+        """Leases that ended and lots held too long. Call it when `next_deadline_ns` has come; afterwards, look whether
+        a waiting pull can be answered."""
+        return membership.decide_expire(self._state, now_ns, now_ms)
+
+    def next_deadline_ns(self, *, now_ns: int, now_ms: int) -> int | None:
+        """When `expire` or a waiting pull has something to do, on the monotonic clock. In the past: at once."""
+        return membership.next_deadline_ns(self._state, now_ns, now_ms)
+
+    def has_ready(self, now_ms: int) -> bool:
+        """Whether a pull finds something that is not fresh: handed back, or due."""
+        return not self._state.is_paused and any(True for _ in self._state.stock.ready(now_ms))
+
+    @property
+    def removable_at_ms(self) -> int | None:
+        """When the group has been without members for so long that it goes; None while it has any."""
+        if len(self._state.roster):
+            return None
+        return self._state.absent_since_ms + self._state.config.absence_ms_max
+
+    # --- what the caller does
+
+    def bury(self, dying: Dying, *, now_ms: int) -> Decision:
+        """These are in the dead-letter subject, committed: all of a lot or a part of it. Harmless when repeated."""
+        return steering.decide_bury(self._state, dying, now_ms)
+
+    def drop(self, lot: Handout, *, now_ms: int) -> Decision:
+        """A lot that a pull chose, and of which nothing exists. Instead of the pull's events; then pull again."""
+        return steering.decide_drop(self._state, lot.first, lot.attempt, now_ms)
+
+    def forsake(self, first_kept: int, *, now_ms: int) -> Decision:
+        """Retention takes what is below: pulled messages die (copy them first), others are counted as lost."""
+        return steering.decide_forsake(self._state, first_kept, now_ms)
+
+    def configure(self, expected_version: int, config: GroupConfig, *, now_ms: int) -> Decision:
+        """Compare-and-set. A group begins with version 0, and its creation is the step to version 1."""
+        return steering.decide_configure(self._state, expected_version, config, now_ms)
+
+    def pause(self, name: Consumer | None = None, *, now_ms: int) -> Decision:
+        """The group, or one consumer by name."""
+        return steering.decide_pause(self._state, True, name, now_ms)
+
+    def resume(self, name: Consumer | None = None, *, now_ms: int) -> Decision:
+        return steering.decide_pause(self._state, False, name, now_ms)
+
+    def seek(self, to: int, *, now_ms: int) -> Sought:
+        """Also how a new group gets its start: `earliest` and `latest` are resolved once, by the caller."""
+        return steering.decide_seek(self._state, to, now_ms)
+
+    # --- what can be seen
+
+    @property
+    def config(self) -> GroupConfig:
+        return self._state.config
+
+    def is_paused(self, name: Consumer | None = None) -> bool:
+        """Whether the group is, or one consumer by its name."""
+        return self._state.is_paused if name is None else name in self._state.paused
+
+    @property
+    def cursor(self) -> int:
+        """The next fresh sequence."""
+        return self._state.cursor
+
+    @property
+    def oldest_unacked(self) -> int:
+        """What retention must keep for this group. Walks over everything in flight."""
+        return describe.oldest_unacked(self._state)
+
+    def describe(self, end: int, *, now_ns: int, now_ms: int) -> Description:
+        return describe.describe(self._state, end, now_ns, now_ms)

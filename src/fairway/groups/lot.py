@@ -1,0 +1,92 @@
+"""A lot: a span of sequences that goes about as one thing, with a bit mask of the messages in it that are still open.
+
+There is no global list of intervals: a lot is found by its name, (first sequence, attempt), and what happens to it
+costs the same whatever else is in flight (measured in the prototype: 20 k acks/s with a list, 2.4 M/s with lots).
+
+Bit i of the mask is the message at `base + i`. A lot is re-based on its first open message, and so renamed, whenever
+it changes hands; while it is held it keeps its name, because its holder knows it by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from fairway import limits
+from fairway.errors import invariant
+
+Range = tuple[int, int]  # first sequence, count
+Name = tuple[int, int]  # first sequence, attempt
+
+
+class Lot(msgspec.Struct, eq=False, gc=False):
+    """Some messages of one subject, all at the same attempt, in one place. Numbers alone: no work for the collector."""
+
+    base: int
+    mask: int
+    attempt: int
+    due_ms: int = 0  # while nobody holds it: when it may be handed out, wall clock; 0 is at once
+    number: int = 0  # while it is held: the response that it went out in
+    handed_ns: int = 0  # and when, monotonic
+
+    @property
+    def name(self) -> Name:
+        return self.base, self.attempt
+
+    @property
+    def open_count(self) -> int:
+        return self.mask.bit_count()
+
+    @property
+    def first_open(self) -> int:
+        return self.base + (self.mask & -self.mask).bit_length() - 1
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        return ranges_of(self.mask, self.base)
+
+    def part(self, mask: int, attempt: int, due_ms: int = 0) -> Lot:
+        """A lot of its own from some of the messages, named for the first of them."""
+        shift = (mask & -mask).bit_length() - 1
+        return Lot(self.base + shift, mask >> shift, attempt, due_ms)
+
+
+def full(first: int, count: int, attempt: int) -> Lot:
+    return Lot(first, (1 << count) - 1, attempt)
+
+
+def mask_of(ranges: Iterable[Range], base: int) -> int:
+    """The bits of these ranges. Nothing is shifted that does not lie in a lot at `base`."""
+    mask = 0
+    for first, count in ranges:
+        offset = first - base
+        invariant(offset >= 0 and 0 < count <= limits.LOT_MESSAGES_MAX - offset, "a range must lie in its lot")
+        mask |= ((1 << count) - 1) << offset
+    return mask
+
+
+def ranges_of(mask: int, base: int) -> tuple[Range, ...]:
+    """The runs of ones, lowest first."""
+    found = []
+    while mask:
+        gap = (mask & -mask).bit_length() - 1
+        mask >>= gap
+        base += gap
+        run = (~mask & (mask + 1)).bit_length() - 1
+        found.append((base, run))
+        mask >>= run
+        base += run
+    return tuple(found)
+
+
+def head_of(mask: int, count: int) -> int:
+    """The lowest `count` ones of a mask."""
+    head = 0
+    for first, run in ranges_of(mask, 0):
+        taken = min(run, count)
+        head |= ((1 << taken) - 1) << first
+        count -= taken
+        if not count:
+            break
+    return head

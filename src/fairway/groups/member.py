@@ -1,0 +1,134 @@
+"""A member of a group, with its pull log: the lots that it holds and the numbered responses that they went out in.
+
+What the log must know is changed by events alone. Two things are not events, because every request of a member states
+them anew: that it lives (`renewed_ns`) and which responses reached it (`unarrived`). A new life of the broker begins
+with full leases and takes everything to be unarrived until the member says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+
+from fairway.errors import invariant
+from fairway.groups.lot import Lot, Name
+from fairway.names import Consumer
+
+
+class Member:
+    """One consumer, from its JOIN to its LEAVE or EXPIRE."""
+
+    __slots__ = ("arrived", "id", "lots", "name", "number", "renewed_ns", "responses", "unarrived", "version")
+
+    def __init__(self, id: int, name: Consumer, version: int, number: int = 0) -> None:
+        self.id = id
+        self.name = name
+        self.version = version  # of the configuration that it was told
+        self.number = number  # of the last response
+        self.lots: dict[Name, Lot] = {}
+        self.responses: dict[int, list[Lot]] = {}  # only those with an open message
+        self.unarrived: deque[int] = deque()  # numbers, ascending; some may be settled by now
+        self.arrived = 0
+        self.renewed_ns = 0
+
+    def hold(self, lot: Lot) -> Lot | None:
+        """A part that was handed back and comes again takes in the rest of the lot it came from, by the same name;
+        that rest is the answer."""
+        rest = self.lots.get(lot.name)
+        if rest is not None:
+            invariant(rest.mask & lot.mask == 0, "a message is in one place")
+            lot.mask |= rest.mask
+            self.close(rest, rest.mask)
+        self.lots[lot.name] = lot
+        if lot.number in self.responses:
+            self.responses[lot.number].append(lot)
+        else:
+            self.responses[lot.number] = [lot]
+            self.unarrived.append(lot.number)
+        self.number = max(self.number, lot.number)
+        return rest
+
+    def close(self, lot: Lot, mask: int) -> None:
+        """These messages are no longer held; with its last message the lot goes."""
+        invariant(mask & ~lot.mask == 0, "only an open message can be closed")
+        lot.mask ^= mask
+        if lot.mask:
+            return
+        del self.lots[lot.name]
+        response = self.responses[lot.number]
+        if len(response) == 1:
+            del self.responses[lot.number]
+        else:
+            response.remove(lot)
+
+    def hear(self, arrived: int) -> None:
+        """The member says which responses reached it."""
+        self.arrived = max(self.arrived, arrived)
+        unarrived = self.unarrived
+        while unarrived and (unarrived[0] <= arrived or unarrived[0] not in self.responses):
+            unarrived.popleft()
+
+    def recall(self, arrived: int) -> None:
+        """Like `hear`, from one that may have forgotten what it once had."""
+        self.arrived = arrived
+        self.unarrived = deque(sorted(number for number in self.responses if number > arrived))
+
+    def forget(self) -> None:
+        """It holds nothing any more."""
+        self.lots.clear()
+        self.responses.clear()
+        self.unarrived.clear()
+
+
+class Roster:
+    """All members, the longest silent first: leases are of equal length, so that is the order in which they end."""
+
+    def __init__(self) -> None:
+        self._by_name: OrderedDict[Consumer, Member] = OrderedDict()
+        self._by_id: dict[int, Member] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._by_name.values())
+
+    def get(self, name: Consumer) -> Member | None:
+        return self._by_name.get(name)
+
+    def of_id(self, id: int) -> Member:
+        invariant(id in self._by_id, "an event names a member")
+        return self._by_id[id]
+
+    def add(self, member: Member, now_ns: int) -> None:
+        invariant(member.name not in self._by_name, "a member joins once")
+        self._by_name[member.name] = member
+        self._by_id[member.id] = member
+        member.renewed_ns = now_ns
+
+    def remove(self, id: int) -> Member:
+        member = self.of_id(id)
+        del self._by_id[id]
+        del self._by_name[member.name]
+        return member
+
+    def renew(self, member: Member, now_ns: int) -> None:
+        member.renewed_ns = now_ns
+        self._by_name.move_to_end(member.name)
+
+    def renew_all(self, now_ns: int) -> None:
+        for member in self:
+            member.renewed_ns = now_ns
+
+    def longest_silent(self) -> Member | None:
+        return next(iter(self._by_name.values()), None)
+
+    def silent_since(self, limit_ns: int) -> Iterator[Member]:
+        """Members that were last heard at `limit_ns` or before."""
+        for member in self:
+            if member.renewed_ns > limit_ns:
+                return
+            yield member
+
+    def held(self) -> Iterable[tuple[Member, Lot]]:
+        return ((member, lot) for member in self for lot in member.lots.values())

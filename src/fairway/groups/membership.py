@@ -1,0 +1,112 @@
+"""Who belongs to the group: joining, leaving, and leases that end.
+
+A consumer has a stable name. One that comes back under its name while its lease runs goes on where it was: what did
+not arrive is sent again. One that comes back and remembers nothing (arrived = 0) is a new process after a crash. What
+its predecessor held counts as an attempt, or a message that kills its handler would come back for ever.
+"""
+
+from __future__ import annotations
+
+from fairway.groups import events
+from fairway.groups.config import GroupConfig
+from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, Decision, Dying, Joined, Outcome
+from fairway.groups.events import Event
+from fairway.groups.lot import Lot
+from fairway.groups.member import Member
+from fairway.groups.state import State
+from fairway.names import Consumer
+
+MS_NS = 1_000_000
+EXPIRED_LOTS_PER_TURN = 250  # about 1 ms; the rest is still due, so the caller's timer fires again at once
+
+LEASE_ENDED = "the consumer's lease ended"
+RESTARTED = "the consumer restarted"
+HELD_TOO_LONG = "held longer than max_handling"
+
+
+def decide_join(
+    state: State, name: Consumer, version: int, arrived: int, *, resume_at: int, now_ns: int, now_ms: int
+) -> Joined:
+    """`resume_at` is where a broadcast consumer goes on that has missed messages."""
+    config = state.config
+    if version not in (0, config.version):
+        sentence = f"the group's configuration is version {config.version}, this member was written for {version}"
+        return Joined(Outcome.OTHER_VERSION, sentence=sentence, config=config)
+    member = state.roster.get(name)
+    if member is not None and (arrived or not member.lots):
+        state.roster.renew(member, now_ns)
+        member.recall(arrived)
+        told = (events.joined(member.id, name, config.version, now_ms),) if member.version != config.version else ()
+        return Joined(Outcome.DONE, told, config=config)
+    if member is None and len(state.roster) >= config.members_max:
+        sentence = f"the group has {len(state.roster)} members, which is all it may have"
+        return Joined(Outcome.BUSY, sentence=sentence, config=config, retry_after_ms=BUSY_RETRY_AFTER_MS)
+    happened: list[Event] = []
+    is_gap = _is_gap(state, arrived, now_ms)
+    if is_gap:
+        happened.append(events.sought(max(resume_at, state.cursor), now_ms))
+    if member is not None:
+        happened.append(events.expired(member.id, now_ms))
+    happened.append(events.joined(state.next_consumer_id, name, config.version, now_ms))
+    dying = _last_attempts(config, member, RESTARTED) if member is not None else ()
+    return Joined(Outcome.DONE, tuple(happened), dying, config=config, is_gap=is_gap)
+
+
+def _is_gap(state: State, arrived: int, now_ms: int) -> bool:
+    """Whether a broadcast consumer was away for too long, or so long that its group had been removed."""
+    if not state.config.is_broadcast or len(state.roster):
+        return False
+    is_first = state.next_consumer_id == 1
+    return bool(arrived) if is_first else now_ms - state.absent_since_ms > state.config.broadcast_ms_max
+
+
+def decide_leave(member: Member, now_ms: int) -> Decision:
+    return Decision(Outcome.DONE, (events.left(member.id, now_ms),))
+
+
+def decide_expire(state: State, now_ns: int, now_ms: int) -> Decision:
+    """Members whose lease has ended, and lots that are held too long."""
+    happened: list[Event] = []
+    dying: list[Dying] = []
+    gone = set()
+    lots_left = EXPIRED_LOTS_PER_TURN
+    for member in state.roster.silent_since(now_ns - state.config.lease_ms * MS_NS):
+        happened.append(events.expired(member.id, now_ms))
+        dying += _last_attempts(state.config, member, LEASE_ENDED)
+        gone.add(member.id)
+        lots_left -= 1 + len(member.lots)
+        if lots_left <= 0:
+            break
+    if state.config.max_handling_ms is not None:
+        limit_ns = now_ns - state.config.max_handling_ms * MS_NS
+        for lot, member in state.handling.items():
+            if lot.handed_ns > limit_ns or lots_left <= 0:
+                break
+            if member.id not in gone:
+                happened.append(events.held_too_long(member.id, lot.attempt, lot.base, lot.ranges, now_ms))
+                dying += _dying_of(lot, HELD_TOO_LONG) if lot.attempt >= state.config.attempts_max else ()
+                lots_left -= 1
+    return Decision(Outcome.DONE, tuple(happened), tuple(dying))
+
+
+def next_deadline_ns(state: State, now_ns: int, now_ms: int) -> int | None:
+    """When a lease ends, a lot has been held too long, or a retry falls due: what the caller sets its one timer for."""
+    deadlines = []
+    silent = state.roster.longest_silent()
+    if silent is not None:
+        deadlines.append(silent.renewed_ns + state.config.lease_ms * MS_NS)
+    if state.config.max_handling_ms is not None and state.handling:
+        deadlines.append(next(iter(state.handling)).handed_ns + state.config.max_handling_ms * MS_NS)
+    due_ms = None if state.is_paused else state.stock.next_due_ms(now_ms)
+    if due_ms is not None:
+        deadlines.append(now_ns + (due_ms - now_ms) * MS_NS)
+    return min(deadlines, default=None)
+
+
+def _last_attempts(config: GroupConfig, member: Member, reason: str) -> tuple[Dying, ...]:
+    last = (lot for lot in member.lots.values() if lot.attempt >= config.attempts_max)
+    return tuple(dying for lot in last for dying in _dying_of(lot, reason))
+
+
+def _dying_of(lot: Lot, reason: str) -> tuple[Dying, ...]:
+    return (Dying(lot.first_open, lot.attempt, lot.ranges, reason),)

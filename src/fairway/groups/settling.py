@@ -1,0 +1,123 @@
+"""What a consumer says about messages that it was given: done, again later, never again, or handed back.
+
+Only the holder's word counts. A message that it holds no more (its lease ended, somebody else has it) is counted as
+stale; saying the same thing twice is harmless.
+
+One exception, after a crash. A PULL is written and not awaited, so the broker may have forgotten that it handed
+something out. An ack for what nobody holds, from below the end that the previous life had committed, is believed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from fairway import limits
+from fairway.groups import events
+from fairway.groups.config import Mode
+from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, Dying, Outcome, Settled
+from fairway.groups.lot import Range, mask_of, ranges_of
+from fairway.groups.member import Member
+from fairway.groups.state import State
+from fairway.groups.stock import open_in
+
+
+class Verdict(enum.IntEnum):
+    """The numbers are those of the protocol."""
+
+    ACK = 1
+    RETRY = 2
+    REJECT = 3  # to dead letter at once
+    RELEASE = 4  # handed back untouched: counts as no attempt
+
+
+def decide(
+    state: State,
+    member: Member,
+    verdict: Verdict,
+    first: int,
+    attempt: int,
+    ranges: Sequence[Range],
+    *,
+    now_ms: int,
+    after_ms: int | None = None,
+    draw: float = 0.0,
+    reason: str = "",
+) -> Settled:
+    complaint = _complaint(first, ranges, after_ms)
+    if complaint:
+        return Settled(Outcome.BAD_REQUEST, sentence=complaint)
+    said = mask_of(ranges, first)
+    lot = member.lots.get((first, attempt))
+    if lot is None:
+        return _decide_unheld(state, member, verdict, first, attempt, said, now_ms)
+    settled = said & lot.mask
+    stale = (said ^ settled).bit_count()
+    if not settled:
+        return Settled(Outcome.DONE, stale=stale)
+    parts = ranges_of(settled, first)
+    if verdict is Verdict.ACK:
+        event = events.acked(member.id, attempt, first, parts, now_ms)
+        return Settled(Outcome.DONE, (event,), settled=settled.bit_count(), stale=stale)
+    if state.in_flight >= 2 * state.config.lots_max and settled != lot.mask:
+        # To split lots is to make more of them; the lot as a whole may always go.
+        return Settled(
+            Outcome.BUSY, sentence="too many ranges in flight to split a lot", retry_after_ms=BUSY_RETRY_AFTER_MS
+        )
+    due_ms = _due_ms(state, verdict, attempt, after_ms, draw, now_ms)
+    why = reason.encode()[: limits.REASON_BYTES_MAX]
+    event = events.returned(member.id, attempt, first, parts, due_ms, why, now_ms)
+    is_last = due_ms > 0 and attempt >= state.config.attempts_max
+    is_dying = due_ms == events.REJECTED or is_last
+    dying = (Dying(parts[0][0], attempt, parts, reason),) if is_dying else ()
+    return Settled(Outcome.DONE, (event,), dying, settled=settled.bit_count(), stale=stale)
+
+
+def _complaint(first: int, ranges: Sequence[Range], after_ms: int | None) -> str:
+    """Why the request can never be right; checked before anything is shifted by what it says."""
+    if not 1 <= len(ranges) <= limits.SETTLE_RANGES_MAX:
+        return f"{len(ranges)} ranges in one settlement: it has 1 to {limits.SETTLE_RANGES_MAX}"
+    if any(at < first or count < 1 or at + count > first + limits.LOT_MESSAGES_MAX for at, count in ranges):
+        return f"a range outside its lot, which has at most {limits.LOT_MESSAGES_MAX} messages"
+    if after_ms is not None and not 0 <= after_ms <= limits.RETRY_AFTER_MS_MAX:
+        return f"a retry after {after_ms} ms: at most one day; send a delayed message instead"
+    return ""
+
+
+def _due_ms(state: State, verdict: Verdict, attempt: int, after_ms: int | None, draw: float, now_ms: int) -> int:
+    if verdict is Verdict.REJECT:
+        return events.REJECTED
+    if verdict is Verdict.RELEASE:
+        return events.RELEASED
+    wait_ms = state.config.backoff.delay_ms(attempt, draw) if after_ms is None else after_ms
+    return max(1, now_ms + wait_ms)  # a time, not RELEASED
+
+
+def _decide_unheld(
+    state: State, member: Member, verdict: Verdict, first: int, attempt: int, said: int, now_ms: int
+) -> Settled:
+    believed = _believable(state, first, attempt, said) if verdict is Verdict.ACK else 0
+    stale = (said & ~believed).bit_count()
+    if not believed:
+        return Settled(Outcome.DONE, stale=stale)
+    event = events.acked(member.id, attempt, first, ranges_of(believed, first), now_ms)
+    return Settled(Outcome.DONE, (event,), settled=believed.bit_count(), stale=stale)
+
+
+def _believable(state: State, first: int, attempt: int, said: int) -> int:
+    """The messages that may have gone out in a PULL that is lost: nobody holds them, at this attempt."""
+    known = state.recovered_end - first
+    if known <= 0 or state.config.mode is Mode.AT_MOST_ONCE:
+        return 0
+    said &= (1 << min(known, limits.LOT_MESSAGES_MAX)) - 1
+    open_ = 0
+    for lot in state.stock.touching(first, limits.LOT_MESSAGES_MAX):
+        if lot.attempt == attempt:
+            bits = open_in(lot, first, limits.LOT_MESSAGES_MAX)
+            shift = lot.base - first
+            open_ |= bits << shift if shift >= 0 else bits >> -shift
+    if attempt == 1 and first - state.cursor <= limits.BELIEF_MESSAGES_MAX:
+        above = max(state.cursor - first, 0)
+        if above < limits.LOT_MESSAGES_MAX:
+            open_ |= ((1 << limits.LOT_MESSAGES_MAX) - 1) >> above << above
+    return said & open_

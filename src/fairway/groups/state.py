@@ -1,0 +1,250 @@
+"""The state of one group on one subject, and the only way in which it changes.
+
+Every message is in exactly one place:
+
+    fresh ── PULL ──► held ── ACK ──► done
+      ▲                │ ▲
+      │                │ └─ PULL ─┐
+      │                ├─ RETRY, LEAVE, EXPIRE ──► stock (handed back, or waiting for its next attempt)
+      │                └─ RETRY, EXPIRE after the last attempt, or rejected ──► dying ── DEAD ──► done
+      └── at and above the cursor
+
+The same events give the same state, whether they happen or are read again. `now_ns` only sets when leases begin: a
+replay passes none, and `begin_life` grants fresh ones.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import ClassVar
+
+from fairway import limits
+from fairway.errors import InvariantViolated, invariant
+from fairway.groups import config as configs
+from fairway.groups import events
+from fairway.groups.config import GroupConfig, Mode
+from fairway.groups.events import Event, Kind
+from fairway.groups.lot import Lot, full, mask_of
+from fairway.groups.member import Member, Roster
+from fairway.groups.stock import Shelf, Stock, open_in
+from fairway.names import Consumer
+
+
+class State:
+    """What is known about the group. Read by everyone in this package, changed by `apply`."""
+
+    def __init__(self) -> None:
+        self.config = GroupConfig(version=0)  # 0: nobody has configured it yet
+        self.cursor = 0
+        self.is_paused = False
+        self.paused: set[Consumer] = set()
+        self.roster = Roster()
+        self.stock = Stock()
+        self.dying = Shelf()
+        self.held_count = 0  # lots, over all members
+        self.next_consumer_id = 1
+        self.absent_since_ms = 0  # since when there has been no member
+        self.lost_count = 0  # messages that retention took before this group had them
+        # Not events: they belong to this life.
+        self.handling: OrderedDict[Lot, Member] = OrderedDict()  # in the order handed out; empty without max_handling
+        self.recovered_end = 0  # below it, a PULL of the previous life may be missing
+
+    @property
+    def in_flight(self) -> int:
+        """Un-acked ranges: what the group's bound is about."""
+        return self.held_count + len(self.stock) + len(self.dying)
+
+    def apply(self, event: Event, now_ns: int = 0) -> None:
+        if event.kind not in self._HANDLERS:
+            raise InvariantViolated(f"{event.kind.name} is no event of this kind of group")
+        self._HANDLERS[event.kind](self, event, now_ns)
+
+    def begin_life(self, end: int, now_ns: int) -> None:
+        """After a replay: fresh full leases for all, and acks from before are believed up to `end`."""
+        self.recovered_end = end
+        self.roster.renew_all(now_ns)
+        for member in self.roster:
+            member.recall(0)
+        for _, lot in self.roster.held():
+            lot.handed_ns = now_ns
+        self._watch_handling()
+        self.stock.rebuild_heap()
+
+    # --- configuration and membership
+
+    def _configure(self, event: Event, now_ns: int) -> None:
+        self.config = configs.decode(event.detail)
+        if not len(self.roster) and not self.absent_since_ms:
+            self.absent_since_ms = event.time_ms
+        self._watch_handling()
+
+    def _join(self, event: Event, now_ns: int) -> None:
+        name = Consumer(event.detail.decode())
+        member = self.roster.get(name)
+        if member is None:
+            self.roster.add(Member(event.consumer_id, name, event.lot), now_ns)
+            self.next_consumer_id = event.consumer_id + 1
+        else:
+            member.version = event.lot
+
+    def _leave(self, event: Event, now_ns: int) -> None:
+        self._part(event, attempts=0)
+
+    def _expire(self, event: Event, now_ns: int) -> None:
+        if not event.attempt:
+            self._part(event, attempts=1)
+            return
+        taken = self._take(event)
+        self._fail(taken, taken.attempt, attempts=1, due_ms=0)
+
+    def _part(self, event: Event, attempts: int) -> None:
+        """A member goes; what it holds is anybody's at once."""
+        member = self.roster.remove(event.consumer_id)
+        self.held_count -= len(member.lots)
+        for lot in member.lots.values():
+            self.handling.pop(lot, None)
+            self._fail(lot, lot.attempt, attempts, due_ms=0)
+        if not len(self.roster):
+            self.absent_since_ms = event.time_ms
+
+    # --- handing out and settling
+
+    def _pull(self, event: Event, now_ns: int) -> None:
+        first, count = event.ranges[0]
+        if first >= self.cursor:
+            invariant(first == self.cursor and len(event.ranges) == 1, "a fresh lot begins at the cursor")
+            lot = full(first, count, event.attempt)
+            self.cursor = first + count
+        else:
+            lot = self.stock.take((first, event.attempt), event.ranges)
+        member = self.roster.of_id(event.consumer_id)
+        lot.number = events.number_of(event)
+        if self.config.mode is Mode.AT_MOST_ONCE:
+            member.number = max(member.number, lot.number)
+            return
+        lot.handed_ns = now_ns
+        rest = member.hold(lot)
+        if rest is None:
+            self.held_count += 1
+        else:
+            self.handling.pop(rest, None)
+        if self.config.max_handling_ms is not None:
+            self.handling[lot] = member
+
+    def _ack(self, event: Event, now_ns: int) -> None:
+        if not event.consumer_id:
+            self.stock.take((event.lot, event.attempt), event.ranges)
+        elif (event.lot, event.attempt) in self.roster.of_id(event.consumer_id).lots:
+            self._close(event)
+        else:
+            self._believe(event)
+
+    def _retry(self, event: Event, now_ns: int) -> None:
+        taken = self._take(event)
+        if event.due_ms == events.REJECTED:
+            self.dying.add(taken)
+        elif event.due_ms == events.RELEASED:
+            self._fail(taken, event.attempt, attempts=0, due_ms=0)
+        else:
+            self._fail(taken, event.attempt, attempts=1, due_ms=event.due_ms)
+
+    def _dead(self, event: Event, now_ns: int) -> None:
+        """Harmless when repeated: what is not dying any more (a seek, a second DEAD) is left alone."""
+        name = event.lot, event.attempt
+        if name in self.dying:
+            self.dying.take(name, event.ranges)
+
+    # --- the cursor
+
+    def _move(self, event: Event, now_ns: int) -> None:
+        if event.ranges:
+            first, count = event.ranges[0]
+            invariant(first == self.cursor and first + count == event.lot, "a skip begins at the cursor")
+            if event.detail == events.LOST:
+                self.lost_count += count
+        else:
+            self._forget_all()
+        self.cursor = event.lot
+
+    def _forget_all(self) -> None:
+        for member in self.roster:
+            member.forget()
+        self.stock.clear()
+        self.dying.clear()
+        self.handling.clear()
+        self.held_count = 0
+        self.recovered_end = 0  # what is acked from before the seek must not move the cursor
+
+    def _pause(self, event: Event, now_ns: int) -> None:
+        is_paused = bool(event.lot)
+        if not event.detail:
+            self.is_paused = is_paused
+        elif is_paused:
+            self.paused.add(Consumer(event.detail.decode()))
+        else:
+            self.paused.discard(Consumer(event.detail.decode()))
+
+    # --- parts
+
+    def _close(self, event: Event) -> tuple[Lot, int]:
+        """Messages leave the lot that a member holds: that lot, and their bits in it."""
+        member = self.roster.of_id(event.consumer_id)
+        lot = member.lots[event.lot, event.attempt]
+        mask = mask_of(event.ranges, lot.base)
+        member.close(lot, mask)
+        if not lot.mask:
+            self.held_count -= 1
+            self.handling.pop(lot, None)
+        return lot, mask
+
+    def _take(self, event: Event) -> Lot:
+        """Messages leave whoever holds them, or the stock, as a lot of their own."""
+        if not event.consumer_id:
+            return self.stock.take((event.lot, event.attempt), event.ranges)
+        lot, mask = self._close(event)
+        return lot.part(mask, lot.attempt)
+
+    def _fail(self, lot: Lot, attempt: int, attempts: int, due_ms: int) -> None:
+        """Nobody holds it now: it waits for its next attempt, or has had its last."""
+        if attempts and attempt >= self.config.attempts_max:
+            self.dying.add(lot.part(lot.mask, attempt))
+        else:
+            self.stock.add(lot.part(lot.mask, attempt + attempts, due_ms))
+
+    def _believe(self, event: Event) -> None:
+        """An ack for what went out in a PULL that a crash took: nobody holds it, so far as is known.
+
+        The cursor moves to the highest sequence heard of. What lies below it may be with somebody, as this was: it is
+        handed out after one lease.
+        """
+        due_ms = event.time_ms + self.config.lease_ms
+        for first, count in event.ranges:
+            for lot in self.stock.touching(first, count):
+                if lot.attempt == event.attempt:
+                    part = lot.part(open_in(lot, first, count), lot.attempt)
+                    self.stock.take(lot.name, part.ranges)
+            if first + count > self.cursor:
+                for orphan in range(self.cursor, first, limits.LOT_MESSAGES_MAX):
+                    lot = full(orphan, min(limits.LOT_MESSAGES_MAX, first - orphan), attempt=1)
+                    self.stock.add(lot.part(lot.mask, 1, due_ms))
+                self.cursor = first + count
+
+    def _watch_handling(self) -> None:
+        self.handling.clear()
+        if self.config.max_handling_ms is not None:
+            held = sorted(self.roster.held(), key=lambda pair: pair[1].handed_ns)
+            self.handling.update((lot, member) for member, lot in held)
+
+    _HANDLERS: ClassVar[dict[Kind, Callable[[State, Event, int], None]]] = {
+        Kind.GROUP_CONFIG: _configure,
+        Kind.JOIN: _join,
+        Kind.LEAVE: _leave,
+        Kind.EXPIRE: _expire,
+        Kind.PULL: _pull,
+        Kind.ACK: _ack,
+        Kind.RETRY: _retry,
+        Kind.DEAD: _dead,
+        Kind.CURSOR: _move,
+        Kind.PAUSE: _pause,
+    }

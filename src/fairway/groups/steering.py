@@ -1,0 +1,93 @@
+"""What people and the store do to a group: configure, pause, seek; messages that are not there, or no longer."""
+
+from __future__ import annotations
+
+from fairway import limits
+from fairway.groups import events
+from fairway.groups.config import GroupConfig
+from fairway.groups.decisions import Decision, Dying, Outcome, Sought
+from fairway.groups.events import Event
+from fairway.groups.lot import Lot, ranges_of
+from fairway.groups.state import State
+from fairway.groups.stock import open_in
+from fairway.names import Consumer
+
+RETENTION = "retention could keep it no longer"
+
+
+def decide_configure(state: State, expected_version: int, config: GroupConfig, now_ms: int) -> Decision:
+    """Compare-and-set: the new version follows the one that the asker has seen."""
+    current = state.config.version
+    if expected_version != current:
+        return Decision(Outcome.OTHER_VERSION, sentence=f"the configuration is version {current} by now")
+    if config.version != current + 1:
+        return Decision(Outcome.BAD_REQUEST, sentence=f"the next version is {current + 1}, not {config.version}")
+    return Decision(Outcome.DONE, (events.configured(config, now_ms),))
+
+
+def decide_pause(state: State, is_paused: bool, name: Consumer | None, now_ms: int) -> Decision:
+    """The whole group, or one consumer, whether or not it is a member just now."""
+    before = state.is_paused if name is None else name in state.paused
+    if before == is_paused:
+        return Decision(Outcome.DONE)
+    if name is not None and is_paused and len(state.paused) >= limits.MEMBERS_MAX:
+        return Decision(Outcome.BUSY, sentence=f"{len(state.paused)} consumers are paused, which is all that may be")
+    return Decision(Outcome.DONE, (events.paused(is_paused, name or "", now_ms),))
+
+
+def decide_seek(state: State, to: int, now_ms: int) -> Sought:
+    """The cursor goes there, and the group forgets what was in flight: what is asked for is a clean start."""
+    if to < 0:
+        return Sought(Outcome.BAD_REQUEST, sentence="a sequence is not negative")
+    return Sought(
+        Outcome.DONE,
+        (events.sought(to, now_ms),),
+        held=sum(lot.open_count for _, lot in state.roster.held()),
+        waiting=sum(lot.open_count for lot in state.stock),
+        dying_count=sum(lot.open_count for lot in state.dying),
+    )
+
+
+def decide_drop(state: State, first: int, attempt: int, now_ms: int) -> Decision:
+    """A lot in the stock whose messages do not exist (a hole that rot has left): there is nothing to hand out."""
+    lot = state.stock.get((first, attempt))
+    if lot is None:
+        return Decision(Outcome.DONE)
+    return Decision(Outcome.DONE, (events.acked(0, attempt, first, lot.ranges, now_ms),))
+
+
+def decide_bury(state: State, dying: Dying, now_ms: int) -> Decision:
+    """Only what is dying still: a seek, or an earlier burial, may have come in between."""
+    named = state.dying.get((dying.first, dying.attempt))
+    lots = list(state.dying) if named is None else [named]  # parts of a lot are renamed: rare, so looked for
+    happened = []
+    for lot in lots:
+        if lot.attempt == dying.attempt:
+            mask = 0
+            for first, count in dying.ranges:
+                mask |= open_in(lot, first, count)
+            if mask:
+                happened.append(events.died(lot.attempt, lot.base, ranges_of(mask, lot.base), now_ms))
+    return Decision(Outcome.DONE, tuple(happened))
+
+
+def decide_forsake(state: State, first_kept: int, now_ms: int) -> Decision:
+    """Retention is about to take what lies below: what was pulled goes to dead letter, what was not is lost, loudly."""
+    happened: list[Event] = []
+    dying: list[Dying] = []
+    owed = [(member.id, lot) for member, lot in state.roster.held()] + [(0, lot) for lot in state.stock]
+    for consumer_id, lot in owed:
+        ranges = _below(lot, first_kept)
+        if ranges:
+            reason = RETENTION.encode()
+            happened.append(
+                events.returned(consumer_id, lot.attempt, lot.base, ranges, events.REJECTED, reason, now_ms)
+            )
+            dying.append(Dying(ranges[0][0], lot.attempt, ranges, RETENTION))
+    if first_kept > state.cursor:
+        happened.append(events.skipped(state.cursor, first_kept, events.LOST, now_ms))
+    return Decision(Outcome.DONE, tuple(happened), tuple(dying))
+
+
+def _below(lot: Lot, end: int) -> tuple[tuple[int, int], ...]:
+    return ranges_of(open_in(lot, lot.base, end - lot.base), lot.base) if end > lot.base else ()

@@ -1,0 +1,434 @@
+"""The law of a group against a naive model, with consumers and a broker that do everything that can go wrong.
+
+Consumers vanish, return with and without their memory, lose responses, ack twice, ack what they no longer hold. The
+broker crashes and loses the trailing events that nobody waited for. After each step every message must be where the
+model says, and in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fairway.groups import Decision, Dying, Event, Group, GroupConfig, Handout, Kind, Outcome, Pulled, Range, Verdict
+from fairway.groups.lot import ranges_of
+from fairway.names import Consumer
+from tests.property.group_model import MS_NS, Held, Model
+
+NAMES = ("ann", "bob", "cid")
+LEASE_MS = 1_000
+UNAWAITED = {Kind.PULL, Kind.EXPIRE, Kind.CURSOR}
+
+
+@dataclass
+class Client:
+    """What a consumer knows by itself."""
+
+    arrived: int = 0
+    lots: list[Handout] = field(default_factory=list)
+
+
+@dataclass
+class Moment:
+    """Where a crash may cut: so many events, and what the model was then."""
+
+    events: int
+    model: Model
+    snapshot: bytes
+
+
+def sequences(ranges: Sequence[Range]) -> set[int]:
+    return {at for first, count in ranges for at in range(first, first + count)}
+
+
+class GroupMachine(RuleBasedStateMachine):
+    group_class: type[Group] = Group
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ms = 1_000_000
+        self.end = 0
+        self.group = self.group_class()
+        self.events: list[Event] = []
+        self.clients = {name: Client() for name in NAMES}
+        self.dying: list[Dying] = []
+        self.said: list[Handout] = []  # every lot that was ever handed out
+
+    @property
+    def now_ns(self) -> int:
+        return self.now_ms * MS_NS
+
+    @initialize(
+        attempts_max=st.integers(1, 4),
+        lot_max=st.integers(1, 7),
+        handling=st.none() | st.just(1_500),
+        end=st.integers(0, 20),
+        names=st.sets(st.sampled_from(NAMES)),
+    )
+    def begin(self, attempts_max: int, lot_max: int, handling: int | None, end: int, names: set[str]) -> None:
+        config = GroupConfig(
+            attempts_max=attempts_max, lot_messages_max=lot_max, lease_ms=LEASE_MS, max_handling_ms=handling
+        )
+        self.model = Model(config)
+        self.end = end
+        self.moments: list[Moment] = []
+        self.happen(self.group.configure(0, config, now_ms=self.now_ms))
+        self.happen(self.group.seek(0, now_ms=self.now_ms))
+        for name in sorted(names):
+            self.join(name, False)
+        self.remember(is_awaited=True)
+
+    # --- helpers
+
+    def happen(self, decision: Decision) -> None:
+        self.group.apply_all(decision.events, self.now_ns)
+        self.events += decision.events
+        self.dying += decision.dying
+
+    def remember(self, *, is_awaited: bool) -> None:
+        """The model has followed. What is awaited can no longer be lost."""
+        if is_awaited:
+            self.moments.clear()
+        self.moments.append(Moment(len(self.events), self.model.copy(), self.group.snapshot()))
+
+    def speak(self, name: str) -> bool:
+        """A heartbeat; a consumer that is told so joins again."""
+        decision = self.group.heartbeat(Consumer(name), arrived=self.clients[name].arrived, now_ns=self.now_ns)
+        assert (decision.outcome is Outcome.DONE) == (name in self.model.members)
+        if name in self.model.members:
+            self.model.hear(name, self.clients[name].arrived, self.now_ns)
+        return name in self.model.members
+
+    def take_in(self, name: str, pulled: Pulled) -> None:
+        """A response reaches its consumer."""
+        client = self.clients[name]
+        if pulled.number > client.arrived:
+            client.arrived = pulled.number
+            client.lots += pulled.lots
+
+    # --- the world
+
+    @rule(count=st.integers(1, 12))
+    def produce(self, count: int) -> None:
+        self.end += count
+
+    @rule(passed_ms=st.sampled_from([1, 100, 400, 900, 1_100, 6_000]))
+    def wait(self, passed_ms: int) -> None:
+        self.now_ms += passed_ms
+
+    @rule()
+    def expire(self) -> None:
+        decision = self.group.expire(now_ns=self.now_ns, now_ms=self.now_ms)
+        self.happen(decision)
+        before = {at for at, each in self.model.open.items() if each.place == "dying"}
+        self.model.expire(self.now_ns)
+        after = {at for at, each in self.model.open.items() if each.place == "dying"}
+        assert {at for each in decision.dying for at in sequences(each.ranges)} == after - before
+        self.remember(is_awaited=False)
+
+    # --- consumers
+
+    @rule(name=st.sampled_from(NAMES), remembers=st.booleans())
+    def join(self, name: str, remembers: bool) -> None:
+        if not remembers:
+            self.clients[name] = Client()
+        arrived = self.clients[name].arrived
+        decision = self.group.join(
+            Consumer(name), version=0, arrived=arrived, resume_at=0, now_ns=self.now_ns, now_ms=self.now_ms
+        )
+        assert decision.outcome is Outcome.DONE
+        self.happen(decision)
+        self.model.join(name, arrived, self.now_ns)
+        self.remember(is_awaited=True)
+
+    @rule(name=st.sampled_from(NAMES), most=st.integers(1, 15), skip=st.integers(0, 3))
+    def pull(self, name: str, most: int, skip: int) -> None:
+        self.take_in(name, self.pull_some(name, most, skip))
+
+    @rule(name=st.sampled_from(NAMES), most=st.integers(1, 15))
+    def pull_and_lose(self, name: str, most: int) -> None:
+        self.pull_some(name, most, 0)
+
+    def pull_some(self, name: str, most: int, skip: int) -> Pulled:
+        first = min(self.group.cursor + (skip if skip > 1 else 0), max(self.end, self.group.cursor))
+        fresh = (first, max(self.end - first, 0))
+        client = self.clients[name]
+        pulled = self.group.pull(
+            Consumer(name),
+            arrived=client.arrived,
+            messages_max=most,
+            fresh=fresh,
+            now_ns=self.now_ns,
+            now_ms=self.now_ms,
+        )
+        note(f"{name} pulls: {pulled}")
+        self.happen(pulled)
+        self.check_pulled(name, pulled, most, first)
+        self.remember(is_awaited=False)
+        self.said += pulled.lots
+        return pulled
+
+    def check_pulled(self, name: str, pulled: Pulled, most: int, first: int) -> None:
+        model = self.model
+        if name not in model.members:
+            assert pulled.outcome is Outcome.NOT_A_MEMBER
+            return
+        model.hear(name, self.clients[name].arrived, self.now_ns)
+        if model.members[name].version != model.config.version:
+            assert pulled.outcome is Outcome.OTHER_VERSION
+            return
+        handed = {at for lot in pulled.lots for at in sequences(lot.ranges)}
+        assert len(handed) == sum(count for lot in pulled.lots for _, count in lot.ranges), "handed out twice at once"
+        unarrived = model.unarrived(name)
+        assert pulled.is_again == bool(unarrived)
+        if unarrived:
+            assert pulled.number == min(unarrived)
+            assert handed == {at for at, each in model.held_by(name).items() if each.number == pulled.number}
+            return
+        if model.is_paused or name in model.paused:
+            assert pulled.outcome is Outcome.PAUSED
+            return
+        model.skip(first)
+        ready, fresh = model.ready(self.now_ms), set(range(first, self.end))
+        assert handed <= ready | fresh
+        assert len(handed) == min(most, len(ready | fresh))
+        assert not handed & fresh or ready <= handed, "what waits goes before what is fresh"
+        assert not handed & (model.done | model.dead), "an ack came back"
+        for lot in pulled.lots:
+            assert lot.first == lot.ranges[0][0]
+            attempts = {model.open[at].attempt if at in model.open else 1 for at in sequences(lot.ranges)}
+            assert attempts == {lot.attempt}
+            model.hand_out(name, lot.first, lot.attempt, sorted(sequences(lot.ranges)), pulled.number, self.now_ns)
+
+    @rule(name=st.sampled_from(NAMES), verdict=st.sampled_from(Verdict), data=st.data())
+    def settle(self, name: str, verdict: Verdict, data: st.DataObject) -> None:
+        lots = self.clients[name].lots
+        if lots:
+            self.settle_some(name, verdict, data.draw(st.sampled_from(lots)), data)
+
+    @rule(name=st.sampled_from(NAMES))
+    def ack_latest(self, name: str) -> None:
+        lots = self.clients[name].lots
+        if lots and self.speak(name):
+            self.settle_exactly(name, Verdict.ACK, lots[-1], lots[-1].ranges, after_ms=None, draw=0.0)
+
+    @precondition(lambda self: self.said)
+    @rule(name=st.sampled_from(NAMES), data=st.data())
+    def ack_what_another_has(self, name: str, data: st.DataObject) -> None:
+        self.settle_some(name, Verdict.ACK, data.draw(st.sampled_from(self.said[-3:])), data)
+
+    @precondition(lambda self: self.said)
+    @rule(name=st.sampled_from(NAMES), verdict=st.sampled_from(Verdict), data=st.data())
+    def settle_stale(self, name: str, verdict: Verdict, data: st.DataObject) -> None:
+        """About a lot that anybody had at any time."""
+        self.settle_some(name, verdict, data.draw(st.sampled_from(self.said)), data)
+
+    def settle_some(self, name: str, verdict: Verdict, lot: Handout, data: st.DataObject) -> None:
+        members = sorted(sequences(lot.ranges))
+        chosen = data.draw(st.sets(st.sampled_from(members), min_size=1) | st.just(set(members)))
+        ranges = ranges_of(sum(1 << at - lot.first for at in chosen), lot.first)
+        draw = data.draw(st.sampled_from([0.0, 0.5]))
+        after_ms = data.draw(st.sampled_from([None, 0, 300]))
+        if self.speak(name):
+            self.settle_exactly(name, verdict, lot, ranges, after_ms=after_ms, draw=draw)
+
+    def settle_exactly(
+        self, name: str, verdict: Verdict, lot: Handout, ranges: Sequence[Range], *, after_ms: int | None, draw: float
+    ) -> None:
+        said = sequences(ranges)
+        due_ms = self.now_ms + (self.group.config.backoff.delay_ms(lot.attempt, draw) if after_ms is None else after_ms)
+        decision = self.group.settle(
+            Consumer(name),
+            verdict,
+            lot.first,
+            lot.attempt,
+            ranges,
+            now_ms=self.now_ms,
+            after_ms=after_ms,
+            draw=draw,
+        )
+        note(f"{name} says {verdict.name} of {lot}, {ranges}: {decision}")
+        self.happen(decision)
+        held = self.model.holds(name, lot.first, lot.attempt, said)
+        believed: set[int] = set()
+        if verdict is Verdict.ACK and not self.model.has_lot(name, lot.first, lot.attempt):
+            believed = self.model.believable(lot.attempt, said)
+        assert decision.settled == len(held | believed)
+        assert decision.stale == len(said) - decision.settled
+        if believed:
+            self.model.believe(believed, self.now_ms + LEASE_MS)
+        self.judge(verdict, held, due_ms)
+        self.remember(is_awaited=True)
+
+    def judge(self, verdict: Verdict, held: set[int], due_ms: int) -> None:
+        if verdict is Verdict.ACK:
+            self.model.ack(held)
+        elif verdict is Verdict.REJECT:
+            self.model.reject(held)
+        else:
+            counts = verdict is Verdict.RETRY
+            for at in held:
+                self.model.fail(at, counts=counts, due_ms=due_ms if counts else 0)
+
+    @rule(name=st.sampled_from(NAMES))
+    def beat(self, name: str) -> None:
+        self.speak(name)
+
+    @rule(name=st.sampled_from(NAMES))
+    def leave(self, name: str) -> None:
+        self.happen(self.group.leave(Consumer(name), now_ms=self.now_ms))
+        if name in self.model.members:
+            self.model.part(name, counts=False)
+        self.remember(is_awaited=True)
+
+    # --- operators
+
+    @rule(name=st.none() | st.sampled_from(NAMES), is_paused=st.booleans())
+    def pause(self, name: str | None, is_paused: bool) -> None:
+        act = self.group.pause if is_paused else self.group.resume
+        self.happen(act(None if name is None else Consumer(name), now_ms=self.now_ms))
+        if name is None:
+            self.model.is_paused = is_paused
+        elif is_paused:
+            self.model.paused.add(name)
+        else:
+            self.model.paused.discard(name)
+        self.remember(is_awaited=True)
+
+    @rule(attempts_max=st.integers(1, 4), handling=st.none() | st.just(1_500))
+    def configure(self, attempts_max: int, handling: int | None) -> None:
+        version = self.model.config.version
+        config = GroupConfig(
+            version=version + 1, attempts_max=attempts_max, lease_ms=LEASE_MS, max_handling_ms=handling
+        )
+        self.happen(self.group.configure(version, config, now_ms=self.now_ms))
+        self.model.config = config
+        self.remember(is_awaited=True)
+
+    @rule(data=st.data())
+    def seek(self, data: st.DataObject) -> None:
+        if data.draw(st.integers(0, 9)):  # seldom: it wipes the slate
+            return
+        to = data.draw(st.integers(0, self.end))
+        decision = self.group.seek(to, now_ms=self.now_ms)
+        self.happen(decision)
+        open_ = [each.place for each in self.model.open.values()]
+        counts = (decision.held, decision.waiting, decision.dying_count)
+        assert counts == (open_.count("held"), open_.count("stock"), open_.count("dying"))
+        self.model.seek(to)
+        self.clients = {name: Client(client.arrived) for name, client in self.clients.items()}
+        self.said.clear()
+        self.remember(is_awaited=True)
+
+    @precondition(lambda self: self.dying)
+    @rule(data=st.data())
+    def bury(self, data: st.DataObject) -> None:
+        dying = data.draw(st.sampled_from(self.dying))
+        if (dying.first, dying.attempt) not in self.group._state.dying:
+            self.dying.remove(dying)  # a seek, or a crash, came between
+            return
+        self.happen(self.group.bury(dying, now_ms=self.now_ms))
+        self.model.bury(sequences(dying.ranges))
+        self.remember(is_awaited=False)
+
+    # --- crashes
+
+    @rule(data=st.data(), from_snapshot=st.booleans())
+    def crash(self, data: st.DataObject, from_snapshot: bool) -> None:
+        """Events that nobody waited for may be gone; a checkpoint may be any that covers no more than what is left."""
+        kept = data.draw(st.just(0) | st.integers(0, len(self.moments) - 1))
+        moment = self.moments[kept]
+        assert all(event.kind in UNAWAITED | {Kind.DEAD} for event in self.events[self.moments[0].events :])
+        del self.events[moment.events :], self.moments[kept + 1 :]
+        if from_snapshot:
+            base = self.moments[data.draw(st.integers(0, kept))]
+            self.group = self.group_class.restore(base.snapshot)
+            self.group.apply_all(self.events[base.events :])
+        else:
+            self.group = self.group_class()
+            self.group.apply_all(self.events)
+        assert self.group.snapshot() == moment.snapshot
+        self.model = moment.model.copy()
+        self.dying = list(self.group.begin_life(self.end, self.now_ns))
+        self.model.begin_life(self.end, self.now_ns)
+
+    # --- what always holds
+
+    @invariant()
+    def every_message_is_where_the_model_says(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        state, found = self.group._state, dict[int, Held]()
+        for member, lot in state.roster.held():
+            for at in sequences(lot.ranges):
+                assert at not in found
+                found[at] = Held("held", lot.attempt, member.name, lot.base, lot.number, lot.handed_ns)
+        for place, shelf in (("stock", state.stock), ("dying", state.dying)):
+            for lot in shelf:
+                assert lot.mask & 1
+                for at in sequences(lot.ranges):
+                    assert at not in found
+                    found[at] = Held(place, lot.attempt, due_ms=lot.due_ms)
+        assert state.held_count == sum(len(member.lots) for member in state.roster)
+        assert found.keys() == self.model.open.keys()
+        for at, message in found.items():
+            expected = self.model.open[at]
+            expected.handed_ns = message.handed_ns if message.place != "held" else expected.handed_ns
+            assert message == expected
+        assert (state.is_paused, state.paused) == (self.model.is_paused, self.model.paused)
+        assert {member.name for member in state.roster} == self.model.members.keys()
+        assert self.group.cursor == self.model.cursor
+        places = (self.model.open.keys(), self.model.done, self.model.dead, self.model.skipped)
+        assert sum(map(len, places)) == self.model.cursor
+        assert set().union(*places) == set(range(self.model.cursor))
+
+    @invariant()
+    def deadline_is_never_missed(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        deadline_ns = self.group.next_deadline_ns(now_ns=self.now_ns, now_ms=self.now_ms)
+        due = [each.due_ms for each in self.model.open.values() if each.place == "stock" and each.due_ms > self.now_ms]
+        leases = [each.renewed_ns + LEASE_MS * MS_NS for each in self.model.members.values()]
+        expected = leases + ([] if self.model.is_paused else [each * MS_NS for each in due])
+        if self.model.config.max_handling_ms is not None:
+            held = [each.handed_ns for each in self.model.open.values() if each.place == "held"]
+            expected += [each + self.model.config.max_handling_ms * MS_NS for each in held]
+        assert deadline_ns == min(expected, default=None)
+
+    def teardown(self) -> None:
+        """Whatever happened: consumers that do their work empty the group."""
+        if not hasattr(self, "model"):
+            return
+        for name in (None, *NAMES):
+            self.pause(name, False)
+        for name in NAMES:
+            self.join(name, False)
+        for _ in range(200):
+            if self.model.cursor == self.end and not self.model.open:
+                break
+            self.work_once()
+        assert not self.model.open
+        assert self.model.done | self.model.dead | self.model.skipped == set(range(self.end))
+        again = self.group_class()
+        again.apply_all(self.events)
+        assert again.snapshot() == self.group.snapshot() == self.group_class.restore(self.group.snapshot()).snapshot()
+
+    def work_once(self) -> None:
+        for name in NAMES:
+            pulled = self.pull_some(name, 15, 0)
+            self.take_in(name, pulled)
+            for lot in pulled.lots:
+                self.settle_exactly(name, Verdict.ACK, lot, lot.ranges, after_ms=None, draw=0.0)
+        for dying in self.dying:
+            self.happen(self.group.bury(dying, now_ms=self.now_ms))
+            self.model.bury(sequences(dying.ranges))
+        self.dying.clear()
+        self.now_ms += 500
+
+
+GroupMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50)
+TestGroups = GroupMachine.TestCase

@@ -1,0 +1,98 @@
+"""The model finds what it is for: each of these groups has one fault, most of them known from other queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from fairway.errors import InvariantViolated
+from fairway.groups import Event, Group, Kind, Pulled, Settled, Verdict
+from fairway.groups.lot import mask_of
+from tests.property.test_groups_model import GroupMachine
+
+
+class AcksWhatExpires(Group):
+    """The messages of a consumer that vanished are taken as done."""
+
+    def apply(self, event: Event, now_ns: int = 0) -> None:
+        if event.kind is Kind.EXPIRE and not event.attempt:
+            self._state.roster.of_id(event.consumer_id).forget()
+        super().apply(event, now_ns)
+
+
+class NeverCountsAttempts(Group):
+    def apply(self, event: Event, now_ns: int = 0) -> None:
+        super().apply(event._replace(due_ms=0) if event.kind is Kind.RETRY and event.due_ms > 0 else event, now_ns)
+
+
+class BelievesAnybody(Group):
+    """An ack counts from one that does not hold the message."""
+
+    def settle(self, *args: Any, **kwargs: Any) -> Settled:
+        name, verdict, first, attempt, ranges = args
+        for member, lot in list(self._state.roster.held()):
+            if verdict is Verdict.ACK and lot.name == (first, attempt) and mask_of(ranges, first) & lot.mask:
+                name = member.name
+        return super().settle(name, verdict, first, attempt, ranges, **kwargs)
+
+
+class NeverSendsAgain(Group):
+    def pull(self, *args: Any, **kwargs: Any) -> Pulled:
+        for member in self._state.roster:
+            member.unarrived.clear()
+        return super().pull(*args, **kwargs)
+
+
+class LosesPausesInTheSnapshot(Group):
+    def snapshot(self) -> bytes:
+        paused, self._state.is_paused = self._state.is_paused, False
+        try:
+            return super().snapshot()
+        finally:
+            self._state.is_paused = paused
+
+
+class ForgetsTheGapBelowABelievedAck(Group):
+    """After a crash the cursor jumps, and what lies below it is nobody's."""
+
+    def apply(self, event: Event, now_ns: int = 0) -> None:
+        if event.kind is Kind.ACK:
+            self._state.cursor = max(self._state.cursor, event.ranges[0][0])
+        super().apply(event, now_ns)
+
+
+class KeepsOldLeases(Group):
+    def begin_life(self, end: int, now_ns: int) -> Any:
+        return super().begin_life(end, now_ns - 1)
+
+
+PLANTED = (
+    AcksWhatExpires,
+    NeverCountsAttempts,
+    BelievesAnybody,
+    NeverSendsAgain,
+    LosesPausesInTheSnapshot,
+    ForgetsTheGapBelowABelievedAck,
+    KeepsOldLeases,
+)
+
+
+@pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: fault.__name__)
+def test_planted_fault_is_found(fault: type[Group]) -> None:
+    machine = type("Planted", (GroupMachine,), {"group_class": fault})
+    with pytest.raises((AssertionError, InvariantViolated)):
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=2_000,
+                stateful_step_count=30,
+                database=None,
+                derandomize=True,
+                report_multiple_bugs=False,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

@@ -1,0 +1,88 @@
+"""An actor: a mailbox, an account of the time it has used, and two independent facts about whether it may run.
+
+    run state      IDLE ── work arrives ──► READY ── picked ──► RUNNING ── slice ends ──► READY or IDLE
+    suspensions    a count: `suspend` adds one, `Scheduler.resume` takes one off; above zero no request is handled
+
+A suspension is for work under way elsewhere, such as a cold read, and short. It is not for a long poll (WAIT is), nor
+for a group that an operator has paused (its processor answers that). A suspended actor finishes the request at hand,
+still tells requests that their time is up, and is never removed: so whoever suspended it may hold on to it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable
+
+from fairway.errors import invariant
+from fairway.scheduling.mailbox import NEVER_NS, Mailbox
+
+
+class Run(enum.Enum):
+    IDLE = "idle"
+    READY = "ready"
+    RUNNING = "running"
+
+
+IDLE, READY, RUNNING = Run  # reading a member through its class costs 0.1 µs on 3.11, and a turn only 1 µs
+
+
+class Actor:
+    """One actor. Processors call `suspend` and `charge`; the rest belongs to the scheduler, but for reading figures."""
+
+    __slots__ = (
+        "alarm_ns",
+        "byte_cost_ns",
+        "bytes_served",
+        "elsewhere_ns",
+        "idle_since_ns",
+        "key",
+        "mailbox",
+        "owed_ns",
+        "run",
+        "served_ns",
+        "slices",
+        "suspensions",
+        "virtual_ns",
+        "weight",
+    )
+
+    def __init__(self, key: Hashable, weight: float, byte_cost_ns: float, now_ns: int) -> None:
+        self.key = key
+        self.mailbox = Mailbox()
+        self.run = IDLE
+        self.suspensions = 0
+        self.weight = weight
+        self.byte_cost_ns = byte_cost_ns
+        self.virtual_ns = 0.0  # time used, divided by weight: the one with the least runs next
+        self.owed_ns = 0.0  # used, and not yet in `virtual_ns`
+        self.idle_since_ns = now_ns
+        self.alarm_ns = NEVER_NS
+        self.served_ns = 0  # figures for people
+        self.elsewhere_ns = 0
+        self.bytes_served = 0
+        self.slices = 0
+
+    @property
+    def may_run(self) -> bool:
+        """Whether a request can be handled, or must be told that its time is up."""
+        mailbox = self.mailbox
+        if self.suspensions or not (mailbox.arrived or (mailbox.is_woken and mailbox.waiting)):
+            return bool(mailbox.overdue)
+        return True
+
+    def suspend(self) -> None:
+        """Handle no further request until `Scheduler.resume` was called as often."""
+        self.suspensions += 1
+
+    def lift(self) -> None:
+        invariant(self.suspensions > 0, "an actor is resumed no more often than it was suspended")
+        self.suspensions -= 1
+
+    def charge(self, *, elapsed_ns: int = 0, size_bytes: int = 0) -> None:
+        """Account for work done elsewhere on its behalf, when that ends, and for the bytes of a response.
+
+        Takes effect before the actor's next slice.
+        """
+        self.owed_ns += elapsed_ns + size_bytes * self.byte_cost_ns
+        self.elsewhere_ns += elapsed_ns
+        self.bytes_served += size_bytes

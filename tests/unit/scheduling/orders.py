@@ -1,0 +1,35 @@
+"""QMQ's two orders, which are wrong: the fairness tests must tell them from the right one."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from fairway.scheduling import Actor
+
+
+class TotalTime:
+    """Least time ever used first: one that was quiet starves all others when it wakes up."""
+
+    slice_requests_max = 1 << 62
+
+    def enter(self, actor: Actor) -> None:
+        pass
+
+    def rank(self, actor: Actor) -> float:
+        return actor.virtual_ns
+
+    def charge(self, actor: Actor, charge_ns: float) -> None:
+        actor.virtual_ns += charge_ns / actor.weight
+
+    def advance(self, least_rank: float) -> None:
+        pass
+
+
+class LastExecution(TotalTime):
+    """Longest not run first: equal turns, not equal time."""
+
+    def __init__(self) -> None:
+        self._turns = count(1)
+
+    def rank(self, actor: Actor) -> float:
+        return next(self._turns)

@@ -49,9 +49,10 @@ bench: $(READY) ## list the benches, or run some  (ARGS="storage" or ARGS="all")
 	@echo "make bench: ratios on this machine"
 	@$(py) -m bench $(ARGS)
 
-fuzz: $(READY) ## a million mutated batches: valid, or refused in the one right way
-	@echo "make fuzz: mutated batches"
+fuzz: $(READY) ## a million mutated batches and frames: valid, or refused in the one right way
+	@echo "make fuzz: mutated batches, mutated frames"
 	@$(py) -m tests.hostile.batch_fuzz --inputs 1000000 $(ARGS)
+	@$(py) -m tests.hostile.frame_fuzz --inputs 1000000 $(ARGS)
 
 clean: ## remove .venv and everything else that can be made again
 	@echo "make clean: .venv, caches, build products"

@@ -20,15 +20,17 @@ HEADERS_MAX = 64  # per message
 
 # --- names -----------------------------------------------------------------------------------------------------------
 NAME_CHARS_MAX = 200  # leaves room for a suffix in the 255 bytes of a file name
+INTERNAL_CHARS_MAX = 3 * NAME_CHARS_MAX + 14  # of the broker's own subjects, which name two groups and a subject
 
 # --- the logs --------------------------------------------------------------------------------------------------------
 SEGMENT_BYTES = 256 * MIB  # a segment's index stays in memory while it is written: 57 MiB with one message per batch
 ACTION_SEGMENT_BYTES = 16 * MIB  # reserved on disk in advance, twice: what acks may need on a full disk
-ROUND_BYTES_LARGE = 128 * KIB  # of one commit: it costs half of what its sync does, more would not pay for the wait
 UNSYNCED_BYTES_MAX = 64 * MIB  # gathered and not yet synced; past it appends are refused as BUSY
 DISK_LOW_WATER_BYTES = 128 * MIB  # below it produce is READ_ONLY, and checkpoints and actions still find room
 CHECKPOINT_EVERY_BYTES = 64 * MIB  # of message log: replay after a crash reads at most about this much
 CHECKPOINTS_KEPT = 2  # an unreadable one means the one before it
+SUBJECTS_MAX = 100_000  # every segment restates them all: 22 MB with the longest names
+SEQUENCES_AHEAD = 1_000_000  # claimed at a time where durability is `memory`: one extra sync for so many messages
 OPEN_SEGMENTS_MAX = 64  # descriptors kept open for reading
 INDEX_CACHE_BYTES = 64 * MIB  # runs of older segments' indexes kept in memory for readers that are behind
 
@@ -47,6 +49,7 @@ CONNECTION_REQUESTS_MAX = 1_024  # in flight on one connection: a thousand lone 
 HEARTBEAT_MS = 10_000  # three missed are 30 s, less than most middleboxes allow an idle connection
 HEARTBEAT_MS_MIN = 100  # below it 2,000 idle connections would cost more than the work
 HEARTBEAT_MS_MAX = 600_000  # beyond it a dead peer would hold its place for half an hour
+PINGS_MAX = 100  # heard in one heartbeat interval: one is due, and an answer costs as much as a small request
 HANDSHAKE_MS = 10_000  # from the connection to the end of the handshake; a slow sender holds a place no longer
 REDRIVE_IDS_MAX = 10_000  # named in one request; 28 bytes each, so a control message holds them
 

@@ -2,6 +2,14 @@
 
 The alphabet keeps a name safe as a file name, a metric label and a word on a command line:
 letters, digits, `.`, `-`, `_`; a letter or digit first; at most 200 characters. Case matters.
+
+A broker has subjects of its own, with a colon, so that nobody can take their names:
+
+    dead:<group>:<subject>     dead letters of a group; may be read, scanned and consumed, not sent to
+    inbox:<group>:<subject>    what only that group is to get again; drained by the group itself, and readable
+
+A group may consume dead letters, and has dead letters then in turn: `dead:<group>:dead:<group>:<subject>` is as deep as
+it goes.
 """
 
 from __future__ import annotations
@@ -12,7 +20,11 @@ from typing import Self
 from fairway import limits
 from fairway.errors import BadName
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_PLAIN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_NAME = re.compile(_PLAIN, re.ASCII)
+_DEAD = "dead"
+_INBOX = "inbox"
+_INTERNAL = re.compile(rf"({_DEAD}|{_INBOX}):({_PLAIN}):(?:({_DEAD}):({_PLAIN}):)?({_PLAIN})", re.ASCII)
 
 
 class _Name(str):
@@ -34,16 +46,63 @@ class _Name(str):
         return cls(raw)
 
 
-class Subject(_Name):
-    """The name of a subject (a topic)."""
-
-    __slots__ = ()
+def _internal(raw: object) -> re.Match[str] | None:
+    """The parts of a name of the broker's own."""
+    if not isinstance(raw, str) or len(raw) > limits.INTERNAL_CHARS_MAX:
+        return None
+    found = _INTERNAL.fullmatch(raw)
+    is_bounded = found is not None and all(len(part) <= limits.NAME_CHARS_MAX for part in found.groups(""))
+    return found if is_bounded else None
 
 
 class Group(_Name):
     """The name of a consumer group."""
 
     __slots__ = ()
+
+
+class Subject(_Name):
+    """The name of a subject (a topic)."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, raw: str) -> Self:
+        """A subject that anybody may send to."""
+        if _internal(raw) is not None:
+            raise BadName(f"subject {raw[: limits.NAME_CHARS_MAX]!r} is the broker's own: nobody else sends to it")
+        return super().parse(raw)
+
+    @classmethod
+    def parse_any(cls, raw: str) -> Self:
+        """A subject that can be read, the broker's own included."""
+        return super().parse(raw) if _internal(raw) is None else cls(raw)
+
+    @classmethod
+    def parse_joinable(cls, raw: str) -> Self:
+        """A subject that groups may consume: anybody's, and the dead letters of groups on those."""
+        name = cls.parse_any(raw)
+        if name.is_internal and not (name.startswith(f"{_DEAD}:") and name.count(":") == 2):
+            raise BadName(f"subject {str(name)!r} is the broker's own: scan it, or ask for a redrive")
+        return name
+
+    @classmethod
+    def dead_letters(cls, group: Group, subject: Subject) -> Self:
+        """Where messages of the subject go when they have had their last attempt in the group."""
+        return cls(f"{_DEAD}:{group}:{subject}")
+
+    @classmethod
+    def inbox(cls, group: Group, subject: Subject) -> Self:
+        """What only this group is to get."""
+        return cls(f"{_INBOX}:{group}:{subject}")
+
+    @property
+    def is_internal(self) -> bool:
+        return ":" in self
+
+    @property
+    def is_inbox(self) -> bool:
+        return self.startswith(f"{_INBOX}:")
 
 
 class Consumer(_Name):

@@ -5,5 +5,11 @@ writer      the process that is killed; says what it is about to do, and what it
 ledger      what the writer said, and the judgement of what a recovery found
 power       a file system whose power can be cut
 residue     what a crash may leave behind and a kill rarely does: torn tails, newborn files
+
+broker_server   a broker to be killed
+broker_worker   a producer or a consumer of it, the same as in simulation
+broker_witness  what they saw, line by line, and how the model of tests/simulation is told
+broker_rounds   all of them for a while, and the judgement
+
 campaign    rounds of all that, and the counts: `python -m tests.crash.campaign`
 """

@@ -1,8 +1,10 @@
-"""`python -m tests.crash.campaign`: kill the writer hundreds of times, cut its power, and count what was lost.
+"""`python -m tests.crash.campaign`: kill writers and brokers hundreds of times, cut their power, count what was lost.
 
     --kills N        rounds that end with SIGKILL: at random instants, at every named point of the disk, in recovery too
     --power-cuts N   rounds on an ext4 image whose power is cut; skipped, with a word, where it cannot be mounted
     --seed K         which instants, points and payloads (instants are those of a real machine: no two runs are alike)
+    --broker-s N     so many seconds of a broker that is killed among clients that are processes too (`broker_rounds`)
+    --part P         storage or broker: only this one
     --json           the counts for a program
 
 After each round a copy of the directory is recovered and judged (`ledger`), every few rounds once more without its
@@ -33,7 +35,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fairway.storage import checkpoint, index_file
 from fairway.world.real_disk import POINTS
-from tests.crash import residue
+from tests.crash import broker_rounds, residue
 from tests.crash.ledger import Judgement, Ledger, judge
 from tests.crash.power import NotAllowed, Rack, rack
 from tests.crash.streams import VISITORS_FROM
@@ -41,6 +43,8 @@ from tests.crash.writer import Doom, Orders
 
 KILLS = 400
 POWER_CUTS = 40
+BROKER_S = 180
+BROKER_RUN_S = 30  # then a new directory, and new clients
 UNSYNCED_CUTS = 6  # to prove the instrument
 LIVES_PER_DIRECTORY = 20  # then a new one: the first start of a directory is a place to die too
 REBUILD_EVERY = 4  # rounds
@@ -219,7 +223,7 @@ def kill_round(directory: Directory, rng: random.Random, counts: Counts, doom: D
     if rng.randrange(3) == 0 or (doom is not None and doom.phase == "open"):
         residue.plant(directory.root, rng)
     life = directory.start(doom)
-    life.await_word("begin")
+    life.await_word("begin" if rng.randrange(3) == 0 else "open")
     if life.ended_by_itself(rng.random() * RUN_S_MAX if doom is None else 4 * RUN_S_MAX) and doom is not None:
         counts.point_kills += 1
         counts.points.add(doom.point)
@@ -318,21 +322,54 @@ def show(report: Report) -> None:
         print(sentence, file=sys.stderr)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="real crashes of a writing process: what is lost? nothing")
+def run_broker(seconds: float, seed: int, *, quiet: bool = True) -> broker_rounds.Counts:
+    """Runs of half a minute each, until the time is used up."""
+    counts = broker_rounds.Counts()
+    runs = max(1, round(seconds / BROKER_RUN_S))
+    with _progress("broker runs", runs, quiet) as tick:
+        for number in range(runs):
+            broker_rounds.run(seconds / runs, seed + number, counts)
+            tick()
+    return counts
+
+
+def show_broker(counts: broker_rounds.Counts) -> None:
+    print(f"broker: {_shown(counts.figures())}")
+    for sentence in [*map(str, counts.breaches[:5]), *counts.failures[:5]]:
+        print(sentence, file=sys.stderr)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="real crashes of real processes: what is lost? nothing")
+    parser.add_argument("--part", choices=["storage", "broker"], help="only this one")
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--power-cuts", type=int, default=POWER_CUTS)
+    parser.add_argument("--broker-s", type=float, default=BROKER_S)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the counts as JSON, without a progress bar")
-    options = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that mounts are cleared away then too
-    report = run(options.kills, options.power_cuts, options.seed, quiet=options.json)
+    told: dict[str, Any] = {"seed": options.seed}
+    is_clean = True
+    if options.part != "broker":
+        report = run(options.kills, options.power_cuts, options.seed, quiet=options.json)
+        told |= {**report.counts.figures(), "skipped": report.skipped, "unsynced": report.unsynced.figures()}
+        is_clean = report.clean
+        if not options.json:
+            show(report)
+    if options.part != "storage":
+        broker = run_broker(options.broker_s, options.seed, quiet=options.json)
+        told["broker"] = broker.figures()
+        is_clean = is_clean and broker.clean
+        if not options.json:
+            show_broker(broker)
     if options.json:
-        details = {"skipped": report.skipped, "unsynced": report.unsynced.figures(), "clean": report.clean}
-        print(json.dumps({"seed": report.seed, **report.counts.figures(), **details}))
-    else:
-        show(report)
-    return 0 if report.clean else EXIT_DAMAGE
+        print(json.dumps({**told, "clean": is_clean}))
+    return 0 if is_clean else EXIT_DAMAGE
 
 
 if __name__ == "__main__":

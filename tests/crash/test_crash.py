@@ -105,7 +105,7 @@ def _acknowledge_unsent(root: Path, ledger: Ledger) -> None:
     ("harm", "kinds"),
     [
         (_cut, {"lost", "rotten"}),
-        (_flip, {"lost", "rotten"}),
+        (_flip, {"lost"}),  # and rotten, where recovery reads it: what a checkpoint covers is read when wanted
         (_forget_sent, {"phantom"}),
         (_forget_acting, {"phantom"}),
         (_expect_others, {"corrupt"}),

@@ -80,7 +80,7 @@ class Author:
             self.produce(BILLS, 0x5678, [b"bill %d" % number], tags=[["paid", "eu"]], keys=[f"key-{number}"])
             self.act(_action(ActionKind(number + 1), number), _action(ActionKind.ACK, number))
         self.restart()
-        for number in range(5):
+        for number in range(9):
             self.act(_action(ActionKind(number + 7), number, detail=b"because %d" % number))
             self.produce(ORDERS, 0x9ABC, [b"second life %d" % number] * 3, codec=batch.Codec.ZSTD)
         self.checkpoint()

@@ -1,5 +1,6 @@
-"""Thousands of simulated histories: `make sim`.
+"""Thousands of simulated histories: `make sim`. Two parts, the storage engine alone, and a broker with its clients.
 
+    python -m tests.simulation.campaign --part storage                  one part; both without it
     python -m tests.simulation.campaign --seeds 5000
     python -m tests.simulation.campaign --first-seed 17 --seeds 1       replays seed 17
     python -m tests.simulation.campaign --damage                        lets every disk rot in the end
@@ -14,24 +15,21 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import multiprocessing
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from tests.simulation import history, planted
+from tests.simulation import broker_campaign, broker_planted, history, planted
+from tests.simulation import seeds as many
 from tests.simulation.history import Outcome
+from tests.simulation.seeds import PROCESSES
 from tests.simulation.truth import Invariant
 
 SEEDS = 4_000
-PROCESSES = 2
-CHUNK_SEEDS = 8
 FAILED = 4
 EXAMPLES_MAX = 10
 
@@ -90,27 +88,29 @@ def outcomes(
     processes: int = PROCESSES,
 ) -> Iterator[Outcome]:
     """The outcome of every seed, in order."""
-    work = partial(run_one, syncing=syncing, damaged=damaged, bug=bug)
-    if processes == 1:
-        yield from map(work, seeds)
-        return
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap(work, seeds, CHUNK_SEEDS)
+    yield from many.outcomes(partial(run_one, syncing=syncing, damaged=damaged, bug=bug), seeds, processes)
 
 
 def replay_command(seed: int, options: argparse.Namespace) -> str:
-    given = {"--no-sync": options.no_sync, "--damage": options.damage, f"--bug {options.bug}": options.bug}
+    given: dict[str, Any] = {
+        "--no-sync": options.no_sync,
+        "--damage": options.damage,
+        f"--bug {options.bug}": options.bug,
+    }
     extras = "".join(f" {option}" for option, is_given in given.items() if is_given)
-    return f"python -m tests.simulation.campaign --first-seed {seed} --seeds 1{extras}"
+    return f"python -m tests.simulation.campaign --part storage --first-seed {seed} --seeds 1{extras}"
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="simulated crashes: nothing acknowledged is lost, whatever happens")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--part", choices=["storage", "broker"], help="only this one; a bug's or a mode's own if given")
+    parser.add_argument("--seeds", type=int, help=f"of each part; by itself {SEEDS} and {broker_campaign.SEEDS}")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--no-sync", action="store_true", help="the disk only pretends to sync: losses must show")
     parser.add_argument("--damage", action="store_true", help="every disk rots in the end, not only one in three")
-    parser.add_argument("--bug", choices=sorted(planted.BUGS), help="plant this bug: it must be caught")
+    parser.add_argument(
+        "--bug", choices=sorted(planted.BUGS | broker_planted.BUGS), help="plant this bug: it must be caught"
+    )
     parser.add_argument("--minutes", type=float, help="stop after so long, whatever is left")
     parser.add_argument("--processes", type=int, default=PROCESSES)
     parser.add_argument("--json", action="store_true", help="print the counts as JSON, without a progress bar")
@@ -120,37 +120,65 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> Report:
     """All seeds, or those that the time allows."""
     report = Report()
-    deadline = time.monotonic() + 60 * options.minutes if options.minutes is not None else None
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
-    columns = (TextColumn("histories"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=options.json) as progress:
-        bar = progress.add_task("seeds", total=options.seeds)
-        processes = min(options.processes, options.seeds)
-        modes = {"syncing": not options.no_sync, "damaged": options.damage, "bug": options.bug}
-        for outcome in outcomes(seeds, **modes, processes=processes):
-            report.add(outcome)
-            progress.advance(bar)
-            if deadline is not None and time.monotonic() > deadline:
-                break
+    wanted = SEEDS if options.seeds is None else options.seeds
+    for outcome in many.watched(
+        "storage histories",
+        partial(run_one, syncing=not options.no_sync, damaged=options.damage, bug=options.bug),
+        range(options.first_seed, options.first_seed + wanted),
+        processes=options.processes,
+        minutes=options.minutes,
+        quiet=options.json,
+    ):
+        report.add(outcome)
     return report
+
+
+def wants(options: argparse.Namespace, part: str) -> bool:
+    """Whether a part is to be run: the one that was asked for, or that a bug or a mode belongs to, else both."""
+    if options.part is not None:
+        return bool(options.part == part)
+    if options.bug is not None:
+        return (options.bug in planted.BUGS) == (part == "storage")
+    return part == "storage" or not (options.no_sync or options.damage)
 
 
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
-    report = run(options)
-    ends = dict(sorted(report.ends.items()))
-    examples = [
-        {"seed": seed, "violation": sentence, "replay": replay_command(seed, options)}
-        for seed, sentence in report.examples[:EXAMPLES_MAX]
-    ]
+    told: dict[str, Any] = {}
+    is_clean = True
+    if wants(options, "storage"):
+        report = run(options)
+        failures = [
+            {"seed": seed, "violation": sentence, "replay": replay_command(seed, options)}
+            for seed, sentence in report.examples[:EXAMPLES_MAX]
+        ]
+        ends = dict(sorted(report.ends.items()))
+        told |= {**report.counts(), "trace_hash": report.trace_hash, "ends": ends, "failures": failures}
+        is_clean = report.clean
+        if not options.json:
+            show(report, failures)
+    if wants(options, "broker"):
+        broker = broker_campaign.run(options)
+        failures = broker_campaign.examples(broker, options)
+        told["broker"] = broker_campaign.as_json(broker) | {"failures": failures}
+        is_clean = is_clean and broker.clean
+        if not options.json:
+            broker_campaign.show(broker)
+            show_failures(failures)
     if options.json:
-        print(json.dumps({**report.counts(), "trace_hash": report.trace_hash, "ends": ends, "failures": examples}))
-    else:
-        print(", ".join(f"{name} {count:,}" for name, count in report.counts().items()))
-        print("ends of lives: " + ", ".join(f"{name} {count:,}" for name, count in ends.items()))
-        for example in examples:
-            print(f"seed {example['seed']}: {example['violation']}\n  replay: {example['replay']}")
-    return 0 if report.clean else FAILED
+        print(json.dumps(told))
+    return 0 if is_clean else FAILED
+
+
+def show(report: Report, failures: list[dict[str, Any]]) -> None:
+    print(", ".join(f"{name} {count:,}" for name, count in report.counts().items()))
+    print("ends of lives: " + ", ".join(f"{name} {count:,}" for name, count in sorted(report.ends.items())))
+    show_failures(failures)
+
+
+def show_failures(failures: list[dict[str, Any]]) -> None:
+    for each in failures:
+        print(f"seed {each['seed']}: {each['violation']}\n  replay: {each['replay']}")
 
 
 if __name__ == "__main__":

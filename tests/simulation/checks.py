@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import astuple
 from typing import TypeAlias, TypedDict
 
@@ -36,6 +37,23 @@ class Picture(TypedDict):
     subjects: dict[int, tuple[Subject, int]]
     entries: dict[int, list[Entry]]
     streams: Streams
+
+
+class ActionNumbers:
+    """A view of the action log: the numbers that the actor gave, in the order of the log."""
+
+    def __init__(self) -> None:
+        self.found: list[int] = []
+
+    def replay(self, record: Record) -> None:
+        if record.header.kind == Kind.ACTIONS:
+            self.found.extend(action.lot for action in unpack(record.body))
+
+    def picture(self) -> bytes:
+        return array("Q", self.found).tobytes()
+
+    def restore(self, picture: bytes) -> None:
+        self.found = list(array("Q", picture))
 
 
 def _never(*_: object) -> None:
@@ -132,14 +150,9 @@ def check_rot(truth: Truth, findings: list[Finding]) -> None:
 
 def _check_views(truth: Truth, opened: Opened, disk: SimDisk) -> None:
     """What checkpoint and indexes gave must be what the log alone gives; and all actions are there."""
-    actions: list[int] = []
-
-    def note_actions(record: Record) -> None:
-        if record.header.kind == Kind.ACTIONS:
-            actions.extend(action.lot for action in unpack(record.body))
-
-    rebuilt = open_directory(copy_of(disk, LOGS), SeededRng("rebuilt"), note_actions)
-    truth.see_actions(actions)
+    actions = ActionNumbers()
+    rebuilt = open_directory(copy_of(disk, LOGS), SeededRng("rebuilt"), actions)
+    truth.see_actions(actions.found)
     mine, other = picture(opened.views), picture(rebuilt.views)
     mine["streams"] = _as_the_log_knows(mine["streams"], rebuilt)
     if differing := differences(mine, other):

@@ -110,7 +110,17 @@ def test_the_trace_does_not_depend_on_pythons_hash_seed() -> None:
 
 def run_campaign(hash_seed: str, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-m", "tests.simulation.campaign", "--json", "--seeds", "1", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.simulation.campaign",
+        "--part",
+        "storage",
+        "--json",
+        "--seeds",
+        "1",
+        *arguments,
+    ]
     return subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
@@ -118,6 +128,6 @@ def test_a_failure_names_its_seed_and_how_to_replay_it(capsys: pytest.CaptureFix
     bug = "answer-before-sync"
     assert campaign.main(["--seeds", "8", "--bug", bug, "--processes", "1"]) == campaign.FAILED
     printed = capsys.readouterr().out
-    assert f"replay: python -m tests.simulation.campaign --first-seed 0 --seeds 1 --bug {bug}" in printed
+    assert f"replay: python -m tests.simulation.campaign --part storage --first-seed 0 --seeds 1 --bug {bug}" in printed
     assert "acknowledged" in printed
     assert "phantom 0" in printed

@@ -23,6 +23,7 @@ class Invariant(enum.Enum):
     GONE = "what was readable once stays readable"
     PHANTOM = "nothing is there that was never sent"
     CORRUPT = "what is there is what was sent, bit for bit"
+    MISFILED = "a batch is in the subject that it was sent to"
     RENAMED = "a sequence names one payload for ever"
     REPEATED = "a batch is stored once"
     GAP = "sequences have no gaps"
@@ -121,8 +122,11 @@ class Truth:
             what = f"{entry.producer_id:x}/{entry.producer_sequence} at sequence {entry.first_sequence} of {subject}"
             self.blame(Invariant.PHANTOM, f"{what} was never sent")
             return None
-        if data != sent.data or subject != sent.subject or entry.count != sent.count:
+        if data != sent.data or entry.count != sent.count:
             self.blame(Invariant.CORRUPT, f"{sent} reads differently, at sequence {entry.first_sequence} of {subject}")
+            return None
+        if subject != sent.subject:
+            self.blame(Invariant.MISFILED, f"{sent} is at sequence {entry.first_sequence} of {subject}")
             return None
         if sent.refused:
             self.blame(Invariant.REAPPEARED, f"{sent} was refused, and is at sequence {entry.first_sequence}")

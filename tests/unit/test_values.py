@@ -46,6 +46,41 @@ def test_any_other_name_is_bad(raw: str) -> None:
         Subject.parse(raw)
 
 
+DEEPEST = f"dead:{'x' * 200}:dead:{'y' * 200}:{'z' * 200}"
+
+
+@pytest.mark.parametrize(
+    "raw", ["dead:g:orders", "inbox:g:orders", "dead:g:dead:h:orders", "inbox:g:dead:h:o", DEEPEST]
+)
+def test_the_brokers_own_subjects_can_be_read_and_not_sent_to(raw: str) -> None:
+    assert Subject.parse_any(raw) == raw
+    assert Subject.parse_any(raw).is_internal
+    with pytest.raises(BadName, match="own"):
+        Subject.parse(raw)
+
+
+@pytest.mark.parametrize(
+    "raw", ["dead:", "dead:g", "dead:g:", "alive:g:orders", "dead:g:inbox:h:o", "dead:g:dead:h:dead:i:o", "dead:../x:o"]
+)
+def test_not_everything_with_a_colon_is_the_brokers_own(raw: str) -> None:
+    with pytest.raises(BadName):
+        Subject.parse_any(raw)
+
+
+def test_groups_consume_dead_letters_one_deep() -> None:
+    assert Subject.parse_joinable("orders") == "orders"
+    assert Subject.parse_joinable("dead:g:orders") == "dead:g:orders"
+    for raw in ("inbox:g:orders", "dead:g:dead:h:orders"):
+        with pytest.raises(BadName, match="own"):
+            Subject.parse_joinable(raw)
+
+
+def test_names_that_the_broker_makes_are_names_that_it_reads() -> None:
+    dead = Subject.dead_letters(Group("g"), Subject("orders"))
+    assert Subject.parse_any(dead) == "dead:g:orders"
+    assert Subject.parse_any(Subject.inbox(Group("h"), dead)).is_inbox
+
+
 def test_a_name_is_text() -> None:
     with pytest.raises(BadName, match="bytes"):
         Subject.parse(b"orders")  # type: ignore[arg-type]

@@ -80,7 +80,33 @@ class Columns(msgspec.Struct, frozen=True):
 
 def check(view: Bytes) -> Header:
     """The header of a batch that is sound in every byte; RemoteProtocolError otherwise."""
-    return open_columns(view).header
+    header = peek(view)
+    return header if _is_plainly_sound(view, header) else open_columns(view).header
+
+
+def _is_plainly_sound(view: Bytes, header: Header) -> bool:
+    """A shorter way to yes for what most batches are: payloads alone, as bytes, not compressed, and enough of them.
+
+    It takes 0.6 of the time of the long way (bench/batch). False says nothing: then the long way finds the words.
+    """
+    numpy = numpy_for(header.count)
+    if header.flags or header.codec or numpy is None or type(view) is not bytes or len(view) != header.size:
+        return False
+    at = header.header_length
+    offsets_end = at + 4 * (header.count + 1)
+    data_at = padded(offsets_end)
+    if data_at > len(view):
+        return False
+    offsets = numpy.frombuffer(view, numpy.int32, header.count + 1, at)
+    end = data_at + int(offsets[-1])
+    return (
+        padded(end) == len(view)
+        and not any(view[end:])
+        and not any(view[offsets_end:data_at])
+        and int(offsets[0]) == 0
+        and 1 not in (offsets[1:] < offsets[:-1]).tobytes()  # a third of the time of numpy's own `any`
+        and checksum(view[layout.PREFIX_BYTES :]) == header.crc
+    )
 
 
 def open_columns(view: Bytes) -> Columns:

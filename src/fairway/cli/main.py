@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fairway import __version__
+from fairway.cli.broker import broker
 from fairway.cli.inspect import inspect
 from fairway.cli.verify import verify
 
@@ -33,9 +34,10 @@ def _root(
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Verbs that look at data directories; the servers' verbs join them with the servers."""
+    """Run a broker, or look at a data directory."""
 
 
+app.command()(broker)
 app.command()(inspect)
 app.command()(verify)
 

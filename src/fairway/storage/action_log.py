@@ -12,13 +12,13 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from fairway.errors import DiskFull, RemoteProtocolError
 from fairway.storage import record
-from fairway.storage.flusher import Defer
+from fairway.storage.flusher import Defer, Durability
 from fairway.storage.log import Log, LogState
-from fairway.storage.record import Header, Kind
+from fairway.storage.record import Header, Kind, Record
 from fairway.world.clock import Clock
 from fairway.world.disk import Disk
 
@@ -42,6 +42,10 @@ class ActionKind(enum.IntEnum):
     DECLINE = 9
     CURSOR = 10
     PAUSE = 11
+    WEIGHT = 12  # of a group, in thousandths, in the lot's place
+    READ_ONLY = 13  # a subject's switch: 1 or 0 in the lot's place
+    RATE = 14  # messages per second out of a group's inbox, in the lot's place; 0 is without limit
+    REMOVE = 15  # a group, with all that is known of it
 
 
 class Action(NamedTuple):
@@ -57,6 +61,19 @@ class Action(NamedTuple):
     lot: int = 0
     ranges: tuple[tuple[int, int], ...] = ()
     detail: bytes = b""
+
+
+class ActionView(Protocol):
+    """Whoever makes something of the actions: the groups of a broker. Rebuilt like every other view."""
+
+    def replay(self, record: Record) -> None:
+        """Take in a record of the log, in order."""
+
+    def picture(self) -> bytes:
+        """For the checkpoint: everything up to the end of the log as it is now."""
+
+    def restore(self, picture: bytes) -> None:
+        """Begin with a picture; `RemoteProtocolError` where it cannot be read, and then nothing was taken in."""
 
 
 def pack(actions: Iterable[Action]) -> bytes:
@@ -113,6 +130,8 @@ class ActionLog:
         segment_bytes: int,
         defer: Defer,
         on_progress: Callable[[], None],
+        on_cut: Callable[[int], None] = lambda _: None,
+        durability: Durability = Durability.SYNC,
     ) -> None:
         self._disk = disk
         self._clock = clock
@@ -125,8 +144,9 @@ class ActionLog:
             segment_bytes=segment_bytes,
             defer=defer,
             on_roll=self.take_ballast,
-            on_cut=lambda _: None,
+            on_cut=on_cut,
             on_progress=on_progress,
+            durability=durability,
             reserved=True,
             release_ballast=self._release_ballast,
         )

@@ -41,7 +41,7 @@ class RotMark(msgspec.Struct, frozen=True):
     why: str
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
+class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     """What start-up needs to know of the past."""
 
     number: int
@@ -53,6 +53,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     subjects: bytes
     streams: bytes
     rotten: list[RotMark]
+    groups: bytes = b""  # the broker's view of the action log, if there is one
 
 
 def file_name(number: int) -> str:

@@ -20,7 +20,7 @@ from fairway import limits
 from fairway.errors import DiskFull, NoSuchFile, RemoteProtocolError
 from fairway.storage import index_file
 from fairway.storage.index_file import ENTRY, ENTRY_BYTES, Run
-from fairway.world.disk import Disk, Part
+from fairway.world.disk import Disk, Fetched, Part
 
 _FIRST_SEQUENCE_AT = 0
 _POSITION_AT = 16
@@ -74,10 +74,24 @@ class ConsumeLog:
                 firsts[subject_id] = _field(tail, below, _FIRST_SEQUENCE_AT)
         return firsts
 
+    def first_sequence_from(self, subject_id: int, position: int) -> int | None:
+        """The same for one subject; None if nothing of it lies there."""
+        tail = self._tails.get(subject_id, b"")
+        below = _index(tail, _POSITION_AT, position - 1)
+        return _field(tail, below, _FIRST_SEQUENCE_AT) if below * ENTRY_BYTES < len(tail) else None
+
+    def first_sequence_above(self, subject_id: int, base: int) -> int | None:
+        """The subject's first sequence in the segment with that base or a later one."""
+        for run in self._runs.get(subject_id, ()):
+            if run.base >= base:
+                return run.first_sequence
+        return self.first_sequence_from(subject_id, base)
+
     def cut(self, position: int) -> None:
         """Forget entries at or above `position`, which were never committed."""
         for tail in self._tails.values():
             del tail[_index(tail, _POSITION_AT, position - 1) * ENTRY_BYTES :]
+        self._tails = {subject_id: tail for subject_id, tail in self._tails.items() if tail}
 
     def seal(self, base: int, end: int) -> tuple[list[Part], Callable[[], None]]:
         """Close the segment [base, end): the parts of its index file, and what to call once that file is on disk."""
@@ -203,12 +217,40 @@ class ConsumeLog:
         return None
 
     def _chunks(self, subject_id: int, sequence: int = 0, newest_ms: int | None = None) -> Iterator[bytes | bytearray]:
-        for run in list(self._runs.get(subject_id, ())):
-            if run.end_sequence > sequence and (newest_ms is None or run.newest_ms >= newest_ms):
+        for run in self._runs_from(subject_id, sequence):
+            if newest_ms is None or run.newest_ms >= newest_ms:
                 yield self._load(subject_id, run)
         tail = self._tails.get(subject_id)
         if tail:
             yield tail
+
+    def _runs_from(self, subject_id: int, sequence: int) -> list[Run]:
+        runs = self._runs.get(subject_id)
+        return runs[bisect_right(runs, sequence, key=lambda run: run.end_sequence) :] if runs else []
+
+    # --- runs in memory ----------------------------------------------------------------------------------------------
+
+    def absent(self, subject_id: int, sequence: int, messages: int) -> list[Run]:
+        """What a look at that many messages from `sequence` on would have to read from disk."""
+        end_sequence = sequence + messages
+        return [
+            run
+            for run in self._runs_from(subject_id, sequence)
+            if run.first_sequence < end_sequence and run.data is None and (run.base, subject_id) not in self._cache
+        ]
+
+    def fetch(self, run: Run, done: Fetched) -> None:
+        """Read a run off the loop, for `take_in`."""
+        file = self._disk.open(index_file.file_name(run.base))
+        try:
+            self._disk.fetch(file, run.offset, run.entries * ENTRY_BYTES, done)
+        finally:
+            file.close()
+
+    def take_in(self, subject_id: int, run: Run, data: bytes) -> None:
+        """Keep what was fetched, if it is sound: what is not will be read again, and made again."""
+        if (run.base, subject_id) not in self._cache and index_file.is_sound(run, data):
+            self._keep(subject_id, run, data)
 
     def _load(self, subject_id: int, run: Run) -> bytes:
         if run.data is not None:
@@ -216,11 +258,15 @@ class ConsumeLog:
         key = (run.base, subject_id)
         data = self._cache.get(key)
         if data is None:
-            data = self._cache[key] = self._read_or_rebuild(subject_id, run)
-            self._cached_bytes += len(data)
-            while self._cached_bytes > limits.INDEX_CACHE_BYTES and len(self._cache) > 1:
-                self._cached_bytes -= len(self._cache.popitem(last=False)[1])
+            data = self._keep(subject_id, run, self._read_or_rebuild(subject_id, run))
         self._cache.move_to_end(key)
+        return data
+
+    def _keep(self, subject_id: int, run: Run, data: bytes) -> bytes:
+        self._cache[run.base, subject_id] = data
+        self._cached_bytes += len(data)
+        while self._cached_bytes > limits.INDEX_CACHE_BYTES and len(self._cache) > 1:
+            self._cached_bytes -= len(self._cache.popitem(last=False)[1])
         return data
 
     def _read_or_rebuild(self, subject_id: int, run: Run) -> bytes:

@@ -25,6 +25,7 @@ from fairway.world.disk import Disk
 from fairway.world.rng import Rng
 
 IDENTITY = "identity"
+_ID_BITS = 63  # ids travel in control messages too, and many languages have signed numbers only
 MAGIC = b"FWYDIR\r\n"
 VERSION = 1
 _COVERED = struct.Struct("<8sHHHHQQQ20x")  # magic, version, header length, must, may, directory id, two log ids
@@ -60,13 +61,15 @@ def claim(disk: Disk, rng: Rng) -> tuple[Identity, str | None]:
     """The directory's identity, made where there is none; and what was wrong with it, if anything."""
     known = identify(disk)
     if known is None:
-        made = Identity(rng.bits(64), rng.bits(64), rng.bits(64))
+        made = Identity(rng.bits(_ID_BITS), rng.bits(_ID_BITS), rng.bits(_ID_BITS))
         disk.publish(IDENTITY, [_pack(made)])
         return made, None
     if known.directory_id:
         secure(disk, IDENTITY)  # before anything else is made: files without an identity are another program's
         return known, None
-    remade = Identity(rng.bits(64), known.messages_id or rng.bits(64), known.actions_id or rng.bits(64))
+    remade = Identity(
+        rng.bits(_ID_BITS), known.messages_id or rng.bits(_ID_BITS), known.actions_id or rng.bits(_ID_BITS)
+    )
     disk.publish(IDENTITY, [_pack(remade)])
     return remade, f"{IDENTITY} was missing or damaged: made again from the segments, under a new directory id"
 

@@ -1,27 +1,34 @@
 """Group commit: one sync in flight, everything that arrives meanwhile gathered for the next.
 
-A *round* is what one commit carries: parts for one file. Rounds are committed in order, one at a time, so the synced
-end only moves forward and never skips. Whoever appended asks `when_durable(position)` and is called when the synced
-end has passed it, or with the reason why it never will.
-
-A round that has grown large is handed over at once, behind the one that the disk is at work on: it would gain little by
-growing further, and the disk need not wait for a busy loop between the two.
+A *round* is what one commit carries: parts for one file. Rounds are committed in order, one at a time, so the
+committed end only moves forward and never skips. Whoever appended asks `when_durable(position)` and is called when the
+committed end has passed it, or with the reason why it never will.
 
 Three endings of a round:
 
-    synced       the synced end moves, the waiters are answered, the next round goes
-    disk full    nothing of the round is on disk; it and all that came behind it are undone (`on_full`), and the waiters
-                 are told that nothing was appended
+    committed    the committed end moves, the waiters are answered, the next round goes
+    disk full    nothing of the round is on disk; it and all that was gathered behind it are undone (`on_full`), and the
+                 waiters are told that nothing was appended
     any fault    nobody knows what is on disk: the flusher is poisoned for good, every waiter is told so, and nothing is
                  ever answered again; a second sync could lie
+
+Two kinds of durability:
+
+    sync         a round is written and synced in one go: committed is synced
+    memory       a round is committed when it is written. Rounds without bytes sync what was written: when `sync` is
+                 called, before another file begins, when too much is unsynced, and behind a round with something in it
+                 that must be synced before it counts (`add(must_sync=True)`). That one is committed with its sync.
+
+The synced end is always the truth: only a sync that has succeeded moves it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections import deque
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from fairway import limits
 from fairway.errors import Code, DiskFull, FairwayError, Refused, StorageFault, invariant
@@ -31,21 +38,37 @@ Outcome: TypeAlias = Callable[[FairwayError | None], None]
 Defer: TypeAlias = Callable[[Callable[[], None]], object]
 
 
+class Durability(enum.Enum):
+    """What an answer promises."""
+
+    SYNC = "sync"  # it survives a power cut
+    MEMORY = "memory"  # it survives the death of the process; a power cut takes what was not yet synced
+
+
+class Watch(Protocol):
+    """Whoever wants to know how long syncs take."""
+
+    def begun(self) -> None: ...
+
+    def ended(self) -> None: ...
+
+
+WatchT = TypeVar("WatchT", bound=Watch)
+
+
 class _Round:
     """The parts of one commit, and who waits for it."""
 
-    __slots__ = ("end", "file", "parts", "start", "waiters")
+    __slots__ = ("end", "file", "must_sync", "parts", "start", "syncs", "waiters")
 
-    def __init__(self, file: File, start: int) -> None:
+    def __init__(self, file: File, start: int, *, syncs: bool) -> None:
+        self.syncs = syncs  # this commit ends with a sync of its file
+        self.must_sync = False  # it counts only when a sync has followed
         self.file = file
         self.start = start
         self.end = start
         self.parts: list[Part] = []
         self.waiters: list[Outcome] = []
-
-    @property
-    def is_large(self) -> bool:
-        return self.end - self.start >= limits.ROUND_BYTES_LARGE
 
     def answer(self, outcome: FairwayError | None) -> None:
         waiters, self.waiters = self.waiters, []
@@ -68,137 +91,239 @@ class Flusher:
         defer: Defer,
         on_full: Callable[[int], None],
         on_progress: Callable[[], None],
+        durability: Durability = Durability.SYNC,
     ) -> None:
         self.synced_end = synced_end
+        self.committed_end = synced_end
         self.gathered_end = synced_end
         self.fault: StorageFault | None = None
         self.syncs = 0
         self.undone_from: list[int] = []  # where each undo began, in order of time
+        self._is_lazy = durability is Durability.MEMORY
         self._disk = disk
         self._defer = defer
         self._on_full = on_full
         self._on_progress = on_progress
+        self._watch: Watch | None = None
         self._in_flight: _Round | None = None
-        self._ahead: _Round | None = None  # handed over too: the disk's next
-        self._refused_ahead = (
-            0  # of those that were undone with the one before them, how many the disk has yet to refuse
-        )
         self._gathered: deque[_Round] = deque()
         self._kicked = False
+        # memory alone:
+        self._unsynced_file: File | None = None  # has bytes that were written and not synced
+        self._held: _Round | None = None  # written, and committed with the sync that follows
+        self._wanted_end = synced_end  # somebody wants everything below it synced
+        self._sync_waiters: list[tuple[int, Outcome]] = []
 
     @property
     def unsynced_bytes(self) -> int:
         return self.gathered_end - self.synced_end
 
-    def add(self, file: File, part: Part, body: Part = b"") -> None:
+    @property
+    def uncommitted_bytes(self) -> int:
+        """What is held in memory."""
+        return self.gathered_end - self.committed_end
+
+    def watch(self, watch: WatchT) -> WatchT:
+        """Tell it when each sync begins and ends."""
+        self._watch = watch
+        return watch
+
+    def add(self, file: File, part: Part, body: Part = b"", *, must_sync: bool = False) -> None:
         """Gather bytes that follow directly on what was gathered before; `body` goes behind `part`."""
         if self.fault is not None:
             raise self.fault
         last = self._gathered[-1] if self._gathered else None
         if last is None or last.file is not file:
-            last = _Round(file, self.gathered_end)
+            last = _Round(file, self.gathered_end, syncs=not self._is_lazy)
             self._gathered.append(last)
         last.parts.append(part)
         if body:
             last.parts.append(body)
+        last.must_sync = last.must_sync or must_sync
         self.gathered_end += len(part) + len(body)
         last.end = self.gathered_end
-        if last.is_large:
-            self._kick()
-        elif not self._kicked and self._in_flight is None:
+        self._kick_soon()
+
+    def _kick_soon(self) -> None:
+        if not self._kicked and self._in_flight is None:
             self._kicked = True
             self._defer(self._kick)
 
     def when_durable(self, position: int, outcome: Outcome, undos: int | None = None) -> None:
-        """Call `outcome(None)` once everything below `position` is synced, at once where it is already.
+        """Call `outcome(None)` once everything below `position` is committed, at once where it is already.
 
         After a full disk the same position may hold something else. Whoever asks in a later turn than that of the
-        append says how many undos there had been by then: each undo leaves everything either synced or undone.
+        append says how many undos there had been by then: each undo leaves everything either committed or undone.
         """
         if undos is not None and undos < len(self.undone_from):
             outcome(None if position <= self.undone_from[undos] else _undone())
-        elif position <= self.synced_end:
+        elif position <= self.committed_end:
             outcome(None)
         elif self.fault is not None:
             outcome(self.fault)
         else:
             self._round_of(position).waiters.append(outcome)
 
+    def when_synced(self, position: int, outcome: Outcome) -> None:
+        """The same for a sync, whatever the durability: for what speaks of the log elsewhere, such as a checkpoint."""
+        if not self._is_lazy:
+            self.when_durable(position, outcome)
+        elif position <= self.synced_end:
+            outcome(None)
+        elif self.fault is not None:
+            outcome(self.fault)
+        else:
+            invariant(position <= self.gathered_end, "nobody waits for what was not appended")
+            self._sync_waiters.append((position, outcome))
+            self._want_sync(position)
+
+    def sync(self) -> None:
+        """See to it that what was gathered so far is synced soon."""
+        if self._is_lazy and self.fault is None:
+            self._want_sync(self.gathered_end)
+
+    def _want_sync(self, position: int) -> None:
+        self._wanted_end = max(self._wanted_end, position)
+        if self._wanted_end > self.synced_end:
+            self._kick_soon()
+
     async def durable(self, position: int, undos: int | None = None) -> None:
-        """Return once everything below `position` is synced; raise the reason why it never will be."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def settle(outcome: FairwayError | None) -> None:
-            if future.done():  # the waiting task was cancelled
-                return
-            if outcome is None:
-                future.set_result(None)
-            else:
-                future.set_exception(outcome)
-
+        """Return once everything below `position` is committed; raise the reason why it never will be."""
+        future, settle = _future()
         self.when_durable(position, settle, undos)
         await future
 
+    async def synced(self, position: int) -> None:
+        """Return once everything below `position` is synced; raise the reason why it never will be."""
+        future, settle = _future()
+        self.when_synced(position, settle)
+        await future
+
+    # --- rounds ------------------------------------------------------------------------------------------------------
+
     def _round_of(self, position: int) -> _Round:
         invariant(position <= self.gathered_end, "nobody waits for what was not appended")
-        return next(round_ for round_ in [*self._handed_over(), *self._gathered] if position <= round_.end)
+        return next(round_ for round_ in self._open_rounds() if position <= round_.end)
 
-    def _handed_over(self) -> list[_Round]:
-        return [round_ for round_ in (self._in_flight, self._ahead) if round_ is not None]
+    def _open_rounds(self) -> list[_Round]:
+        """Those that are not committed, in order."""
+        return [*(each for each in (self._held, self._in_flight) if each is not None), *self._gathered]
 
     def _kick(self) -> None:
         self._kicked = False
-        if self.fault is None and self._gathered and self._in_flight is None:
-            self._in_flight = self._hand_over()
-        if self.fault is None and self._gathered and self._ahead is None and self._may_go_ahead(self._gathered[0]):
-            self._ahead = self._hand_over()
+        if self._in_flight is not None or self.fault is not None:
+            return
+        round_ = self._next_round()
+        if round_ is not None:
+            self._in_flight = round_
+            if round_.syncs and self._watch is not None:
+                self._watch.begun()
+            self._disk.commit(round_.file, round_.parts, self._finished, sync=round_.syncs)
 
-    def _may_go_ahead(self, round_: _Round) -> bool:
-        """Of the same file: if the one in flight finds no room, the disk refuses this one too."""
-        return round_.is_large and self._in_flight is not None and self._in_flight.file is round_.file
+    def _next_round(self) -> _Round | None:
+        file = self._unsynced_file
+        if file is not None and self._is_sync_due(file):
+            return _Round(file, self._held.end if self._held is not None else self.committed_end, syncs=True)
+        return self._gathered.popleft() if self._gathered else None
 
-    def _hand_over(self) -> _Round:
-        round_ = self._gathered.popleft()
-        self._disk.commit(round_.file, round_.parts, self._finished)
-        return round_
+    def _is_sync_due(self, file: File) -> bool:
+        """Whether a sync of what was written comes before the next bytes. Where somebody wants those synced too, they
+        are written first, so that one sync does for all."""
+        if self._held is not None:
+            return True
+        if not self._gathered:
+            return self._wanted_end > self.synced_end
+        following = self._gathered[0]
+        is_enough = following.end - self.synced_end > limits.UNSYNCED_BYTES_MAX
+        is_wanted = self.committed_end >= self._wanted_end > self.synced_end
+        return following.file is not file or is_enough or is_wanted
 
     def _finished(self, fault: StorageFault | None) -> None:
-        if self._refused_ahead and isinstance(fault, DiskFull):
-            self._refused_ahead -= 1
-            return
-        round_, self._in_flight, self._ahead = self._in_flight, self._ahead, None
+        round_, self._in_flight = self._in_flight, None
         if round_ is None or self.fault is not None:
             return  # poisoned while this commit was under way: its answer no longer counts
-        if fault is None:
-            self.synced_end = round_.end
-            self.syncs += 1
-            self._kick()  # before the waiters: the disk works while they are answered
-            round_.answer(None)
-            self._on_progress()
-        elif isinstance(fault, DiskFull):
+        if round_.syncs and self._watch is not None:
+            self._watch.ended()
+        if isinstance(fault, DiskFull) and not (self._is_lazy and round_.syncs):
             self._undo(round_, fault)
-        else:
+        elif fault is not None:  # in memory, a sync without room too: what it may have dropped was answered long ago
             self.poison(fault, round_)
+        elif round_.syncs:
+            self._synced(round_)
+        else:
+            self._written(round_)
+
+    def _synced(self, round_: _Round) -> None:
+        held, self._held = self._held, None
+        self.synced_end = self.committed_end = round_.end
+        self._unsynced_file = None
+        self.syncs += 1
+        self._kick()  # before the waiters: the disk works while they are answered
+        for each in (held, round_):
+            if each is not None:
+                each.answer(None)
+        self._answer_synced()
+        self._on_progress()
+
+    def _answer_synced(self) -> None:
+        waiters = self._sync_waiters
+        self._sync_waiters = [each for each in waiters if each[0] > self.synced_end]
+        for position, outcome in waiters:
+            if position <= self.synced_end:
+                outcome(None)
+
+    def _written(self, round_: _Round) -> None:
+        """Memory alone: the bytes are with the kernel."""
+        self._unsynced_file = round_.file
+        if round_.must_sync:
+            self._held = round_
+            self._kick()
+            return
+        self.committed_end = round_.end
+        self._kick()
+        round_.answer(None)
+        self._on_progress()
 
     def _undo(self, round_: _Round, fault: DiskFull) -> None:
-        undone = [round_, *self._handed_over(), *self._gathered]
-        self._refused_ahead += len(self._handed_over())
-        self._in_flight = None
+        undone = [round_, *self._gathered]
+        unsynced = [each for each in self._sync_waiters if each[0] > round_.start]
+        self._sync_waiters = [each for each in self._sync_waiters if each[0] <= round_.start]
+        self._wanted_end = min(self._wanted_end, round_.start)
         self._gathered.clear()
         self.gathered_end = round_.start
         self.undone_from.append(round_.start)
         self._on_full(round_.start)
         for each in undone:
             each.answer(_undone(f" ({fault})"))
+        for _, outcome in unsynced:
+            outcome(_undone(f" ({fault})"))
 
     def poison(self, fault: StorageFault, round_: _Round | None = None) -> None:
         """Never answer again: what is on disk is unknown."""
         self.fault = self.fault or fault
-        undone = [*([round_] if round_ else []), *self._handed_over(), *self._gathered]
+        undone = [*([round_] if round_ is not None else []), *self._open_rounds()]
+        unsynced, self._sync_waiters = self._sync_waiters, []
         self._gathered.clear()
         for each in undone:
             each.answer(self.fault)
+        for _, outcome in unsynced:
+            outcome(self.fault)
         self._on_progress()
+
+
+def _future() -> tuple[asyncio.Future[None], Outcome]:
+    """A future, and the outcome that settles it."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def settle(outcome: FairwayError | None) -> None:
+        if future.done():  # the waiting task was cancelled
+            return
+        if outcome is None:
+            future.set_result(None)
+        else:
+            future.set_exception(outcome)
+
+    return future, settle
 
 
 def _undone(why: str = "") -> Refused:

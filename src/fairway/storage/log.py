@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 from fairway import limits
 from fairway.batch import checksum
-from fairway.errors import Code, DiskFull, FairwayError, Refused, StorageFault, invariant
+from fairway.errors import Code, DiskFull, FairwayError, Refused, invariant
 from fairway.storage import record, segment
-from fairway.storage.flusher import Defer, Flusher
+from fairway.storage.flusher import Defer, Durability, Flusher
 from fairway.storage.record import BadRecord, Header, Kind, Record
 from fairway.storage.segment import Segment
-from fairway.world.disk import Disk, File
+from fairway.world.disk import Disk, Fetched, File
 
 
 @dataclass(slots=True)
@@ -33,12 +33,13 @@ class LogState:
     newest_ms: int = 0
 
 
-class Damaged(StorageFault):
-    """A record that was intact once no longer is; the log goes on without it."""
+class Damaged(FairwayError):
+    """A record that was intact once no longer is. No fault of the store: it goes on without that record."""
 
     def __init__(self, position: int, why: str) -> None:
         super().__init__(f"the record at position {position} is damaged ({why}): `fairway verify` shows how much is")
         self.position = position
+        self.why = why
 
 
 class Log:
@@ -55,6 +56,7 @@ class Log:
         on_roll: Callable[[], None],
         on_cut: Callable[[int], None],
         on_progress: Callable[[], None],
+        durability: Durability = Durability.SYNC,
         reserved: bool = False,
         release_ballast: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -64,7 +66,9 @@ class Log:
         self.end = state.end
         self.epoch = state.epoch
         self.newest_ms = state.newest_ms
-        self.flusher = Flusher(disk, state.end, defer=defer, on_full=self._undo, on_progress=on_progress)
+        self.flusher = Flusher(
+            disk, state.end, defer=defer, on_full=self._undo, on_progress=on_progress, durability=durability
+        )
         self._disk = disk
         self._segment_bytes = segment_bytes
         self._on_roll = on_roll
@@ -81,28 +85,58 @@ class Log:
     @property
     def committed_end(self) -> int:
         """Nothing at or above this position is shown to anybody."""
+        return self.flusher.committed_end
+
+    @property
+    def synced_end(self) -> int:
+        """Everything below this position survives a power cut; the committed end, unless durability is `memory`."""
         return self.flusher.synced_end
 
     @property
     def committed_epoch(self) -> int:
-        """The epoch of the log at its committed end."""
+        """The epoch of the log at its committed end; the record that opens one is synced before it counts."""
         is_committed = self._epoch_end is not None and self._epoch_end <= self.committed_end
         return self.epoch if is_committed else self._epoch_before
 
     def append(
-        self, kind: Kind, body: bytes, now_ms: int, *, subject_id: int = 0, first_sequence: int = 0, count: int = 0
+        self,
+        kind: Kind,
+        body: bytes,
+        now_ms: int,
+        *,
+        subject_id: int = 0,
+        first_sequence: int = 0,
+        count: int = 0,
+        must_sync: bool = False,
     ) -> Header:
-        """Gather one record; it is durable once `flusher.durable(header.end)` says so."""
+        """Gather one record; it is durable once `flusher.durable(header.end)` says so. `must_sync`: synced by then,
+        whatever the durability."""
         size = record.HEADER_BYTES + len(body)
         self._admit(size)
         if self._epoch_end is None:
             self._write_epoch(now_ms)
         if self._is_full(size):
             self.roll()
-        return self.write(kind, body, now_ms, subject_id=subject_id, first_sequence=first_sequence, count=count)
+        return self.write(
+            kind,
+            body,
+            now_ms,
+            subject_id=subject_id,
+            first_sequence=first_sequence,
+            count=count,
+            must_sync=must_sync,
+        )
 
     def write(
-        self, kind: Kind, body: bytes, now_ms: int, *, subject_id: int = 0, first_sequence: int = 0, count: int = 0
+        self,
+        kind: Kind,
+        body: bytes,
+        now_ms: int,
+        *,
+        subject_id: int = 0,
+        first_sequence: int = 0,
+        count: int = 0,
+        must_sync: bool = False,
     ) -> Header:
         """Gather one record in the newest segment, whatever its size: for what belongs to the record that follows."""
         invariant(len(body) % record.ALIGNMENT == 0, "a body is padded")
@@ -120,7 +154,7 @@ class Log:
             len(body),
             checksum(body),
         )
-        self.flusher.add(self.file(newest), record.pack_header(header, self.log_id), body)
+        self.flusher.add(self.file(newest), record.pack_header(header, self.log_id), body, must_sync=must_sync)
         self.end = newest.end = header.end
         return header
 
@@ -136,7 +170,7 @@ class Log:
     def _write_epoch(self, now_ms: int) -> None:
         self._epoch_end = self.end  # not None, so that this append does not come here again
         try:
-            self._epoch_end = self.append(Kind.EPOCH, b"", now_ms).end
+            self._epoch_end = self.append(Kind.EPOCH, b"", now_ms, must_sync=True).end
         except FairwayError:
             self._epoch_end = None
             raise
@@ -174,7 +208,7 @@ class Log:
             raise self.flusher.fault
         if size > record.HEADER_BYTES + record.BODY_BYTES_MAX:
             raise Refused(Code.TOO_LARGE, f"a record holds at most {record.BODY_BYTES_MAX} bytes, this one has {size}")
-        if self.flusher.unsynced_bytes > limits.UNSYNCED_BYTES_MAX:
+        if self.flusher.uncommitted_bytes > limits.UNSYNCED_BYTES_MAX:
             raise Refused(Code.BUSY, "the disk is behind: too many bytes wait for their sync", retry_after_ms=50)
 
     def _is_full(self, size: int) -> bool:
@@ -232,6 +266,16 @@ class Log:
         """Bytes of one segment, as they are."""
         of = self.segment_at(position)
         return self.file(of).read(position - of.base, size)
+
+    def read_cached(self, position: int, size: int) -> bytes | None:
+        """The same, as far as memory holds it: all, a prefix, or None."""
+        of = self.segment_at(position)
+        return self.file(of).read_cached(position - of.base, size)
+
+    def fetch(self, position: int, size: int, done: Fetched) -> None:
+        """The same, off the loop."""
+        of = self.segment_at(position)
+        self._disk.fetch(self.file(of), position - of.base, size, done)
 
     def record_at(self, position: int, size: int) -> Record:
         """One record, verified. `size` is its whole length, as the consume log has it."""

@@ -6,17 +6,17 @@ has returned. From here a message goes to `consume_log`, where it is found once 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from fairway import batch
-from fairway.errors import FairwayError, StorageFault
+from fairway import batch, limits
+from fairway.errors import Code, FairwayError, Refused, StorageFault, invariant
 from fairway.names import Subject
 from fairway.storage import index_file
 from fairway.storage.consume_log import Entry
 from fairway.storage.dedupe import Stored
-from fairway.storage.flusher import Defer
+from fairway.storage.flusher import Defer, Durability
 from fairway.storage.log import Damaged, Log, LogState
 from fairway.storage.record import Kind
 from fairway.storage.segment import Segment
@@ -62,6 +62,7 @@ class MessageLog:
         defer: Defer,
         on_progress: Callable[[], None],
         on_damage: Callable[[Damaged], None],
+        durability: Durability = Durability.SYNC,
     ) -> None:
         self.views = views
         self.log = Log(
@@ -73,10 +74,13 @@ class MessageLog:
             on_roll=self._restate_subjects,
             on_cut=self._cut,
             on_progress=on_progress,
+            durability=durability,
         )
+        self._is_lazy = durability is Durability.MEMORY
         self._disk = disk
         self._clock = clock
-        self._on_damage = on_damage
+        self._report_damage = on_damage
+        self._damaged: set[int] = set()  # positions of records that can no longer be read
         self._unsealed = [each for each in state.segments if each.base >= unsealed_from]
 
     # --- writing -----------------------------------------------------------------------------------------------------
@@ -87,7 +91,18 @@ class MessageLog:
         original = self.views.dedupe.judge(header, state.id if state else 0)
         if original is not None and state is not None:
             return self._receipt(state.id, original, is_duplicate=True)
-        known = state or self._introduce(subject)
+        return self._append(subject, data, header)
+
+    def append_own(self, subject: Subject, data: bytes, header: batch.Header) -> Receipt:
+        """Store a batch of the broker's own making: what it repeats is its own business, and gaps mean nothing."""
+        invariant(subject.is_internal, "the broker's own batches go to subjects of its own")
+        return self._append(subject, data, header)
+
+    def _append(self, subject: Subject, data: bytes, header: batch.Header) -> Receipt:
+        state = self.views.subjects.find(subject)
+        known = state or self.introduce(subject)
+        if self._is_lazy and known.next_sequence + header.count > known.ceiling:
+            self._raise_ceiling(known)
         written = self.log.append(
             Kind.DATA,
             data,
@@ -107,15 +122,28 @@ class MessageLog:
             subject_id, stored.first_sequence, stored.count, stored.end, stored.appended_ms, undos, is_duplicate
         )
 
-    def _introduce(self, subject: Subject) -> SubjectState:
+    def introduce(self, subject: Subject) -> SubjectState:
+        if len(self.views.subjects) >= limits.SUBJECTS_MAX and not subject.is_internal:
+            raise Refused(Code.BUSY, f"there are {limits.SUBJECTS_MAX:,} subjects, and there is room for no more")
         state = self.views.subjects.introduce(subject, self.log.end)
         try:
             body = self.views.subjects.pack_one(state)
-            self.log.append(Kind.SUBJECT, body, self._clock.wall_ms(), subject_id=state.id)
+            self.log.append(Kind.SUBJECT, body, self._clock.wall_ms(), subject_id=state.id, must_sync=True)
         except FairwayError:
             self.views.subjects.cut(state.born_at)
             raise
         return state
+
+    def _raise_ceiling(self, state: SubjectState) -> None:
+        """Durability `memory`: say, synced, that the next sequences may be in use. A power cut may take messages that
+        consumers have seen; their sequences are skipped, never given to others (ADR 0007)."""
+        before, state.ceiling = state.ceiling, state.next_sequence + limits.SEQUENCES_AHEAD
+        try:
+            body = self.views.subjects.pack_one(state)
+            self.log.append(Kind.SUBJECT, body, self._clock.wall_ms(), subject_id=state.id, must_sync=True)
+        except FairwayError:
+            state.ceiling = before
+            raise
 
     def _state_name(self, state: SubjectState) -> None:
         """Once more behind the first batch: no single flipped bit hides a subject's messages from those who know it by
@@ -144,7 +172,7 @@ class MessageLog:
 
     def seal_complete_segments(self, on_fault: Callable[[StorageFault], None]) -> None:
         """Write the index of each segment that is complete and synced."""
-        while len(self._unsealed) > 1 and self._unsealed[0].end <= self.log.committed_end:
+        while len(self._unsealed) > 1 and self._unsealed[0].end <= self.log.synced_end:
             self._seal(self._unsealed.pop(0), on_fault)
 
     def _seal(self, complete: Segment, on_fault: Callable[[StorageFault], None]) -> None:
@@ -169,31 +197,58 @@ class MessageLog:
                 return found
             sequence = stretches[-1][-1].end_sequence  # all of them are damaged: the reader must not stop here for ever
 
+    def readable(self, subject_id: int, sequence: int) -> Iterator[Entry]:
+        """Where the committed batches from `sequence` on lie, but for those that were found damaged."""
+        for entry in self.views.entries.entries(subject_id, sequence, self.log.committed_end):
+            if entry.position not in self._damaged:
+                yield entry
+
+    def read_entries(
+        self, subject_id: int, entries: Iterable[Entry], read: Callable[[int, int], bytes] | None = None
+    ) -> list[StoredBatch]:
+        """These batches; damaged ones are left out, reported, and `readable` no more.
+
+        `read` gives a stretch of the log by position and size, where the caller has it; else the device is waited for.
+        """
+        stretches = side_by_side(entries)
+        return [stored for stretch in stretches for stored in self._read_stretch(subject_id, stretch, read)]
+
+    def first_sequence(self, subject_id: int) -> int:
+        """The oldest sequence that is still stored; the end, if nothing is."""
+        first = self.views.entries.first_sequence(subject_id)
+        return self.end_sequence(subject_id) if first is None else min(first, self.end_sequence(subject_id))
+
+    def end_sequence(self, subject_id: int) -> int:
+        """The sequence behind the last committed message."""
+        uncommitted = self.views.entries.first_sequence_from(subject_id, self.log.committed_end)
+        return self.views.subjects.by_id(subject_id).next_sequence if uncommitted is None else uncommitted
+
     def _choose(self, subject_id: int, sequence: int, messages_max: int, bytes_max: int) -> list[list[Entry]]:
         """Within the bounds, but at least one; those that lie side by side in the log together."""
-        stretches: list[list[Entry]] = []
-        messages = size = end = 0
+        chosen: list[Entry] = []
+        messages = size = 0
         for entry in self.views.entries.entries(subject_id, sequence, self.log.committed_end):
             messages += entry.count
             size += entry.size
-            if not stretches:
-                stretches.append([entry])
-            elif messages > messages_max or size > bytes_max:
+            if chosen and (messages > messages_max or size > bytes_max):
                 break
-            elif entry.position == end:
-                stretches[-1].append(entry)
-            else:
-                stretches.append([entry])
-            end = entry.position + entry.size
-        return stretches
+            chosen.append(entry)
+        return side_by_side(chosen)
 
-    def _read_stretch(self, subject_id: int, stretch: list[Entry]) -> Iterator[StoredBatch]:
+    def _on_damage(self, damaged: Damaged) -> None:
+        self._damaged.add(damaged.position)
+        self._report_damage(damaged)
+
+    def _read_stretch(
+        self, subject_id: int, stretch: list[Entry], read: Callable[[int, int], bytes] | None = None
+    ) -> Iterator[StoredBatch]:
         """Entries that lie side by side, with one read."""
         start = stretch[0].position
         try:
-            data = self.log.read(start, stretch[-1].position + stretch[-1].size - start)
+            data = (read or self.log.read)(start, stretch[-1].position + stretch[-1].size - start)
         except Damaged as damaged:
-            self._on_damage(damaged)
+            for entry in stretch:
+                self._on_damage(Damaged(entry.position, damaged.why))
             return
         parse = self.log.parse
         for entry in stretch:
@@ -206,3 +261,16 @@ class MessageLog:
                 self._on_damage(damaged)
             else:
                 yield StoredBatch(entry, record.body)
+
+
+def side_by_side(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """The entries in stretches without gaps: one read each."""
+    stretches: list[list[Entry]] = []
+    end = -1
+    for entry in entries:
+        if entry.position == end:
+            stretches[-1].append(entry)
+        else:
+            stretches.append([entry])
+        end = entry.position + entry.size
+    return stretches

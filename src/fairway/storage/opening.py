@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from fairway.errors import DiskFull
+from fairway.errors import DiskFull, RemoteProtocolError
 from fairway.storage import action_log, directory, index_file, message_log, recovery, scan, segment
 from fairway.storage import checkpoint as checkpoints
+from fairway.storage.action_log import ActionView
 from fairway.storage.checkpoint import Checkpoint, LogMark, RotMark
 from fairway.storage.consume_log import ConsumeLog
 from fairway.storage.dedupe import DedupeWindow
@@ -38,7 +38,7 @@ class Opened:
     remarks: list[str] = field(default_factory=list)  # views that had to be made again
 
 
-def open_directory(disk: Disk, rng: Rng, on_action: Callable[[Record], None] = lambda _: None) -> Opened:
+def open_directory(disk: Disk, rng: Rng, action_view: ActionView | None = None) -> Opened:
     """Recover what is there. Every step may be killed and repeated."""
     _refuse_newer(disk)
     identity, remark = directory.claim(disk, rng)
@@ -52,7 +52,9 @@ def open_directory(disk: Disk, rng: Rng, on_action: Callable[[Record], None] = l
     messages = _recovery(disk, message_log.DIRECTORY, identity.messages_id, known, marks)
     messages.apply, messages.on_rot = replay.apply, replay.views.note_rot
     actions = _recovery(disk, action_log.DIRECTORY, identity.actions_id, known, marks)
-    actions.apply = on_action
+    if action_view is not None:
+        actions.apply = action_view.replay
+        remarks += _begin_view(action_view, known, actions)
     judgements = messages.examine(), actions.examine()  # both, before either is touched: one may be of a newer version
     messages_state, actions_state = messages.settle(judgements[0]), actions.settle(judgements[1])
     findings = messages.findings + actions.findings
@@ -68,6 +70,21 @@ def open_directory(disk: Disk, rng: Rng, on_action: Callable[[Record], None] = l
         findings,
         remarks + replay.remarks,
     )
+
+
+def _begin_view(view: ActionView, known: Checkpoint | None, actions: LogRecovery) -> list[str]:
+    """From the checkpoint's picture; without one that can be read, from all actions that there are."""
+    if known is None:
+        return []
+    try:
+        if known.groups:
+            view.restore(known.groups)
+            return []
+        remark = "the groups were made again from the action log"
+    except RemoteProtocolError as error:
+        remark = f"the groups were made again from the action log: {error}"
+    actions.start, actions.epoch = actions.first_base, 0
+    return [remark]
 
 
 def _recovery(disk: Disk, log: str, log_id: int, known: Checkpoint | None, marks: dict[str, LogMark]) -> LogRecovery:

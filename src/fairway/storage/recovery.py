@@ -29,7 +29,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 
 from fairway.batch import checksum
@@ -142,7 +142,10 @@ class LogWalk:
             begin = found.start if isinstance(found, Damage) else found.header.position
             if judgement.cut_at is not None and begin >= judgement.cut_at:
                 break
-            yield found
+            if isinstance(found, Damage) and judgement.cut_at is not None:
+                yield replace(found, end=min(found.end, judgement.cut_at))  # as the next start will see it
+            else:
+                yield found
 
     def walk(self, start: int, epoch: int) -> Iterator[Record | Damage]:
         """All records and damaged spans from `start` on, without a gap."""

@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from fairway import batch, limits
-from fairway.errors import Code, DiskFull, Refused, StorageFault
+from fairway.errors import Code, DiskFull, FairwayError, Refused, StorageFault
 from fairway.names import Subject
 from fairway.storage import checkpoint as checkpoints
 from fairway.storage import directory, index_file, retention, segment
-from fairway.storage.action_log import Action, ActionLog
+from fairway.storage.action_log import Action, ActionLog, ActionView
 from fairway.storage.checkpoint import Checkpoint, LogMark, RotMark
 from fairway.storage.directory import Identity
-from fairway.storage.flusher import Defer
+from fairway.storage.flusher import Defer, Durability
 from fairway.storage.log import Damaged, Log
 from fairway.storage.message_log import MessageLog, Receipt
 from fairway.storage.opening import Opened, open_directory
 from fairway.storage.record import Header
 from fairway.storage.recovery import Finding
+from fairway.storage.subjects import SubjectState
 from fairway.world.clock import Clock
 from fairway.world.disk import Disk
 from fairway.world.rng import Rng
@@ -37,6 +38,7 @@ class StoreOptions:
     low_water_bytes: int = limits.DISK_LOW_WATER_BYTES
     checkpoint_every_bytes: int = limits.CHECKPOINT_EVERY_BYTES
     retention: retention.Policy = field(default_factory=retention.Policy)
+    durability: Durability = Durability.SYNC
 
 
 class Store:
@@ -53,10 +55,13 @@ class Store:
         self._rotten = opened.rotten
         self._number = opened.checkpoint_number
         self._checkpointed_end = opened.checkpointed_end
+        self.checkpointed_ms = clock.wall_ms()  # or begun, before the first checkpoint of this life
         self._checkpointing = False
         self._when_checkpointed: list[Callable[[], None]] = []
         self._doomed: list[int] = []  # segments that retention has taken off the log, their files still there
-        self._has_room = True
+        self.has_room = True
+        self._action_view: ActionView | None = None
+        self.on_fault: Callable[[StorageFault], None] = lambda _fault: None  # told once, of the fault that ends it
         self.messages = MessageLog(
             disk,
             clock,
@@ -67,6 +72,7 @@ class Store:
             defer=defer,
             on_progress=self._messages_progressed,
             on_damage=self._note_damage,
+            durability=options.durability,
         )
         self.actions = ActionLog(
             disk,
@@ -75,14 +81,26 @@ class Store:
             segment_bytes=options.action_segment_bytes,
             defer=defer,
             on_progress=self._actions_progressed,
+            on_cut=self._actions_undone,
+            durability=options.durability,
         )
 
     @classmethod
-    def open(cls, disk: Disk, clock: Clock, rng: Rng, *, defer: Defer, options: StoreOptions | None = None) -> Store:
+    def open(
+        cls,
+        disk: Disk,
+        clock: Clock,
+        rng: Rng,
+        *,
+        defer: Defer,
+        options: StoreOptions | None = None,
+        action_view: ActionView | None = None,
+    ) -> Store:
         """Lock, recover, and begin a new epoch. The directory is left alone if it cannot be ours."""
         directory.identify(disk)  # before the lock, which would leave a file in a directory that is not ours
         disk.lock()
-        store = cls(disk, clock, open_directory(disk, rng), options or StoreOptions(), defer)
+        store = cls(disk, clock, open_directory(disk, rng, action_view), options or StoreOptions(), defer)
+        store._action_view = action_view
         store.actions.take_ballast()
         store._check_room()
         epoch = max(store.messages.log.epoch, store.actions.log.epoch) + 1
@@ -98,6 +116,20 @@ class Store:
         self._admit()
         return self.messages.append(subject, data, header)
 
+    def produce_own(self, subject: Subject, data: bytes) -> Receipt:
+        """Append a batch of the broker's own making to a subject of its own; `Refused`: nothing was appended."""
+        header = batch.check(data)
+        self._admit()
+        return self.messages.append_own(subject, data, header)
+
+    def ensure_subject(self, subject: Subject) -> SubjectState:
+        """The subject, named in the log where it is new; committed once the log is beyond its birth."""
+        known = self.messages.views.subjects.find(subject)
+        if known is None:
+            self._admit()
+            known = self.messages.introduce(subject)
+        return known
+
     async def durable(self, receipt: Receipt) -> None:
         """Return once the batch is synced; raise if it never will be."""
         await self.messages.log.flusher.durable(receipt.end, receipt.undos)
@@ -109,7 +141,7 @@ class Store:
     def _admit(self) -> None:
         if self.fault is not None:
             raise self.fault
-        if not self._has_room and not self._check_room():
+        if not self.has_room and not self._check_room():
             raise Refused(
                 Code.READ_ONLY, "the disk is nearly full: make room, or shorten retention", retry_after_ms=1_000
             )
@@ -118,8 +150,13 @@ class Store:
         """Whether produce may go on: room above the low-water mark, and the room for actions safely reserved."""
         if not self.actions.has_ballast:
             self.actions.take_ballast()
-        self._has_room = self.actions.has_ballast and self._disk.free_bytes() >= self._options.low_water_bytes
-        return self._has_room
+        self.has_room = self.actions.has_ballast and self._disk.free_bytes() >= self._options.low_water_bytes
+        return self.has_room
+
+    def sync(self) -> None:
+        """Durability `memory`: sync soon what was answered so far. To be called every so often."""
+        for log in (self.messages.log, self.actions.log):
+            log.flusher.sync()
 
     # --- keeping house -----------------------------------------------------------------------------------------------
 
@@ -128,11 +165,16 @@ class Store:
             return
         self.messages.seal_complete_segments(self._background_fault)
         self._check_room()
-        if self.messages.log.committed_end - self._checkpointed_end >= self._options.checkpoint_every_bytes:
+        if self.messages.log.synced_end - self._checkpointed_end >= self._options.checkpoint_every_bytes:
             self.checkpoint()
 
     def _actions_progressed(self) -> None:
         self._take_fault(self.actions.log)
+
+    def _actions_undone(self, _position: int) -> None:
+        """A full disk undid actions that a view has taken in already: only a restart brings the two together again."""
+        if self._action_view is not None:
+            self.poison(StorageFault("the disk is full and the room kept for actions is used up: make room, restart"))
 
     def _take_fault(self, log: Log) -> bool:
         if log.flusher.fault is not None:
@@ -145,6 +187,7 @@ class Store:
             self.fault = fault
             for log in (self.messages.log, self.actions.log):
                 log.flusher.poison(fault)
+            self.on_fault(fault)
 
     def _background_fault(self, fault: StorageFault) -> None:
         """A view could not be written. On a full disk it can wait, for it can be made again; else the disk is dying."""
@@ -152,6 +195,10 @@ class Store:
             self.remarks.append(f"a view was not written: {fault}")
         else:
             self.poison(fault)
+
+    def free_bytes(self) -> int:
+        """Room left on the disk."""
+        return self._disk.free_bytes()
 
     @property
     def rotten(self) -> list[RotMark]:
@@ -172,50 +219,50 @@ class Store:
             return
         self._checkpointing = True
         picture = self._picture()
+        steps = [(checkpoints.file_name(picture.number), checkpoints.pack(picture))]
         newest = self.messages.open_segment
+        if newest is not None and newest.base < picture.messages.end:
+            parts = self.messages.views.entries.picture(newest.base, picture.messages.end)
+            steps.insert(0, (index_file.file_name(newest.base), parts))
 
-        def write_checkpoint(fault: StorageFault | None) -> None:
-            if fault is not None:
-                self._checkpoint_failed(fault)
-                return
-            parts = checkpoints.pack(picture)
-            self._disk.publish_later(checkpoints.file_name(picture.number), parts, checkpoint_written)
-
-        def checkpoint_written(fault: StorageFault | None) -> None:
-            if fault is not None:
-                self._checkpoint_failed(fault)
+        def publish(undone: FairwayError | None) -> None:
+            if undone is not None:
+                self._checkpoint_failed(undone)
+            elif steps:
+                self._disk.publish_later(*steps.pop(0), publish)
             else:
                 self._checkpoint_written(picture)
 
-        if newest is None or newest.base >= picture.messages.end:
-            write_checkpoint(None)
-        else:
-            parts = self.messages.views.entries.picture(newest.base, picture.messages.end)
-            self._disk.publish_later(index_file.file_name(newest.base), parts, write_checkpoint)
+        # The groups are pictured up to the end of the action log: that is written once this end is synced.
+        self.actions.log.flusher.when_synced(picture.actions.end, publish)
 
     def _picture(self) -> Checkpoint:
-        """The views as they were at the committed end."""
+        """The views of messages as they were at the synced end, that of actions as it is."""
         views = self.messages.views
-        end = self.messages.log.committed_end
+        end = self.messages.log.synced_end
+        actions, view = self.actions.log, self._action_view
         views.dedupe.expire(self._clock.wall_ms())
         return Checkpoint(
             number=self._number + 1,
             messages_id=self.identity.messages_id,
             actions_id=self.identity.actions_id,
             epoch=min(self.messages.log.committed_epoch, self.actions.log.committed_epoch),
-            messages=_mark(self.messages.log),
-            actions=_mark(self.actions.log),
+            messages=_mark(self.messages.log, end),
+            actions=_mark(actions, actions.synced_end if view is None else actions.end),
             subjects=views.subjects.pack(end, views.entries.first_sequences_from(end)),
             streams=views.dedupe.pack(end),
             rotten=list(self._rotten),
+            groups=b"" if view is None else view.picture(),
         )
 
-    def _checkpoint_failed(self, fault: StorageFault) -> None:
-        self._background_fault(fault)
+    def _checkpoint_failed(self, fault: FairwayError) -> None:
+        if isinstance(fault, StorageFault):
+            self._background_fault(fault)
         self._checkpoint_ended()
 
     def _checkpoint_written(self, written: Checkpoint) -> None:
         self._number = written.number
+        self.checkpointed_ms = self._clock.wall_ms()
         self._checkpointed_end = written.messages.end
         doomed = [base for base in self._doomed if base < written.messages.first_base]
         self._doomed = self._doomed[len(doomed) :]
@@ -246,12 +293,15 @@ class Store:
         for then in waiting:
             then()
 
+    def plan_retention(self, owed_from: int | None = None) -> retention.Plan:
+        """What `retain` would let go of."""
+        now_ms, policy = self._clock.wall_ms(), self._options.retention
+        return retention.plan(self.messages.log.segments, now_ms, policy, owed_from, below=self.messages.sealed_end)
+
     def retain(self, owed_from: int | None = None) -> retention.Plan:
         """Let go of what the policy allows: at once for readers, on disk once a checkpoint says so."""
         log = self.messages.log
-        plan = retention.plan(
-            log.segments, self._clock.wall_ms(), self._options.retention, owed_from, below=self.messages.sealed_end
-        )
+        plan = self.plan_retention(owed_from)
         for base in plan.doomed:
             log.drop(base)
             self.messages.views.entries.forget(base)
@@ -266,7 +316,8 @@ class Store:
         """Sync what was appended, leave a checkpoint, let go of the directory."""
         try:
             for log in (self.messages.log, self.actions.log):
-                await log.flusher.durable(log.end)
+                await log.flusher.synced(log.end)
+            self.messages.views.subjects.lower_ceilings()
             await self._last_checkpoint()
         finally:
             self.messages.log.close()
@@ -282,6 +333,6 @@ class Store:
                 await ended.wait()
 
 
-def _mark(log: Log) -> LogMark:
+def _mark(log: Log, end: int) -> LogMark:
     first_base = log.segments[0].base if log.segments else log.end
-    return LogMark(first_base, log.committed_end, {each.base: each.newest_ms for each in log.segments})
+    return LogMark(first_base, end, {each.base: each.newest_ms for each in log.segments})

@@ -32,6 +32,7 @@ class SubjectState:
     name: Subject
     next_sequence: int
     born_at: int  # position of the record that introduced it
+    ceiling: int = 0  # durability `memory`: the log says, synced, that sequences below it may be in use
     nameless: bool = False  # that record is rotten; a segment that was begun before the rot may restate the name
 
 
@@ -58,6 +59,11 @@ class SubjectTable:
 
     def by_id(self, subject_id: int) -> SubjectState:
         return self._by_id[subject_id]
+
+    def is_internal(self, subject_id: int) -> bool:
+        """Whether the broker alone sends to it."""
+        state = self._by_id.get(subject_id)
+        return state is not None and state.name.is_internal
 
     def introduce(self, name: Subject, born_at: int) -> SubjectState:
         """Number a new subject. If a name was lost, this may be the one: it starts above what that one had."""
@@ -122,6 +128,12 @@ class SubjectTable:
         for state in [each for each in self if each.born_at >= position]:
             del self._by_id[state.id]
             del self._by_name[state.name]
+        self.lower_ceilings()  # the records that stated them may be among what is undone
+
+    def lower_ceilings(self) -> None:
+        """No sequence is in use that the log does not show."""
+        for state in self:
+            state.ceiling = 0
 
     def pack(self, upto: int | None = None, rewound: Mapping[int, int] = MappingProxyType({})) -> bytes:
         """The table as the body of a SUBJECT record: all of it, or what was known at position `upto`.
@@ -139,7 +151,7 @@ class SubjectTable:
         parts = [_HEAD.pack(len(states), self._next_id, self._sequence_floor)]
         for state in states:
             name = b"" if state.nameless else state.name.encode()
-            parts += (_ENTRY.pack(state.id, len(name), state.next_sequence), name)
+            parts += (_ENTRY.pack(state.id, len(name), max(state.next_sequence, state.ceiling)), name)
         return record.padded(b"".join(parts))
 
 
@@ -153,7 +165,7 @@ def unpack(body: bytes) -> Iterator[tuple[int, Subject | None, int]]:
             at += _ENTRY.size
             if at + length > len(body):
                 raise RemoteProtocolError("the subject table is cut short")
-            name = Subject.parse(body[at : at + length].decode()) if length else None
+            name = Subject.parse_any(body[at : at + length].decode()) if length else None
             yield subject_id, name, next_sequence
             at += length
     except (struct.error, UnicodeDecodeError, BadName) as error:

@@ -41,7 +41,8 @@ class Views:
         self.entries.append(header.subject_id, entry_of(header, of))
         place = (header.first_sequence, end, header.appended_ms)
         stored = Stored(of.first_sequence, of.count, of.crc, *place, of.producer_epoch)
-        self.dedupe.note(of, header.subject_id, stored)
+        if not self.subjects.is_internal(header.subject_id):
+            self.dedupe.note(of, header.subject_id, stored)
         self.subjects.advance(header.subject_id, header.first_sequence + header.count)
         return stored
 

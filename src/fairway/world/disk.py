@@ -13,6 +13,8 @@ What a caller may rely on:
   knows what is on disk: the caller must stop (a failed sync may have dropped dirty pages, and a second one would lie).
 - Parts stay unchanged until `done`; a `memoryview` among them is one of bytes.
 - Reads end where completed commits end: what is under way is not seen.
+- `fetch` is `File.read` for what may not be in memory: a few are carried out at a time, in no order among each other,
+  and a file that is closed or removed meanwhile is still read. Never more than `FETCHES_MAX` may be under way.
 - `publish` replaces a whole file: temporary file, sync, rename, sync of the directory. Readers see the old or the new.
 - What a crash left of a `publish` is listed as `<name>.tmp`: remove it, nothing else may be done with such a name.
 - No OSError leaves a disk: every fault is a `StorageFault`.
@@ -27,9 +29,12 @@ from fairway.errors import Misuse, StorageFault
 
 Part: TypeAlias = bytes | bytearray | memoryview
 Done: TypeAlias = Callable[[StorageFault | None], None]
+Fetched: TypeAlias = Callable[[bytes | StorageFault], None]
 
 TEMPORARY = ".tmp"  # what `publish` writes first: `<name>.tmp`, beside the file it will become
 LOCK_NAME = "lock"  # in the root: the disk's own, neither listed nor opened
+READERS = 2  # fetches carried out at a time: more would queue in the device, and hold back the syncs of others
+FETCHES_MAX = 256  # given and not answered; callers keep theirs in a queue of their own long before
 _COMPONENT_BYTES_MAX = 255 - len(TEMPORARY)  # what common file systems allow, less room for the suffix
 
 
@@ -51,6 +56,11 @@ def checked(name: str, *, fresh: bool = False) -> str:
 def parent(name: str) -> str:
     """The directory that names it; "" is the root."""
     return name.rpartition("/")[0]
+
+
+def check_room_to_fetch(under_way: int) -> None:
+    if under_way >= FETCHES_MAX:
+        raise Misuse(f"{under_way} fetches are under way: wait for some of them before giving more")
 
 
 def readable(position: int, size: int, end: int) -> int:
@@ -115,6 +125,9 @@ class Disk(Protocol):
 
     def commit(self, file: File, parts: Sequence[Part], done: Done, *, sync: bool = True) -> None:
         """Append the parts to the file; sync unless told not to; then call `done`."""
+
+    def fetch(self, file: File, position: int, size: int, done: Fetched) -> None:
+        """`file.read`, off the loop; then call `done` with the bytes, or with the fault. `Misuse` past the bound."""
 
     def publish_later(self, name: str, parts: Sequence[Part], done: Done) -> None:
         """`publish`, off the loop."""

@@ -1,7 +1,9 @@
-"""The real disk: a directory of the machine, one writer thread per directory that is committed to.
+"""The real disk: a directory of the machine, one writer thread per directory that is committed to, readers.
 
 A commit travels: `commit` on the loop → the directory's queue → its writer thread (write, sync, the first time also a
 sync of the directory) → `post` → `done` on the loop. Only that thread writes behind a file's end.
+
+A fetch goes the same way, through a small pool of reader threads (`reader_pool`) that all directories share.
 
 A directory entry is synced at the first commit to a file *in this life*, not only when this life made the file: an
 earlier one may have been killed between creating and syncing it.
@@ -21,13 +23,25 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from fairway.errors import DirectoryLocked, DiskFull, Misuse, NoSuchFile, ReadOnlyDisk, StorageFault
-from fairway.world.disk import LOCK_NAME, TEMPORARY, Done, File, Part, checked, parent
+from fairway.world.disk import (
+    LOCK_NAME,
+    READERS,
+    TEMPORARY,
+    Done,
+    Fetched,
+    File,
+    Part,
+    check_room_to_fetch,
+    checked,
+    parent,
+)
+from fairway.world.reader_pool import ReaderPool
 from fairway.world.real_file import ROOM_REMEDY, RealFile, faults, sync_data, sync_directory, write_all
 
 _Work: TypeAlias = Callable[[], None]
 
 # 0.05 ms: how long a busy loop may keep a writer from the interpreter between two system calls. With Python's own 5 ms
-# the disk idles while the loop gathers the next round (bench/storage: 1.5 times as long per append).
+# the disk idles while the loop gathers the next round (bench/storage: 1.25 times as long per append).
 _SWITCH_S = 50e-6
 
 POINTS = (  # what `at` is told, for a campaign that dies at each of them
@@ -105,6 +119,7 @@ class RealDisk:
         *,
         post: Callable[..., object] | None = None,
         at: Callable[[str], None] | None = None,
+        readers: int = READERS,
     ) -> None:
         self._root = os.path.abspath(os.fspath(root))
         self._post = post
@@ -112,6 +127,8 @@ class RealDisk:
         self._pid = os.getpid()
         self._lock_fd: int | None = None
         self._writers: dict[str, _Writer] = {}
+        self._readers = ReaderPool(readers)
+        self._fetches = 0  # given and not answered
         self._guard = threading.Lock()  # over the two tables of files: writer threads take names out of them
         self._files: dict[str, RealFile] = {}  # what `open` of a name returns
         self._opened: dict[RealFile, None] = {}  # also those whose name is gone
@@ -259,6 +276,14 @@ class RealDisk:
         answer = functools.partial(_answer_commit, mine, generation, done)
         writer.give(functools.partial(self._carry_out, work, answer))
 
+    def fetch(self, file: File, position: int, size: int, done: Fetched) -> None:
+        mine = self._own(file)
+        self._check_threads()
+        check_room_to_fetch(self._fetches)
+        read = mine.reading(position, size)
+        self._fetches += 1
+        self._readers.give(functools.partial(self._fetch, read, done))
+
     def publish_later(self, name: str, parts: Sequence[Part], done: Done) -> None:
         writer = self._writer(parent(checked(name, fresh=True)))
         work = functools.partial(self._publish, name, list(parts))
@@ -272,6 +297,7 @@ class RealDisk:
         if self._closed:
             return
         self._closed = True
+        self._readers.close()
         for writer in self._writers.values():
             writer.stop()
         for writer in self._writers.values():
@@ -292,17 +318,41 @@ class RealDisk:
         except StorageFault as error:
             fault = error
         except Exception as error:  # a bug: the store must hear of it and stop, not wait for an answer for ever
-            fault = StorageFault(f"a writer of {self._root} failed unexpectedly: {error!r}; please report this")
-            fault.__cause__ = error
+            fault = self._unexpected("writer", error)
+        self._tell(self._deliver, done, fault)
+
+    def _unexpected(self, who: str, error: Exception) -> StorageFault:
+        fault = StorageFault(f"a {who} of {self._root} failed unexpectedly: {error!r}; please report this")
+        fault.__cause__ = error
+        return fault
+
+    def _tell(self, callback: Callable[..., None], *args: object) -> None:
         if self._closed or self._post is None:
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-            self._post(self._deliver, done, fault)
+            self._post(callback, *args)
 
     def _deliver(self, done: Done, fault: StorageFault | None) -> None:
         """Back on the owner's thread."""
         if not self._closed:
             done(fault)
+
+    def _fetch(self, read: Callable[[], bytes], done: Fetched) -> None:
+        """On a reader's thread."""
+        found: bytes | StorageFault
+        try:
+            found = read()
+        except StorageFault as fault:
+            found = fault
+        except Exception as error:  # a bug, or no memory: whoever waits must hear of it
+            found = self._unexpected("reader", error)
+        self._tell(self._deliver_fetched, done, found)
+
+    def _deliver_fetched(self, done: Fetched, found: bytes | StorageFault) -> None:
+        """Back on the owner's thread."""
+        self._fetches -= 1
+        if not self._closed:
+            done(found)
 
     def _commit(self, file: RealFile, parts: Sequence[Part], generation: int, sync: bool) -> None:
         try:
@@ -410,14 +460,19 @@ class RealDisk:
             raise Misuse(f"{file.name} is not an open file of this disk: open it here first")
         return file
 
-    def _writer(self, directory: str) -> _Writer:
+    def _check_threads(self) -> None:
+        """Before work is given to one."""
         self._check_open()
         if self._post is None:
             raise Misuse("this disk has no loop to answer to: pass post=loop.call_soon_threadsafe")
         if self._pid != os.getpid():
             raise Misuse("a disk does not cross a fork: open one of its own in the child")
+        if sys.getswitchinterval() > _SWITCH_S:
+            sys.setswitchinterval(_SWITCH_S)
+
+    def _writer(self, directory: str) -> _Writer:
+        self._check_threads()
         if directory not in self._writers:
-            sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
             self._writers[directory] = _Writer(directory or ".")
         return self._writers[directory]
 

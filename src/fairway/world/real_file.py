@@ -112,6 +112,16 @@ def _write_some(fd: int, parts: Sequence[Part], position: int) -> int:
     return position + size
 
 
+def _read_all(fd: int, position: int, wanted: int) -> bytes:
+    data = os.pread(fd, wanted, position)
+    while 0 < len(data) < wanted:  # a signal, or more than 2 GiB
+        more = os.pread(fd, wanted - len(data), position + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
 def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
     """Linux's own; None where the C library has nothing like it."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -183,20 +193,22 @@ class RealFile:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def read(self, position: int, size: int) -> bytes:
+        return self.reading(position, size)()
+
+    def reading(self, position: int, size: int) -> Callable[[], bytes]:
+        """A read that is to be carried out exactly once, on any thread; until then the descriptor is held open."""
         wanted = readable(position, size, self._size)
         fd = self._enter()
-        try:
-            data = os.pread(fd, wanted, position)
-            while 0 < len(data) < wanted:  # a signal, or more than 2 GiB
-                more = os.pread(fd, wanted - len(data), position + len(data))
-                if not more:
-                    break
-                data += more
-            return data
-        except OSError as error:
-            raise fault(error, "read", self.path) from error
-        finally:
-            self._leave()
+
+        def carry_out() -> bytes:
+            try:
+                return _read_all(fd, position, wanted)
+            except OSError as error:
+                raise fault(error, "read", self.path) from error
+            finally:
+                self._leave()
+
+        return carry_out
 
     def read_cached(self, position: int, size: int) -> bytes | None:
         wanted = readable(position, size, self._size)

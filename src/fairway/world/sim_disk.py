@@ -15,7 +15,18 @@ from typing import TypeAlias
 
 from fairway.errors import DirectoryLocked, DiskFull, Misuse, StorageFault
 from fairway.limits import GIB
-from fairway.world.disk import TEMPORARY, Done, File, Part, checked, parent, readable
+from fairway.world.disk import (
+    READERS,
+    TEMPORARY,
+    Done,
+    Fetched,
+    File,
+    Part,
+    check_room_to_fetch,
+    checked,
+    parent,
+    readable,
+)
 from fairway.world.rng import Rng
 from fairway.world.sim_files import Cut, Directory, Inode, Volume, Write, draw_chance
 
@@ -65,6 +76,8 @@ class SimFile:
 
     def read_cached(self, position: int, size: int) -> bytes | None:
         data = self.read(position, size)
+        if self._name in self._disk.evicted:
+            return None
         return data if self._disk.cold == 0 else self._disk.chill(data)
 
     def close(self) -> None:
@@ -105,6 +118,14 @@ class _Job:
     done: Done
 
 
+@dataclass(slots=True)
+class _Fetch:
+    file: SimFile
+    position: int
+    size: int
+    done: Fetched
+
+
 class SimDisk:
     """The `Disk` port, one life of it. Everything left open is drawn from `rng`: one seed, one history.
 
@@ -131,6 +152,8 @@ class SimDisk:
         self._volume = volume if volume is not None else Volume(capacity_bytes)
         self._files: dict[str, SimFile] = {}
         self._lanes: dict[str, deque[_Job]] = {}  # per directory, what was given and is not done
+        self._fetches: deque[_Fetch] = deque()  # given, and no reader is free
+        self._reading = 0
         self._anchored: set[str] = set()  # directories whose own entry was synced in this life; never iterated
         self._alive = True
         self._closed = False
@@ -138,10 +161,12 @@ class SimDisk:
         self._write_failure = _Countdown()
         self._sync_failure = _Countdown()
         self._power_cut = _Countdown()
+        self._fetch_failure = _Countdown()
         self.operations = 0  # primitive ones so far: create, write, sync, truncate, rename, unlink, dirsync
         self.syncing = True
         self.dir_syncing = True
         self.cold = 0.0
+        self.evicted: set[str] = set()  # never iterated
         self.slowness = 1.0
 
     @property
@@ -196,6 +221,14 @@ class SimDisk:
     def fail_write(self, nth: int = 1) -> None:
         """The n-th write from now finds no room, at a byte drawn from the seed."""
         self._write_failure.plan(nth)
+
+    def fail_fetch(self, nth: int = 1) -> None:
+        """The n-th fetch from now finds a sector that cannot be read."""
+        self._fetch_failure.plan(nth)
+
+    def evict(self, name: str) -> None:
+        """The file's pages are gone from memory for the rest of this life: every `read_cached` misses."""
+        self.evicted.add(name)
 
     def stall(self, seconds: float) -> None:
         """The next step of a job takes that much longer."""
@@ -301,6 +334,27 @@ class SimDisk:
         mine.under_way += 1
         self._give(mine.name, self._committing(mine, list(parts), mine.generation, sync), _answer(mine, done))
 
+    def fetch(self, file: File, position: int, size: int, done: Fetched) -> None:
+        mine = self._own(file)
+        check_room_to_fetch(len(self._fetches) + self._reading)
+        self._fetches.append(_Fetch(mine, position, readable(position, size, mine.end), done))
+        self._begin_fetches()
+
+    def _begin_fetches(self) -> None:
+        while self._fetches and self._reading < READERS:
+            self._reading += 1
+            self._call_later(self._draw_delay_s(), self._end_fetch, self._fetches.popleft())
+
+    def _end_fetch(self, fetch: _Fetch) -> None:
+        if not self._alive or self._closed:
+            return  # a timer of a life that is over
+        self._reading -= 1
+        self._begin_fetches()
+        if self._fetch_failure.strikes():
+            fetch.done(StorageFault(f"cannot read {fetch.file.name}: Input/output error; check the device"))
+        else:
+            fetch.done(bytes(fetch.file.inode.cached[fetch.position : fetch.position + fetch.size]))
+
     def publish_later(self, name: str, parts: Sequence[Part], done: Done) -> None:
         self._give(checked(name, fresh=True), self._publishing(name, list(parts)), done)
 
@@ -325,10 +379,13 @@ class SimDisk:
             self._schedule(lane)
 
     def _schedule(self, lane: deque[_Job]) -> None:
-        spread = self._latency.high_s - self._latency.low_s
-        delay_s = (self._latency.low_s + spread * self._rng.uniform()) * self.slowness + self._stall_s
+        delay_s = self._draw_delay_s() + self._stall_s
         self._stall_s = 0.0
         self._call_later(delay_s, self._tick, lane)
+
+    def _draw_delay_s(self) -> float:
+        spread = self._latency.high_s - self._latency.low_s
+        return (self._latency.low_s + spread * self._rng.uniform()) * self.slowness
 
     def _tick(self, lane: deque[_Job]) -> None:
         if not self._alive or self._closed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fairway.world.disk import Disk, Done, File, Part
+from fairway.world.disk import Disk, Done, Fetched, File, Part
 
 
 class CountedFile:
@@ -80,6 +80,9 @@ class CountingDisk:
 
     def commit(self, file: File, parts: Sequence[Part], done: Done, *, sync: bool = True) -> None:
         self._below.commit(_below(file), parts, done, sync=sync)
+
+    def fetch(self, file: File, position: int, size: int, done: Fetched) -> None:
+        self._below.fetch(_below(file), position, size, done)
 
     def publish_later(self, name: str, parts: Sequence[Part], done: Done) -> None:
         self._below.publish_later(name, parts, done)

@@ -11,9 +11,10 @@ import pytest
 from fairway import batch
 from fairway.errors import Refused, StorageFault
 from fairway.limits import KIB
-from fairway.storage import index_file
+from fairway.storage import index_file, record
 from fairway.storage.dedupe import DedupeWindow, Stored
 from fairway.storage.opening import open_directory
+from fairway.storage.recovery import Verdict
 from fairway.storage.retention import Policy
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
@@ -128,6 +129,25 @@ def test_segments_are_deleted_only_once_the_checkpoint_that_says_so_is_safe(seed
             open_directory(world.disk, SeededRng("next"))
             world.crash()
             assert not world.open().findings
+
+
+def test_rot_that_reaches_into_a_torn_tail_counts_the_same_at_every_start() -> None:
+    """Seed 0 on a disk that lies: the first start skipped sequences for the torn part too, the second did not."""
+    with World("straddling") as world:
+        world.produce([b"before"])
+        rotten = world.produce([b"r" * 900])
+        world.send([b"torn" * 300])
+        witness = world.send([b"knows of the synced end between the two"])
+        world.run(world.store.durable(witness))
+        world.kill()
+        rotten_at = rotten.end - record.HEADER_BYTES - len(batch_of([b"r" * 900]))
+        for position in (rotten_at, rotten.end):  # the headers of both: one damaged span
+            world.disk.flip(FIRST_MESSAGES, position * 8)
+        first, second = (open_directory(world.disk, SeededRng("again")) for _ in range(2))
+        assert [finding.verdict for finding in first.findings] == [Verdict.ROTTEN, Verdict.TORN]
+        assert [each.next_sequence for each in first.views.subjects] == [
+            each.next_sequence for each in second.views.subjects
+        ]
 
 
 def header(first: int, epoch: int) -> batch.Header:

@@ -1,0 +1,325 @@
+"""Fairness: a small group beside a large one, a hot one beside a cold one, seventy at once; actors and a plain queue.
+
+    python -m bench.fairness                    tables
+    python -m bench.fairness --quick            the same in a few seconds: says that it works, not how fast
+    python -m bench.fairness --json             the figures for a program
+    python -m bench.fairness --plot FILE.png    and a picture
+
+The broker is a process of its own on loopback, and so is each crowd of consumers; all share this machine's cores. The
+plain queue is the same broker with one queue for all requests, first come, first served, and reads that block.
+
+Shares: group `large` has 100 consumers, `small` has 2, both pull from a backlog in memory as fast as they are answered.
+What counts is the time of the broker's loop that each group got.
+
+Cold: one consumer of group `hot` pulls ten messages at a steady pace from what is in memory, alone, and beside 20
+consumers of group `cold` that drain a backlog whose pages were dropped. Rounds are interleaved; shown are medians of
+the rounds' percentiles. A pull does not wait for a sync; what a settle, which does, takes is shown apart.
+
+Crowd: 70 groups on one subject, 1,000 consumers in all, 1,000 messages a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from bench import machine
+from bench.cluster import BrokerProcess
+from bench.loads import Crowd, CrowdProcess, PacedProcess, PaceProducer, fill, seek
+
+KINDS = {"actors": False, "plain queue": True}
+PACE_PER_S = 250
+
+Step = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much of it."""
+
+    share_rounds: int = 5
+    share_s: float = 1.2
+    share_batches: int = 3_000
+    large: int = 100
+    cold_rounds: int = 10
+    cold_s: float = 1.0
+    cold_batches: int = 2_500
+    cold_consumers: int = 20
+    crowd_groups: int = 70
+    crowd_consumers: int = 1_000
+    crowd_per_s: int = 1_000
+    crowd_s: float = 20.0
+
+
+QUICK = Scale(1, 0.4, 1_500, 100, 2, 0.3, 400, 20, 70, 200, 500, 2.0)
+TINY = Scale(1, 0.1, 300, 10, 1, 0.1, 40, 3, 5, 10, 200, 0.3)
+
+
+def steps_of(scale: Scale) -> int:
+    return len(KINDS) * (scale.share_rounds + 2 * scale.cold_rounds) + 1
+
+
+def jain(shares: Sequence[float]) -> float:
+    """1 where all are equal, 1/n where one has everything."""
+    return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
+
+
+@contextmanager
+def directory(under: str | None) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="fairness-", dir=under, ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+# --- shares ----------------------------------------------------------------------------------------------------------
+
+
+def share_round(is_plain: bool, scale: Scale, under: str | None) -> dict[str, float]:
+    with directory(under) as root, BrokerProcess(root, is_plain=is_plain) as broker:
+        asyncio.run(fill(broker.port, "backlog", scale.share_batches, 50, 1_000))
+        with (
+            CrowdProcess(broker.port, Crowd("backlog", ("large",), scale.large)) as large,
+            CrowdProcess(broker.port, Crowd("backlog", ("small",), 2)) as small,
+        ):
+            large.start()
+            small.start()
+            time.sleep(scale.share_s / 4)
+            before = broker.figures()
+            deadline_s = time.monotonic() + scale.share_s
+            after = before
+            while time.monotonic() < deadline_s:  # as long as both are backlogged
+                time.sleep(scale.share_s / 20)
+                now = broker.figures()
+                if min(group["lag"] for group in now["groups"].values()) == 0:
+                    break
+                after = now
+            large.pause()
+            small.pause()
+    loop_ns = {
+        name: after["groups"][name]["loop_ns"] - before["groups"][name]["loop_ns"] for name in ("large", "small")
+    }
+    elapsed_s = max(after["at_s"] - before["at_s"], 1e-9)
+    total_ns = max(sum(loop_ns.values()), 1)
+    return {
+        "small_share": loop_ns["small"] / total_ns,
+        "jain": jain([loop_ns["small"], loop_ns["large"]]) if total_ns > 1 else 0.0,
+        "messages_per_s": (after["pulled"] - before["pulled"]) / elapsed_s,
+    }
+
+
+def measure_shares(scale: Scale, under: str | None, step: Step) -> dict[str, dict[str, Any]]:
+    rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+    for _ in range(scale.share_rounds):
+        for kind, is_plain in KINDS.items():
+            step(f"shares, {kind}")
+            rounds[kind].append(share_round(is_plain, scale, under))
+    return {
+        kind: {name: statistics.median(each[name] for each in found) for name in found[0]}
+        | {"shares": [round(each["small_share"], 3) for each in found]}
+        for kind, found in rounds.items()
+    }
+
+
+# --- hot beside cold -------------------------------------------------------------------------------------------------
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] if ordered else 0.0
+
+
+class ColdStage:
+    """A broker with a backlog on disk, a hot group and a cold one."""
+
+    def __init__(self, broker: BrokerProcess, hot: PacedProcess, cold: CrowdProcess, scale: Scale) -> None:
+        self._broker = broker
+        self._hot = hot
+        self._cold = cold
+        self._scale = scale
+
+    def alone(self) -> dict[str, float]:
+        return self._figures(self._hot.measure(self._scale.cold_s, PACE_PER_S))
+
+    def beside(self) -> dict[str, float]:
+        asyncio.run(seek(self._broker.port, "archive", "cold"))
+        self._broker.evict()
+        before, read_before = self._cold.counts(), self._broker.figures()
+        self._cold.start()
+        found = self._figures(self._hot.measure(self._scale.cold_s, PACE_PER_S))
+        self._cold.pause()
+        after, read_after = self._cold.counts(), self._broker.figures()
+        found["cold_messages_per_s"] = (after["messages"] - before["messages"]) / self._scale.cold_s
+        found["fetches"] = read_after["fetches"] - read_before["fetches"]
+        time.sleep(0.05)
+        return found
+
+    def _figures(self, found: dict[str, list[float]]) -> dict[str, float]:
+        return {
+            "p50_ms": percentile(found["pull"], 50),
+            "p99_ms": percentile(found["pull"], 99),
+            "settle_p99_ms": percentile(found["settle"], 99),
+        }
+
+
+def measure_cold(scale: Scale, under: str | None, step: Step) -> dict[str, dict[str, Any]]:
+    result: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, list[dict[str, float]]]] = {kind: {"alone": [], "beside": []} for kind in KINDS}
+    crowd = Crowd("archive", ("cold",), scale.cold_consumers, bytes_max=256 * 1024)
+    with directory(under) as one, directory(under) as other:
+        roots = dict(zip(KINDS, (one, other), strict=True))
+        for root in roots.values():
+            with BrokerProcess(root) as broker:
+                asyncio.run(fill(broker.port, "archive", scale.cold_batches, 100, 1_000))
+                asyncio.run(fill(broker.port, "orders", max(scale.cold_batches // 10, 10), 10, 100))
+        for number in range(scale.cold_rounds):
+            for kind in KINDS if number % 2 == 0 else reversed(KINDS):
+                with (
+                    BrokerProcess(roots[kind], is_plain=KINDS[kind]) as broker,
+                    PacedProcess(broker.port, "orders", "hot") as hot,
+                    CrowdProcess(broker.port, crowd) as cold,
+                ):
+                    stage = ColdStage(broker, hot, cold, scale)
+                    hot.measure(0.1, PACE_PER_S)
+                    step(f"hot alone, {kind}")
+                    found[kind]["alone"].append(stage.alone())
+                    step(f"hot beside cold, {kind}")
+                    found[kind]["beside"].append(stage.beside())
+    for kind, sides in found.items():
+        medians = {
+            side: {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+            for side, rounds in sides.items()
+        }
+        ratios = [
+            beside["p99_ms"] / max(alone["p99_ms"], 1e-9)
+            for alone, beside in zip(sides["alone"], sides["beside"], strict=True)
+        ]
+        result[kind] = medians | {
+            "p99_ratio": medians["beside"]["p99_ms"] / max(medians["alone"]["p99_ms"], 1e-9),
+            "p99_ratio_by_round": [round(ratio, 2) for ratio in ratios],
+        }
+    return result
+
+
+# --- the crowd -------------------------------------------------------------------------------------------------------
+
+
+def measure_crowd(scale: Scale, under: str | None, step: Step) -> dict[str, Any]:
+    step(f"{scale.crowd_groups} groups, {scale.crowd_consumers:,} consumers")
+    groups = tuple(f"group-{number:02d}" for number in range(scale.crowd_groups))
+    crowd = Crowd("news", groups, scale.crowd_consumers, wait_ms=5_000)
+    with (
+        directory(under) as root,
+        BrokerProcess(root) as broker,
+        CrowdProcess(broker.port, crowd) as consumers,
+        PaceProducer(broker.port, "news", scale.crowd_per_s) as producer,
+    ):
+        consumers.start()
+        producer.send_for(min(1.0, scale.crowd_s / 4))
+        before = broker.figures()
+        sent = producer.send_for(scale.crowd_s)
+        after = broker.figures()
+        time.sleep(0.5)
+        settled, counts = broker.figures(), consumers.counts()
+    elapsed_s = after["at_s"] - before["at_s"]
+    lags = [group["lag"] for group in after["groups"].values()]
+    return {
+        "groups": len(after["groups"]),
+        "consumers": scale.crowd_consumers,
+        "messages_per_s_in": sent["sent"] / elapsed_s,
+        "deliveries_per_s": (after["pulled"] - before["pulled"]) / elapsed_s,
+        "slowest_receipt_ms": sent["slowest_ms"],
+        "lag_max": max(lags, default=0),
+        "lag_max_half_a_second_later": max((group["lag"] for group in settled["groups"].values()), default=0),
+        "all_keep_up": len(lags) == scale.crowd_groups and max(lags) <= scale.crowd_per_s // 2,
+        "refused": counts["refused"],
+        "broker_cpu": (after["cpu_s"] - before["cpu_s"]) / elapsed_s,
+        "broker_resident_mib": after["resident_bytes"] / (1 << 20),
+    }
+
+
+# --- showing it ------------------------------------------------------------------------------------------------------
+
+
+def show(result: dict[str, Any]) -> None:
+    console = Console()
+    table = Table(
+        "", "small's share of broker time", "fair", "Jain's index", "messages/s", title="100 consumers beside 2"
+    )
+    for kind, row in result["shares"].items():
+        table.add_row(kind, f"{row['small_share']:.3f}", "0.500", f"{row['jain']:.4f}", f"{row['messages_per_s']:,.0f}")
+    console.print(table)
+    table = Table("", "alone p50 / p99 ms", "beside p50 / p99 ms", "p99 ratio", "cold messages/s", "settle p99 ms")
+    table.title = "pulls of a hot group beside a cold one"
+    for kind, row in result["cold"].items():
+        alone, beside = row["alone"], row["beside"]
+        table.add_row(
+            kind,
+            f"{alone['p50_ms']:.2f} / {alone['p99_ms']:.2f}",
+            f"{beside['p50_ms']:.2f} / {beside['p99_ms']:.2f}",
+            f"{row['p99_ratio']:.2f}",
+            f"{beside['cold_messages_per_s']:,.0f}",
+            f"{alone['settle_p99_ms']:.1f}, beside {beside['settle_p99_ms']:.1f}",
+        )
+    console.print(table)
+    crowd = result["crowd"]
+    print(
+        f"{crowd['groups']} groups, {crowd['consumers']:,} consumers, {crowd['messages_per_s_in']:,.0f} messages/s in: "
+        f"{crowd['deliveries_per_s']:,.0f} deliveries/s, largest lag {crowd['lag_max']} messages "
+        f"({'all keep up' if crowd['all_keep_up'] else 'SOME FALL BEHIND'}), "
+        f"broker {crowd['broker_cpu']:.2f} cores, {crowd['broker_resident_mib']:.0f} MiB"
+    )
+
+
+def run(scale: Scale, under: str | None, *, is_silent: bool) -> dict[str, Any]:
+    columns = (TextColumn("{task.description:36}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=is_silent, transient=True) as progress:
+        task = progress.add_task("", total=steps_of(scale))
+
+        def step(what: str) -> None:
+            progress.update(task, advance=1, description=what)
+
+        return {
+            "machine": machine.describe(Path(under or tempfile.gettempdir())),
+            "shares": measure_shares(scale, under, step),
+            "cold": measure_cold(scale, under, step),
+            "crowd": measure_crowd(scale, under, step),
+        }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="fairness among consumer groups, beside a plain queue")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="smaller still, for the test that this runs at all")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plot", metavar="FILE", help="draw the figures")
+    parser.add_argument("--directory", help="where the data goes; the default is the system's temporary directory")
+    options = parser.parse_args(argv)
+    scale = TINY if options.tiny else QUICK if options.quick else Scale()
+    result = run(scale, options.directory, is_silent=options.json)
+    if options.json:
+        print(json.dumps(result))
+    else:
+        show(result)
+        print(result["machine"])
+    if options.plot:
+        from bench.fairness_plot import draw
+
+        draw(result, Path(options.plot))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Consuming: join, pull, settle, heartbeat, leave. All requests of a group go through its actor, in order."""
+
+from __future__ import annotations
+
+from fairway.broker.desk import Desk, refusal
+from fairway.broker.groups import GroupHost
+from fairway.broker.inbox import Inboxes
+from fairway.broker.pulling import EMPTY, Puller
+from fairway.broker.reading import Reader
+from fairway.broker.requests import BrokerRequest
+from fairway.broker.settling import Settler
+from fairway.broker.voices import FENCED
+from fairway.errors import Code, Refused
+from fairway.groups import GroupConfig
+from fairway.groups.config import encode
+from fairway.names import Consumer, Subject
+from fairway.names import Group as GroupName
+from fairway.protocol import Message
+from fairway.protocol.messages import Done, Heartbeat, Join, Joined, Leave, Pull, Renewed, SettleAll, Whence
+from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.world.rng import Rng
+
+
+class ConsumeProcessor:
+    """Handles the requests of consumers, one table for all verbs."""
+
+    def __init__(self, desk: Desk, inboxes: Inboxes, reader: Reader, rng: Rng) -> None:
+        self._desk = desk
+        self._inboxes = inboxes
+        self._puller = Puller(desk, inboxes, reader)
+        self._settler = Settler(desk, rng)
+
+    @property
+    def pulled_messages(self) -> int:
+        return self._puller.pulled_messages
+
+    def process(self, request: BrokerRequest[Message], actor: Actor) -> Verdict:
+        message = request.message
+        if isinstance(message, Join):
+            self._join(request, message, actor)
+        elif isinstance(message, Leave):
+            self._leave(request, message, actor)
+        elif isinstance(message, Pull | SettleAll | Heartbeat):
+            host = self._desk.host(message.subject, message.group)
+            name = Consumer.parse(message.consumer)
+            host.voices.check(name, request.session)
+            if isinstance(message, Pull):
+                return self._pull(request, message, host, name, actor)
+            self._renew(host, name, message.arrived)
+            if isinstance(message, SettleAll):
+                self._settler.settle_all(request, message, host, name)
+            else:
+                config = host.law.config
+                is_paused = host.law.is_paused() or host.law.is_paused(name)
+                request.respond(Renewed(config.lease_ms, config.version, is_paused))
+        return Verdict.DONE
+
+    def expire(self, request: BrokerRequest[Message], expiry: Expiry) -> None:
+        if expiry is Expiry.WAITED:
+            request.respond(EMPTY)
+        else:
+            request.expire(expiry)
+
+    def fail(self, request: BrokerRequest[Message], error: Exception) -> None:
+        request.fail(error)
+
+    # --- membership --------------------------------------------------------------------------------------------------
+
+    def open_group(self, message: Join) -> GroupHost:
+        """The group that a JOIN names; made where it is new, and so is its subject."""
+        desk = self._desk
+        log = desk.store.messages
+        subject = desk.store.ensure_subject(Subject.parse_joinable(message.subject))
+        if message.start not in (Whence.EARLIEST, Whence.LATEST):
+            raise Refused(Code.BAD_REQUEST, "a new group begins at EARLIEST or LATEST; seek afterwards")
+        name = GroupName.parse(message.group)
+        start = log.end_sequence(subject.id) if message.start is Whence.LATEST else log.first_sequence(subject.id)
+        config = GroupConfig(version=1, is_broadcast=message.is_broadcast)
+        host = desk.ensure(subject.id, name, config, start)
+        if message.is_broadcast and not host.law.config.is_broadcast:
+            raise Refused(Code.BAD_REQUEST, f"group {name} shares its messages among its members: broadcast in another")
+        return host
+
+    def _join(self, request: BrokerRequest[Message], message: Join, actor: Actor) -> None:
+        host = self._desk.host(message.subject, message.group)
+        name = Consumer.parse(message.consumer)
+        decision = host.law.join(
+            name,
+            version=message.config_version,
+            arrived=message.arrived,
+            resume_at=self._desk.store.messages.end_sequence(host.subject_id),
+            now_ns=self._desk.clock.monotonic_ns(),
+            now_ms=self._desk.clock.wall_ms(),
+        )
+        refused = refusal(decision)
+        if refused is not None:
+            request.refuse(refused)
+            return
+        written = self._desk.carry_out_all([(host, decision), *self._inboxes.join(host, name, message.arrived)])
+        if host.voices.give(name, request.session):
+            for other in self._waiting_pulls(host, name, actor):
+                if other.session is request.session:
+                    self._desk.scheduler.dispatch(host.key, other, self)
+                else:
+                    other.refuse(FENCED)
+        config = host.law.config
+        answer = Joined(encode(config), config.version, config.lease_ms, decision.is_gap)
+        self._desk.scheduler.wake(host.key)  # what the name held before may be anybody's now
+        self._desk.when_durable(written, lambda outcome: request.settle(outcome, answer))
+
+    def _leave(self, request: BrokerRequest[Message], message: Leave, actor: Actor) -> None:
+        host = self._desk.host(message.subject, message.group)
+        name = Consumer.parse(message.consumer)
+        host.voices.check(name, request.session)
+        decision = host.law.leave(name, now_ms=self._desk.clock.wall_ms())
+        written = self._desk.carry_out_all([(host, decision), *self._inboxes.leave(host, name)])
+        host.voices.drop(name)
+        for waiting in self._waiting_pulls(host, name, actor):
+            waiting.respond(EMPTY)
+        self._desk.scheduler.wake(host.key)
+        self._desk.when_durable(written, lambda outcome: request.settle(outcome, Done()))
+
+    def _waiting_pulls(self, host: GroupHost, name: Consumer, actor: Actor) -> list[BrokerRequest[Message]]:
+        """Taken out of wherever they wait."""
+
+        def is_meant(request: BrokerRequest[Message]) -> bool:
+            return isinstance(request.message, Pull) and request.message.consumer == name
+
+        return [*actor.mailbox.withdraw(is_meant), *self._desk.parking.withdraw(host.key, is_meant)]
+
+    def _renew(self, host: GroupHost, name: Consumer, arrived: int) -> None:
+        beat = host.law.heartbeat(name, arrived=arrived, now_ns=self._desk.clock.monotonic_ns())
+        refused = refusal(beat)
+        if refused is not None:
+            raise refused
+        self._inboxes.renew(host, name, arrived)
+
+    # --- pulling -----------------------------------------------------------------------------------------------------
+
+    def _pull(
+        self, request: BrokerRequest[Message], message: Pull, host: GroupHost, name: Consumer, actor: Actor
+    ) -> Verdict:
+        verdict = self._puller.pull(request, message, host, name, actor)
+        now_ns = self._desk.clock.monotonic_ns()
+        if verdict is Verdict.WAIT and host.law.is_paused(name) and request.wait_until_ns > now_ns:
+            self._desk.parking.park(host.key, request, self, now_ns)
+            return Verdict.DONE
+        return verdict

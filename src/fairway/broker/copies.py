@@ -1,0 +1,122 @@
+"""Copies that the broker makes: dead letters, and what is redriven from them.
+
+A copy is identified by where it comes from. All copies of one group from one subject are a stream of their own (the
+producer id is derived from both names), and a copy's place in that stream is the sequence it was copied from. So the
+consume log of the subject that holds the copies tells, without reading one, whether a message is there already: after a
+crash nothing is copied twice, and no other book is kept.
+
+The stream says where a copy comes from; the message's identity is the id it was born with, as an explicit id.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fairway import batch, limits
+from fairway.groups import Range
+from fairway.names import Group, Subject
+from fairway.storage.message_log import MessageLog
+
+
+def stream_of(source: Subject, group: Group) -> int:
+    """The producer id of what is copied from a subject for a group."""
+    return batch.key_hash(f"{source} {group}")
+
+
+class Copies:
+    """Which messages of one stream a subject holds, as ranges of the sequences that they were copied from."""
+
+    def __init__(self, log: MessageLog, subject_id: int, stream: int) -> None:
+        self._log = log
+        self._subject_id = subject_id
+        self._stream = stream
+        self._seen_to = 0
+        self._firsts: list[int] = []  # ranges that do not touch, ascending
+        self._ends: list[int] = []
+
+    def refresh(self) -> None:
+        """Take in what was committed since the last time."""
+        for entry in self._log.views.entries.entries(self._subject_id, self._seen_to, self._log.log.committed_end):
+            self._seen_to = entry.end_sequence
+            if entry.producer_id == self._stream:
+                self.add(entry.producer_sequence, entry.count)
+
+    def add(self, first: int, count: int) -> None:
+        end = first + count
+        low = bisect_left(self._ends, first)
+        high = bisect_right(self._firsts, end)
+        if low < high:
+            first = min(first, self._firsts[low])
+            end = max(end, self._ends[high - 1])
+        self._firsts[low:high] = [first]
+        self._ends[low:high] = [end]
+
+    def missing(self, first: int, count: int) -> list[Range]:
+        """The parts of a range that are not there."""
+        end = first + count
+        found: list[Range] = []
+        at = bisect_right(self._ends, first)
+        while first < end:
+            begin = self._firsts[at] if at < len(self._firsts) else end
+            if begin > first:
+                found.append((first, min(begin, end) - first))
+            first = self._ends[at] if at < len(self._ends) else end
+            at += 1
+        return found
+
+    def count(self, first: int, end: int) -> int:
+        """How many sequences of [first, end) are there."""
+        return max(end - first, 0) - sum(count for _, count in self.missing(first, end - first))
+
+
+class Copy(NamedTuple):
+    """One message as it is to be copied."""
+
+    payload: bytes
+    key: str | None
+    tags: list[str]
+    headers: dict[str, str]
+    id: batch.MessageId
+    created_ms: int
+
+
+def taken_from(source: batch.Batch, first: int, count: int) -> list[Copy]:
+    """Messages of a batch, by index."""
+    return [
+        Copy(
+            source.payloads[index],
+            source.key(index),
+            source.tags(index),
+            source.headers(index),
+            source.id(index),
+            source.created_ms(index),
+        )
+        for index in range(first, first + count)
+    ]
+
+
+def encoded(copies: list[Copy], source: batch.Header, *, stream: int, sequence: int) -> bytes:
+    """The copies as one batch; `sequence` is where the first was copied from."""
+    created_ms = copies[0].created_ms
+    return batch.encode(
+        [each.payload for each in copies],
+        producer_id=stream,
+        first_sequence=sequence,
+        created_ms=created_ms,
+        keys=[each.key for each in copies],
+        tags=[each.tags for each in copies],
+        headers=[each.headers for each in copies],
+        created_deltas_ms=[each.created_ms - created_ms for each in copies],
+        ids=[each.id for each in copies],
+        codec=source.codec,
+        schema_id=source.schema_id,
+    )
+
+
+def with_headers(copy: Copy, more: Mapping[str, str]) -> Copy:
+    """The copy with headers added as far as there is room: the sender's own come first."""
+    kept = {name: value for name, value in copy.headers.items() if name not in more}
+    room = max(limits.HEADERS_MAX - len(kept), 0)
+    return copy._replace(headers=kept | dict(list(more.items())[:room]))

@@ -1,0 +1,232 @@
+"""Where decisions of the law become facts: applied, written to the action log, and seen to.
+
+One desk for all groups of a broker. It also keeps each group's one timer (a lease ends, a retry falls due), and wakes
+the actors of a subject when it has something new to show."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from fairway.broker.groups import WEIGHT_UNIT, GroupHost, Groups
+from fairway.broker.parking import Parking
+from fairway.errors import Code, FairwayError, Refused
+from fairway.groups import Decision, Dying, GroupConfig, Outcome
+from fairway.names import Group as GroupName
+from fairway.names import Subject
+from fairway.scheduling import Scheduler
+from fairway.storage.action_log import Action, ActionKind
+from fairway.storage.flusher import Outcome as Told
+from fairway.storage.record import Header
+from fairway.storage.store import Store
+from fairway.storage.subjects import SubjectState
+from fairway.world.clock import Clock
+
+_NS = 1_000_000_000
+_TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds: without it a timer would ring early, and again at once
+
+CallLater = Callable[..., asyncio.TimerHandle]
+
+_CODES = {
+    Outcome.BUSY: Code.BUSY,
+    Outcome.NOT_A_MEMBER: Code.NOT_A_MEMBER,
+    Outcome.OTHER_VERSION: Code.STALE_CONFIG,
+    Outcome.BAD_REQUEST: Code.BAD_REQUEST,
+}
+
+
+class Undertaker(Protocol):
+    """Whoever brings messages to dead letter."""
+
+    def bury(self, host: GroupHost, dying: tuple[Dying, ...], *, is_again: bool = False) -> None:
+        """These have had their last attempt; `is_again` if in the life before, which may have begun to."""
+
+
+class Desk:
+    """Carries out what the groups' laws decide."""
+
+    def __init__(self, groups: Groups, store: Store, scheduler: Scheduler, clock: Clock, call_later: CallLater) -> None:
+        self.groups = groups
+        self.store = store
+        self.scheduler = scheduler
+        self.clock = clock
+        self._call_later = call_later
+        self._timers: dict[asyncio.TimerHandle, None] = {}
+        self._is_closed = False
+        self.parking = Parking(scheduler, self.call_later)
+        self.undertaker: Undertaker | None = None  # works at this desk, so it comes after it
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def subject(self, name: str) -> SubjectState:
+        """The subject, which must exist here."""
+        parsed = Subject.parse_any(name)
+        state = self.store.messages.views.subjects.find(parsed)
+        if state is None:
+            raise Refused(Code.NO_SUCH_SUBJECT, f"nothing was ever sent to {parsed} here")
+        return state
+
+    def name_of(self, subject_id: int) -> Subject:
+        return self.store.messages.views.subjects.by_id(subject_id).name
+
+    def host(self, subject: str, group: str) -> GroupHost:
+        """The group on the subject, which must exist here."""
+        parsed = GroupName.parse(group)
+        host = self.groups.find(self.subject(subject).id, parsed)
+        if host is None:
+            raise Refused(Code.NO_SUCH_GROUP, f"nobody has joined group {parsed} on {subject} here")
+        return host
+
+    # --- making it so ------------------------------------------------------------------------------------------------
+
+    def carry_out(self, host: GroupHost, decision: Decision) -> Header | None:
+        """Apply the events, write them, bring to dead letter what dies. The record, if there is one to wait for."""
+        return self.carry_out_all([(host, decision)])
+
+    def carry_out_all(self, decisions: Sequence[tuple[GroupHost, Decision]]) -> Header | None:
+        """Several decisions that do not depend on one another, in one record: all of them or none."""
+        actions = [host.action(event) for host, decision in decisions for event in decision.events]
+        written = self.store.act(actions) if actions else None
+        now_ns = self.clock.monotonic_ns()
+        for host, decision in decisions:
+            host.law.apply_all(decision.events, now_ns)
+            self.rearm(host)
+            if decision.dying and self.undertaker is not None:
+                self.undertaker.bury(host, decision.dying)
+        return written
+
+    def when_durable(self, written: Header | None, told: Told) -> None:
+        """Call `told` once the record is durable. Where there was nothing to write, once all before it is: an ack that
+        is repeated is stale because of the first one, and that may still be on its way to the disk."""
+        log = self.store.actions.log
+        log.flusher.when_durable(log.end if written is None else written.end, told)
+
+    def ensure(self, subject_id: int, name: GroupName, config: GroupConfig, start: int) -> GroupHost:
+        """The group on the subject; made, configured and set to `start` where it is new."""
+        host = self.groups.find(subject_id, name)
+        if host is None:
+            host = self.groups.introduce(subject_id, name)
+            now_ms = self.clock.wall_ms()
+            try:
+                configured = host.law.configure(0, config, now_ms=now_ms)
+                self.carry_out_all([(host, configured), (host, host.law.seek(start, now_ms=now_ms))])
+            except FairwayError:
+                self.groups.remove(host)
+                raise
+        return host
+
+    def remove(self, host: GroupHost) -> None:
+        """Forget a group, its inbox with it. Whoever joins it later finds a new one."""
+        gone = [host] if host.inbox is None else [host, host.inbox]
+        now_ms = self.clock.wall_ms()
+        self.store.act([Action(ActionKind.REMOVE, each.id, each.subject_id, now_ms) for each in gone])
+        self.scheduler.set_weight(host.key, 1)
+        for each in gone:
+            self.groups.remove(each)
+            if each.timer is not None:
+                each.timer.cancel()
+                each.timer = None
+        self.scheduler.wake(host.key)
+
+    def set_weight(self, host: GroupHost, weight: float) -> Header:
+        self.scheduler.set_weight(host.key, weight)
+        host.weight = weight
+        return self._note(ActionKind.WEIGHT, host.id, host.subject_id, round(weight * WEIGHT_UNIT))
+
+    def set_rate(self, host: GroupHost, rate_per_s: int) -> Header | None:
+        if host.rate_per_s == rate_per_s:
+            return None
+        written = self._note(ActionKind.RATE, host.id, host.subject_id, rate_per_s)
+        host.rate_per_s = rate_per_s
+        return written
+
+    def set_read_only(self, subject_id: int, *, is_on: bool) -> Header:
+        self.groups.note_read_only(subject_id, is_on=is_on)
+        return self._note(ActionKind.READ_ONLY, 0, subject_id, int(is_on))
+
+    def _note(self, kind: ActionKind, group_id: int, subject_id: int, value: int) -> Header:
+        return self.store.act([Action(kind, group_id, subject_id, self.clock.wall_ms(), lot=value)])
+
+    # --- news and time -----------------------------------------------------------------------------------------------
+
+    def wake_subject(self, subject_id: int) -> None:
+        """Something new was committed to the subject."""
+        for host in self.groups.of_subject(subject_id).values():
+            self.scheduler.wake(host.key)
+
+    def begin_life(self) -> None:
+        """After a restart: every group has its inbox, full leases for all members, and what was dying is seen to."""
+        for host in self.groups:
+            self._link_inbox(host)
+        for host in self.groups:
+            self._revive(host)
+
+    def _link_inbox(self, host: GroupHost) -> None:
+        inbox = self.store.messages.views.subjects.find(Subject.inbox(host.name, self.name_of(host.subject_id)))
+        if inbox is not None:
+            host.take_inbox(self.groups.find(inbox.id, host.name))
+
+    def _revive(self, host: GroupHost) -> None:
+        if host.weight != 1:
+            self.scheduler.set_weight(host.key, host.weight)
+        end = self.store.messages.end_sequence(host.subject_id)
+        dying = host.law.begin_life(end, self.clock.monotonic_ns())
+        self.rearm(host)
+        if dying and self.undertaker is not None:
+            self.undertaker.bury(host, dying, is_again=True)
+
+    def call_later(self, delay_s: float, what: Callable[..., None], *args: object) -> None:
+        """Once, unless the broker has stopped or failed by then."""
+        if self._is_closed:
+            return
+
+        def ring() -> None:
+            del self._timers[timer]
+            if self.store.fault is None:
+                what(*args)
+
+        timer = self._call_later(delay_s, ring)
+        self._timers[timer] = None
+
+    def rearm(self, host: GroupHost) -> None:
+        """Set the group's timer, unless it rings early enough: what is due later is looked at when it rings."""
+        now_ns = self.clock.monotonic_ns()
+        due_ns = host.law.next_deadline_ns(now_ns=now_ns, now_ms=self.clock.wall_ms())
+        if due_ns is None or self._is_closed or (host.timer is not None and host.timer_ns <= due_ns):
+            return
+        if host.timer is not None:
+            host.timer.cancel()
+        host.timer_ns = due_ns
+        host.timer = self._call_later(max(due_ns - now_ns, 0) / _NS + _TIMER_SLACK_S, self._on_time, host)
+
+    def _on_time(self, host: GroupHost) -> None:
+        host.timer = None
+        if self._is_closed or self.store.fault is not None:
+            return
+        try:
+            decision = host.law.expire(now_ns=self.clock.monotonic_ns(), now_ms=self.clock.wall_ms())
+            self.carry_out(host, decision)
+            host.voices.prune()
+        except FairwayError:
+            self.rearm(host)  # no room for the action now: the lease has ended all the same, and ends again later
+        self.scheduler.wake(host.key)
+
+    def close(self) -> None:
+        self._is_closed = True
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self.parking.close()
+        for host in self.groups:
+            if host.timer is not None:
+                host.timer.cancel()
+                host.timer = None
+
+
+def refusal(decision: Decision) -> Refused | None:
+    """What to tell the asker, where the law says no."""
+    code = _CODES.get(decision.outcome)
+    if code is None:
+        return None
+    return Refused(code, decision.sentence or decision.outcome.value, retry_after_ms=decision.retry_after_ms)

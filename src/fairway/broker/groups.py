@@ -1,0 +1,208 @@
+"""The consumer groups of this broker: their laws, their events in the action log, their timers.
+
+A *host* is one group on one subject. Its law is pure and knows no number, no name and no clock; the host gives it
+those, writes what it decides to the action log, and wakes it when a lease ends or a retry falls due.
+
+A view of the action log: rebuilt by replaying it, carried by the checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import msgspec
+
+from fairway.broker.copies import Copies
+from fairway.broker.voices import Voices
+from fairway.errors import RemoteProtocolError
+from fairway.groups import Event, Group, Kind
+from fairway.names import Group as GroupName
+from fairway.storage.action_log import Action, ActionKind, unpack
+from fairway.storage.record import Kind as RecordKind
+from fairway.storage.record import Record
+
+WEIGHT_UNIT = 1_000  # an action has no fractions: a weight of 1 is written as this
+_BESIDE_THE_LAW = frozenset({ActionKind.WEIGHT, ActionKind.RATE, ActionKind.REMOVE})
+
+
+class GroupHost:
+    """One group on one subject. `key` names its actor."""
+
+    def __init__(self, id_: int, subject_id: int, name: GroupName, law: Group | None = None) -> None:
+        self.id = id_
+        self.subject_id = subject_id
+        self.name = name
+        self.law = law if law is not None else Group()
+        self.weight = 1.0
+        self.main: GroupHost | None = None  # of an inbox: the group that it belongs to
+        self.inbox: GroupHost | None = None
+        self.is_inbox_next = False  # the next response is the inbox's, if it has something
+        self.rate_per_s = 0  # of an inbox: messages handed out, at most; 0 is without limit
+        self.next_handout_ns = 0  # and when the next may be
+        self.redriven: Copies | None = None  # which of its dead letters are in its inbox, once somebody has asked
+        self.voices = Voices()
+        self.timer: asyncio.TimerHandle | None = None
+        self.timer_ns = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Of the actor; a group drains its inbox beside the main subject."""
+        return ("group", self.id if self.main is None else self.main.id)
+
+    def take_inbox(self, inbox: GroupHost | None) -> None:
+        self.inbox = inbox
+        if inbox is not None:
+            inbox.main = self
+
+    def action(self, event: Event) -> Action:
+        """The event as it stands in the action log; the configuration carries the group's name with it."""
+        detail = event.detail
+        if event.kind is Kind.GROUP_CONFIG:
+            detail = msgspec.msgpack.encode((str(self.name), detail))
+        return Action(
+            ActionKind(event.kind),
+            self.id,
+            self.subject_id,
+            event.time_ms,
+            event.consumer_id,
+            event.attempt,
+            event.due_ms,
+            event.lot,
+            event.ranges,
+            detail,
+        )
+
+
+class _HostPicture(msgspec.Struct, frozen=True, array_like=True):
+    id: int
+    subject_id: int
+    name: str
+    weight: float
+    law: bytes
+    rate_per_s: int = 0
+
+
+class _Picture(msgspec.Struct, frozen=True, array_like=True):
+    next_id: int
+    hosts: list[_HostPicture]
+    read_only: list[int]
+
+
+class Groups:
+    """All hosts of this broker."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[int, GroupHost] = {}
+        self._by_subject: dict[int, dict[str, GroupHost]] = {}
+        self._next_id = 1
+        self.read_only: set[int] = set()  # subjects that take no messages, by command; asked, never iterated in order
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def __iter__(self) -> Iterator[GroupHost]:
+        return iter(self._hosts.values())
+
+    def of_subject(self, subject_id: int) -> dict[str, GroupHost]:
+        return self._by_subject.get(subject_id, {})
+
+    def find(self, subject_id: int, name: GroupName) -> GroupHost | None:
+        return self.of_subject(subject_id).get(name)
+
+    # --- a view of the action log ------------------------------------------------------------------------------------
+
+    def replay(self, record: Record) -> None:
+        """Take in a record of the action log."""
+        if record.header.kind != RecordKind.ACTIONS:
+            return
+        for action in unpack(record.body):
+            self._replay_action(action)
+
+    def _replay_action(self, action: Action) -> None:
+        if action.kind is ActionKind.READ_ONLY:
+            self.note_read_only(action.subject_id, is_on=bool(action.lot))
+            return
+        host = self._hosts.get(action.group_id)
+        detail = action.detail
+        if action.kind is ActionKind.GROUP_CONFIG:
+            name, detail = _read_config(action.detail)
+            host = host or self._add(GroupHost(action.group_id, action.subject_id, name))
+        if host is None:
+            return  # the record that introduced it is rotten: the group begins anew when somebody joins
+        if action.kind in _BESIDE_THE_LAW:
+            self._replay_beside(host, action)
+            return
+        host.law.apply(
+            Event(
+                Kind(action.kind),
+                action.time_ms,
+                action.consumer_id,
+                action.attempt,
+                action.due_ms,
+                action.lot,
+                action.ranges,
+                detail,
+            )
+        )
+
+    def _replay_beside(self, host: GroupHost, action: Action) -> None:
+        if action.kind is ActionKind.WEIGHT:
+            host.weight = action.lot / WEIGHT_UNIT
+        elif action.kind is ActionKind.RATE:
+            host.rate_per_s = action.lot
+        else:
+            self.remove(host)
+
+    def picture(self) -> bytes:
+        """For the checkpoint."""
+        hosts = [
+            _HostPicture(host.id, host.subject_id, str(host.name), host.weight, host.law.snapshot(), host.rate_per_s)
+            for host in self
+        ]
+        return msgspec.msgpack.encode(_Picture(self._next_id, hosts, sorted(self.read_only)))
+
+    def restore(self, data: bytes) -> None:
+        try:
+            picture = msgspec.msgpack.decode(data, type=_Picture)
+        except msgspec.MsgspecError as error:
+            raise RemoteProtocolError(f"the picture of the groups cannot be read: {error}") from error
+        self._next_id = picture.next_id
+        self.read_only = set(picture.read_only)
+        for each in picture.hosts:
+            host = self._add(GroupHost(each.id, each.subject_id, GroupName(each.name), Group.restore(each.law)))
+            host.weight = each.weight
+            host.rate_per_s = each.rate_per_s
+
+    def introduce(self, subject_id: int, name: GroupName) -> GroupHost:
+        """A group that is new to this subject. It is known to the log from its first GROUP_CONFIG on."""
+        return self._add(GroupHost(self._next_id, subject_id, name))
+
+    def remove(self, host: GroupHost) -> None:
+        """It has been without members for too long, or never came to be. Its number is not used again."""
+        self._hosts.pop(host.id, None)
+        of_subject = self._by_subject.get(host.subject_id, {})
+        if of_subject.get(host.name) is host:
+            del of_subject[host.name]
+        if not of_subject:
+            self._by_subject.pop(host.subject_id, None)
+
+    def _add(self, host: GroupHost) -> GroupHost:
+        self._hosts[host.id] = host
+        self._by_subject.setdefault(host.subject_id, {})[host.name] = host
+        self._next_id = max(self._next_id, host.id + 1)
+        return host
+
+    def note_read_only(self, subject_id: int, *, is_on: bool) -> None:
+        if is_on:
+            self.read_only.add(subject_id)
+        else:
+            self.read_only.discard(subject_id)
+
+
+def _read_config(detail: bytes) -> tuple[GroupName, bytes]:
+    try:
+        name, config = msgspec.msgpack.decode(detail, type=tuple[str, bytes])
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"a group's configuration cannot be read: {error}") from error
+    return GroupName(name), config

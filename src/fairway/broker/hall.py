@@ -1,0 +1,114 @@
+"""Where the connections are: who is let in, what all of them hold together, how they leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fairway import limits
+from fairway.broker.budget import Budget
+from fairway.broker.meters import Meters
+from fairway.broker.session import Session
+from fairway.errors import Code, Misuse, Refused
+from fairway.protocol import Bytes, Message, Options, RequestReceived
+from fairway.world.clock import Clock
+
+_DOORWAY = 128  # connections beyond the bound that are told so; those beyond them are cut off without a word
+_RETRY_AFTER_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class HallOptions:
+    """What an operator may set."""
+
+    connections_max: int = 10_000
+    partial_bytes_max: int = 128 * limits.MIB  # of frames that have not come whole, on all connections
+    unsent_bytes_max: int = 128 * limits.MIB  # of answers to clients that read slower than they ask
+    connection: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        if min(self.partial_bytes_max, self.unsent_bytes_max) < self.connection.frame_bytes_max:
+            raise Misuse(
+                f"room for one frame of {self.connection.frame_bytes_max} bytes is the least that connections need"
+            )
+
+
+class Hall:
+    """All sessions of one broker; `handle` takes their requests."""
+
+    def __init__(
+        self, clock: Clock, options: HallOptions, meters: Meters, handle: Callable[[Session, RequestReceived], None]
+    ) -> None:
+        self.clock = clock
+        self.handle = handle
+        self.incoming: Budget[Session] = Budget(
+            options.partial_bytes_max, lambda session: session.partial_bytes, Session.dismiss
+        )
+        self.outgoing: Budget[Session] = Budget(
+            options.unsent_bytes_max, lambda session: session.unsent_bytes, Session.abort
+        )
+        self._options = options
+        self._meters = meters
+        self._call_later = asyncio.get_running_loop().call_later
+        self._sessions: dict[Session, None] = {}
+        self._deserted = asyncio.Event()
+        self._deserted.set()
+        self._is_closing = False
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    # --- the sessions' host ------------------------------------------------------------------------------------------
+
+    def new_session(self) -> Session:
+        return Session(self, self._options.connection, self._call_later)
+
+    def session_opened(self, session: Session) -> Refused | None:
+        self._sessions[session] = None
+        self._deserted.clear()
+        self._meters.connections += 1
+        if len(self._sessions) > self._options.connections_max + _DOORWAY:
+            session.abort()
+        if self._is_closing:
+            return Refused(Code.DRAINING, "this broker is about to stop")
+        if len(self._sessions) > self._options.connections_max:
+            self._meters.refused(Code.TOO_MANY_CONNECTIONS)
+            sentence = f"this broker has {self._options.connections_max} connections and takes no more"
+            return Refused(Code.TOO_MANY_CONNECTIONS, sentence, retry_after_ms=_RETRY_AFTER_MS)
+        return None
+
+    def session_closed(self, session: Session) -> None:
+        self._sessions.pop(session, None)
+        self.incoming.forget(session)
+        self.outgoing.forget(session)
+        if not self._sessions:
+            self._deserted.set()
+
+    def answered(self, message: Message, attachments: Sequence[Bytes]) -> None:
+        self._meters.answered(message, attachments)
+
+    def refused(self, code: Code) -> None:
+        self._meters.refused(code)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self, reason: str) -> None:
+        """Say goodbye to all: what is in flight is answered, nothing new is taken."""
+        self._is_closing = True
+        for session in list(self._sessions):
+            session.drain(reason)
+
+    def cut_off(self) -> None:
+        """Not a word more to anybody."""
+        self._is_closing = True
+        for session in list(self._sessions):
+            session.abort()
+
+    async def deserted(self, within_ms: int) -> None:
+        """Wait a while for clients to take their last answers, then hang up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_ms / 1_000):
+                await self._deserted.wait()
+        self.cut_off()

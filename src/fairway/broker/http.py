@@ -1,0 +1,101 @@
+"""A few pages over HTTP/1.1, for probes and Prometheus: GET only, one request per connection, bounded in size, time
+and number. Not a web server, and not to be put where strangers reach it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+HEAD_BYTES_MAX = 8_192  # request line and headers; a scraper sends some hundred
+CONNECTIONS_MAX = 64  # a scraper and a few probes; the next one is closed without a word
+CONNECTION_S_MAX = 10.0  # from the connection to the last byte of the answer, however slow the other side is
+
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+
+
+class Page(NamedTuple):
+    """What is answered."""
+
+    status: int
+    text: str
+    content_type: str = "text/plain; charset=utf-8"
+
+
+Pages: TypeAlias = Mapping[str, Callable[[], Page]]
+
+
+class HttpDoor:
+    """Makes a protocol per connection, and counts them."""
+
+    def __init__(self, pages: Pages) -> None:
+        self.pages = pages
+        self.open: set[HttpSession] = set()
+
+    def new_session(self) -> HttpSession:
+        return HttpSession(self)
+
+    def close(self) -> None:
+        for session in list(self.open):
+            session.abort()
+
+
+class HttpSession(asyncio.Protocol):
+    """One connection: a head comes in, a page goes out, the end."""
+
+    def __init__(self, door: HttpDoor) -> None:
+        self._door = door
+        self._head = b""
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # a stream transport; uvloop's has no common base
+        self._door.open.add(self)
+        self._timer = asyncio.get_running_loop().call_later(CONNECTION_S_MAX, self.abort)
+        if len(self._door.open) > CONNECTIONS_MAX:
+            self.abort()
+
+    def data_received(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self._head += data
+        head, blank, _ = self._head.partition(b"\r\n\r\n")
+        if blank:
+            transport.write(_encode(self._answer(head)))
+            transport.close()
+        elif len(self._head) > HEAD_BYTES_MAX:
+            transport.write(_encode(Page(400, f"a request has at most {HEAD_BYTES_MAX} bytes\n")))
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._door.open.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _answer(self, head: bytes) -> Page:
+        words = head.split(b"\r\n", 1)[0].split(b" ")
+        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+            return Page(400, "this is no request of HTTP/1.1\n")
+        method, target, _ = words
+        if method != b"GET":
+            return Page(405, "only GET is answered here\n")
+        page = self._door.pages.get(target.partition(b"?")[0].decode("ascii", "replace"))
+        if page is None:
+            return Page(404, f"there are only {', '.join(self._door.pages)}\n")
+        return page()
+
+
+def _encode(page: Page) -> bytes:
+    body = page.text.encode("utf-8")
+    allow = "Allow: GET\r\n" if page.status == 405 else ""
+    head = (
+        f"HTTP/1.1 {page.status} {_REASONS[page.status]}\r\nContent-Type: {page.content_type}\r\n"
+        f"Content-Length: {len(body)}\r\n{allow}Connection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body

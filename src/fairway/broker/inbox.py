@@ -1,0 +1,111 @@
+"""A group's private inbox: what only this group is to get, such as what was redriven to it.
+
+An inbox is a subject of the broker's own with a law of its own, which has the group's configuration (but for tags: what
+was redriven had been wanted) and its members. The group's actor drains it beside the main subject, one response from
+the one, the next from the other. Responses of both carry numbers of one row, so that a consumer says once what
+arrived.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fairway.broker.desk import Desk
+from fairway.broker.groups import GroupHost
+from fairway.groups import Decision, GroupConfig, Outcome, TagFilter
+from fairway.names import Consumer, Subject
+
+_NS = 1_000_000_000
+
+
+class Inboxes:
+    """The inboxes of all groups of a broker."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def subject_of(self, host: GroupHost) -> Subject:
+        return Subject.inbox(host.name, self._desk.name_of(host.subject_id))
+
+    def open(self, host: GroupHost, subject_id: int) -> GroupHost:
+        """The group's inbox, on a subject that is committed."""
+        if host.inbox is not None:
+            return host.inbox
+        config = _config_for(host.law.config, version=1)
+        start = self._desk.store.messages.end_sequence(subject_id)  # what lies below was another group's of that name
+        inbox = self._desk.ensure(subject_id, host.name, config, start)
+        host.take_inbox(inbox)
+        return inbox
+
+    def reconfigured(self, host: GroupHost, config: GroupConfig) -> list[tuple[GroupHost, Decision]]:
+        """What follows for the inbox from a new configuration of the group."""
+        if host.inbox is None:
+            return []
+        version = host.inbox.law.config.version
+        adapted = _config_for(config, version + 1)
+        return [(host.inbox, host.inbox.law.configure(version, adapted, now_ms=self._desk.clock.wall_ms()))]
+
+    # --- members -----------------------------------------------------------------------------------------------------
+
+    def join(self, host: GroupHost, name: Consumer, arrived: int) -> list[tuple[GroupHost, Decision]]:
+        """A consumer has joined the group: so it joins the inbox."""
+        if host.inbox is None:
+            return []
+        clock = self._desk.clock
+        joined = host.inbox.law.join(
+            name, version=0, arrived=arrived, resume_at=0, now_ns=clock.monotonic_ns(), now_ms=clock.wall_ms()
+        )
+        return [(host.inbox, joined)]
+
+    def renew(self, host: GroupHost, name: Consumer, arrived: int) -> None:
+        """A member of the group has spoken: it lives here, too, also where the inbox is younger than its JOIN."""
+        if host.inbox is None:
+            return
+        beat = host.inbox.law.heartbeat(name, arrived=arrived, now_ns=self._desk.clock.monotonic_ns())
+        if beat.outcome is Outcome.NOT_A_MEMBER:
+            self._desk.carry_out_all(self.join(host, name, arrived))
+
+    def leave(self, host: GroupHost, name: Consumer) -> list[tuple[GroupHost, Decision]]:
+        if host.inbox is None:
+            return []
+        return [(host.inbox, host.inbox.law.leave(name, now_ms=self._desk.clock.wall_ms()))]
+
+    # --- pulling -----------------------------------------------------------------------------------------------------
+
+    def sources(self, host: GroupHost, name: Consumer, arrived: int) -> tuple[GroupHost, ...]:
+        """Where a pull looks, in this order: first where a response of its own did not arrive."""
+        inbox = host.inbox
+        if inbox is None:
+            return (host,)
+        beat = host.law.heartbeat(name, arrived=arrived, now_ns=self._desk.clock.monotonic_ns())
+        if beat.outcome is not Outcome.DONE:
+            return (host,)  # which says why not
+        self.renew(host, name, arrived)
+        unarrived = [
+            (number, source) for source in (host, inbox) if (number := source.law.first_unarrived(name)) is not None
+        ]
+        if unarrived:  # the oldest: to have the later one says that the earlier one arrived
+            return (min(unarrived, key=lambda pair: pair[0])[1],)
+        if host.law.is_paused() or host.law.is_paused(name) or not self._may_hand_out(inbox):
+            return (host,)
+        return (inbox, host) if host.is_inbox_next else (host, inbox)
+
+    def messages_max(self, source: GroupHost, asked: int) -> int:
+        """At most a second's worth of what is redriven at a rate."""
+        return min(asked, source.rate_per_s) if source.rate_per_s else asked
+
+    def note_handed_out(self, source: GroupHost, count: int) -> None:
+        main = source.main or source
+        main.is_inbox_next = source is main
+        if source.rate_per_s:
+            now_ns = self._desk.clock.monotonic_ns()
+            source.next_handout_ns = max(source.next_handout_ns, now_ns) + count * _NS // source.rate_per_s
+            wait_s = (source.next_handout_ns - now_ns) / _NS + 0.001
+            self._desk.call_later(wait_s, self._desk.scheduler.wake, source.key)
+
+    def _may_hand_out(self, inbox: GroupHost) -> bool:
+        return not inbox.rate_per_s or self._desk.clock.monotonic_ns() >= inbox.next_handout_ns
+
+
+def _config_for(config: GroupConfig, version: int) -> GroupConfig:
+    return msgspec.structs.replace(config, version=version, tags=TagFilter())

@@ -1,0 +1,212 @@
+"""The broker's figures in Prometheus' text format. Written by hand: a name, labels and a number per line.
+
+A scrape must not hold up the loop. Figures of groups are the dear ones, because a group walks over everything that it
+has in flight: a scrape looks at groups for a few milliseconds, beginning where the last one stopped, and shows what it
+saw of the others before. At most `GROUPS_MAX` groups are shown, and how many are not is a figure of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from fairway.broker.groups import GroupHost
+from fairway.broker.meters import Histogram
+
+if TYPE_CHECKING:
+    from fairway.broker.server import Broker
+    from fairway.groups import Description
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+GROUPS_MAX: Final = 500  # shown: nine series each, as many as a scraper likes to take from one address
+LOOK_NS_MAX: Final = 5_000_000  # at groups, in one scrape: ten slices
+
+_GROUP_FIGURES: Final = (
+    ("lag", "gauge", "Messages committed and not yet handed out."),
+    ("in_flight", "gauge", "Messages held by consumers."),
+    ("returned", "gauge", "Messages that the next pull gets, handed back or due again."),
+    ("retrying", "gauge", "Messages that wait for their next attempt."),
+    ("dying", "gauge", "Messages on their way to dead letter."),
+    ("lost_total", "counter", "Messages that retention took before the group had them."),
+)
+
+
+class Exposition:
+    """Text in the making."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def family(self, name: str, kind: str, about: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> None:
+        """One name with all its series."""
+        self._lines += (f"# HELP fairway_{name} {about}", f"# TYPE fairway_{name} {kind}")
+        self._lines += [f"fairway_{name}{_labels(labels)} {_number(value)}" for labels, value in samples]
+
+    def one(self, name: str, kind: str, about: str, value: float) -> None:
+        self.family(name, kind, about, [({}, value)])
+
+    def histogram_ms(self, name: str, about: str, series: Mapping[str, Histogram]) -> None:
+        """Histograms that differ in the label `log`. Prometheus counts in seconds."""
+        self._lines += (f"# HELP fairway_{name} {about}", f"# TYPE fairway_{name} histogram")
+        for log, found in series.items():
+            below = 0
+            for bound_ms, count in zip((*found.bounds, float("inf")), found.counts, strict=True):
+                below += count
+                labels = _labels({"log": log, "le": _number(bound_ms / 1_000)})
+                self._lines.append(f"fairway_{name}_bucket{labels} {below}")
+            self._lines.append(f"fairway_{name}_sum{_labels({'log': log})} {_number(found.total / 1_000)}")
+            self._lines.append(f"fairway_{name}_count{_labels({'log': log})} {below}")
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    if value == float("inf"):
+        return "+Inf"
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+class Metrics:
+    """Everything about one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._seen: dict[int, Description] = {}
+        self._next = 0  # which group a scrape looks at first
+
+    def page(self) -> str:
+        out = Exposition()
+        self._traffic(out)
+        self._connections(out)
+        self._storage(out)
+        self._groups(out)
+        return out.text()
+
+    def _traffic(self, out: Exposition) -> None:
+        broker, meters = self._broker, self._broker.meters
+        out.one("produced_batches_total", "counter", "Batches committed.", broker.produce.batches)
+        out.one("produced_messages_total", "counter", "Messages committed.", broker.produce.messages)
+        out.one("produced_bytes_total", "counter", "Bytes of batches committed.", broker.produce.bytes)
+        out.one("duplicate_messages_total", "counter", "Messages sent again.", meters.duplicate_messages)
+        out.one("pulls_total", "counter", "Pulls answered, empty ones included.", meters.pulls)
+        out.one("pulled_messages_total", "counter", "Messages handed out.", broker.consume.pulled_messages)
+        out.one("pulled_bytes_total", "counter", "Bytes of whole batches sent to consumers.", meters.pulled_bytes)
+        out.one("settled_messages_total", "counter", "Messages acked, retried, rejected.", meters.settled_messages)
+        out.one("stale_messages_total", "counter", "Messages settled by a former holder.", meters.stale_messages)
+        out.one("scanned_bytes_total", "counter", "Bytes of batches sent to scans.", meters.scanned_bytes)
+        refusals = sorted((code.value, count) for code, count in meters.refusals.items())
+        out.family(
+            "refusals_total", "counter", "Requests refused.", [({"code": code}, count) for code, count in refusals]
+        )
+        expired = broker.scheduler.tally.expired.items()
+        out.family(
+            "expired_requests_total",
+            "counter",
+            "Requests that ended unserved.",
+            [({"why": expiry.value}, count) for expiry, count in expired],
+        )
+
+    def _connections(self, out: Exposition) -> None:
+        broker, hall = self._broker, self._broker.hall
+        out.one("connections", "gauge", "Connections open.", len(hall))
+        out.one("connections_total", "counter", "Connections accepted.", broker.meters.connections)
+        held = {
+            "partial": hall.incoming.taken_bytes,
+            "waiting": broker.waiting.taken_bytes,
+            "unsent": hall.outgoing.taken_bytes,
+        }
+        out.family(
+            "buffered_bytes",
+            "gauge",
+            "Memory held for clients: parts of frames, requests that wait, answers that have not left.",
+            [({"what": what}, size) for what, size in held.items()],
+        )
+        evicted = {"partial": hall.incoming.evictions, "unsent": hall.outgoing.evictions}
+        out.family(
+            "evictions_total",
+            "counter",
+            "Connections ended to free memory.",
+            [({"what": what}, count) for what, count in evicted.items()],
+        )
+        out.one("actors", "gauge", "Actors that had something to do of late.", len(broker.scheduler))
+
+    def _storage(self, out: Exposition) -> None:
+        broker, store = self._broker, self._broker.store
+        logs = [({"log": each.directory}, each) for each in (store.messages.log, store.actions.log)]
+        out.family("syncs_total", "counter", "Syncs.", [(labels, log.flusher.syncs) for labels, log in logs])
+        unsynced = [(labels, log.flusher.unsynced_bytes) for labels, log in logs]
+        out.family("unsynced_bytes", "gauge", "Appended and not yet synced.", unsynced)
+        out.family("log_end_bytes", "counter", "Where a log ends.", [(labels, log.end) for labels, log in logs])
+        times = {name: watch.times_ms for name, watch in broker.sync_watches.items()}
+        out.histogram_ms("sync_seconds", "From handing bytes to the disk until they are synced.", times)
+        age_ms = max(broker.clock.wall_ms() - store.checkpointed_ms, 0)
+        out.one("checkpoint_age_seconds", "gauge", "Since the last checkpoint, or the start.", age_ms / 1_000)
+        out.one("rotten_spans", "gauge", "Spans of the logs that the disk has lost.", len(store.rotten))
+        out.one("disk_free_bytes", "gauge", "Room left on the disk.", store.free_bytes())
+        out.one("store_has_room", "gauge", "0: produce is refused, the disk is nearly full.", int(store.has_room))
+        out.one("store_is_poisoned", "gauge", "1: the disk failed, nothing is answered.", int(store.fault is not None))
+        out.one("subjects", "gauge", "Subjects.", len(store.messages.views.subjects))
+
+    # --- groups ------------------------------------------------------------------------------------------------------
+
+    def _groups(self, out: Exposition) -> None:
+        desk = self._broker.desk
+        hosts = list(islice(desk.groups, GROUPS_MAX))
+        self._look(hosts)
+        out.one("groups", "gauge", "Groups, each subject counted.", len(desk.groups))
+        out.one("groups_not_shown", "gauge", "Groups without figures below.", len(desk.groups) - len(hosts))
+        named = [(self._names(host), host) for host in hosts if host.id in self._seen]
+        for name, kind, about in _GROUP_FIGURES:
+            field = name.removesuffix("_total")
+            figures = [(labels, getattr(self._seen[host.id], field)) for labels, host in named]
+            out.family(f"group_{name}", kind, about, figures)
+        members = [(labels, len(self._seen[host.id].consumers)) for labels, host in named]
+        out.family("group_consumers", "gauge", "Members.", members)
+        times = [(labels, actor) for labels, host in named if (actor := desk.scheduler.find(host.key)) is not None]
+        # An idle actor is removed and begins again at 0: a counter may do that.
+        out.family(
+            "group_served_seconds_total",
+            "counter",
+            "Time of the loop that the group had.",
+            [(labels, actor.served_ns / 1e9) for labels, actor in times],
+        )
+        out.family(
+            "group_cold_seconds_total",
+            "counter",
+            "Time spent on reads that missed the page cache.",
+            [(labels, actor.elsewhere_ns / 1e9) for labels, actor in times],
+        )
+
+    def _names(self, host: GroupHost) -> dict[str, str]:
+        subject = self._broker.store.messages.views.subjects.by_id(host.subject_id)
+        return {"subject": str(subject.name), "group": str(host.name)}
+
+    def _look(self, hosts: list[GroupHost]) -> None:
+        """See as many groups anew as there is time for, in turn."""
+        self._seen = {host.id: self._seen[host.id] for host in hosts if host.id in self._seen}
+        clock, log = self._broker.clock, self._broker.store.messages
+        end_ns = clock.monotonic_ns() + LOOK_NS_MAX
+        for host in self._in_turn(hosts):
+            now_ns = clock.monotonic_ns()
+            if now_ns >= end_ns:
+                break
+            end = log.end_sequence(host.subject_id)
+            self._seen[host.id] = host.law.describe(end, now_ns=now_ns, now_ms=clock.wall_ms())
+            self._next += 1
+
+    def _in_turn(self, hosts: list[GroupHost]) -> Iterator[GroupHost]:
+        begin = self._next = self._next % max(len(hosts), 1)
+        yield from hosts[begin:]
+        yield from hosts[:begin]

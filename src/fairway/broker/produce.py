@@ -1,0 +1,71 @@
+"""Produce: check the batch, append it, answer when it is durable. One actor per subject, so that none crowds out
+others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fairway.broker.requests import BrokerRequest
+from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError
+from fairway.names import Subject
+from fairway.protocol.messages import Produce, Produced
+from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.storage.store import Store
+
+if TYPE_CHECKING:
+    from fairway.broker.session import Session
+
+
+class ProduceProcessor:
+    """Handles PRODUCE. `on_committed` is told each subject that has something new to show."""
+
+    def __init__(
+        self, store: Store, is_read_only: Callable[[Subject], bool], on_committed: Callable[[int], None]
+    ) -> None:
+        self._store = store
+        self._is_read_only = is_read_only
+        self._on_committed = on_committed
+        self.batches = 0  # committed, and so on; one that came twice counts twice
+        self.messages = 0
+        self.bytes = 0
+
+    def process(self, request: BrokerRequest[Produce], actor: Actor) -> Verdict:
+        subject = Subject.parse(request.message.subject)
+        if self._is_read_only(subject):
+            raise Refused(
+                Code.READ_ONLY, f"subject {subject} takes no messages, by command: resume it, or send elsewhere"
+            )
+        data = bytes(request.attachments[0])
+        try:
+            receipt = self._store.produce(subject, data)
+        except RemoteProtocolError as error:
+            session: Session = request.session  # type: ignore[assignment]
+            session.fail(error)
+            request.end()
+            return Verdict.DONE
+        actor.charge(size_bytes=len(data))
+        answer = Produced(
+            receipt.first_sequence,
+            receipt.count,
+            receipt.appended_ms,
+            receipt.is_duplicate,
+            self._store.messages.log.epoch,
+        )
+
+        def durable(outcome: FairwayError | None) -> None:
+            if outcome is None:
+                self.batches += 1
+                self.messages += receipt.count
+                self.bytes += len(data)
+                self._on_committed(receipt.subject_id)
+            request.settle(outcome, answer)
+
+        self._store.messages.log.flusher.when_durable(receipt.end, durable, receipt.undos)
+        return Verdict.DONE
+
+    def expire(self, request: BrokerRequest[Produce], expiry: Expiry) -> None:
+        request.expire(expiry)
+
+    def fail(self, request: BrokerRequest[Produce], error: Exception) -> None:
+        request.fail(error)

@@ -1,0 +1,241 @@
+"""What a group can be given: the next wanted messages from its cursor on, and the batches that hold what was decided.
+
+The consume log answers the first question without reading a message: batches whose tag filter rules them out are
+skipped, and holes (rot, retention) are stepped over. The second reads whole batches; the client takes out of them
+what is meant.
+
+What is in memory is read on the loop; the rest is fetched (`fetching`), and the reader says None: try again. An actor
+that missed once fetches all that is old, without looking first, until it has caught up: a look that misses costs the
+loop about 0.1 ms, because the kernel starts to read ahead. A part that is in memory does not help a pull: deciding
+anew for less costs the loop more than the thread's 0.1 ms cost the group. It does help a scan.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from functools import partial
+
+from fairway.broker.fetching import Fetches, Piece, Shelf
+from fairway.groups import GroupConfig, Handout, Range
+from fairway.limits import KIB, LOT_MESSAGES_MAX, MIB
+from fairway.scheduling import Actor
+from fairway.storage.consume_log import Entry
+from fairway.storage.log import Damaged
+from fairway.storage.message_log import MessageLog, StoredBatch, side_by_side
+
+SKIPPED_BATCHES_MAX = 1_000  # looked at in one go for a group that filters: about a slice's worth
+RESPONSE_BYTES_MAX = 256 * KIB  # whatever is asked for, unless one batch is larger: more would overrun a slice too far
+RECENT_BYTES = 16 * MIB  # of the log's end: written just now, so in memory unless the machine is in trouble
+FETCH_BYTES_MAX = MIB  # in one read, unless a batch is larger: a scan may ask for 64 MiB, and others wait
+GAP_BYTES_MAX = 64 * KIB  # read over a gap this wide: another read would cost more
+BEHIND_MAX = 10_000  # actors known to be behind; one that is forgotten misses once more
+
+_Span = tuple[int, int]  # position and size
+_EMPTY = Shelf()
+
+
+class Reader:
+    """Reads for groups and scans. Without `fetches` it waits for the device, and the loop with it: for comparison.
+
+    Damaged batches are remembered, so that they are met once.
+    """
+
+    def __init__(self, messages: MessageLog, fetches: Fetches | None) -> None:
+        self._messages = messages
+        self._fetches = fetches
+        self._behind: OrderedDict[Hashable, None] = OrderedDict()
+        self._chosen: tuple[int, list[Entry]] = (0, [])  # by the last `fresh`, contiguous; entries never change
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    def is_indexed(self, actor: Actor, subject_id: int, sequence: int) -> bool:
+        """Whether the index from `sequence` on is in memory; if not, it is being fetched.
+
+        With one message per batch a segment's index is 57 MiB: 60 ms of a loop that would wait for it.
+        """
+        if self._fetches is None:
+            return True
+        entries = self._messages.views.entries
+        shelf = self._fetches.shelf(actor)
+        if shelf is not None and shelf.runs:
+            for of_subject, run, data in shelf.runs:
+                entries.take_in(of_subject, run, data)
+            self._fetches.clear(actor)
+            return True  # also where it was damaged: then it is made again from the log, and the loop waits
+        absent = entries.absent(subject_id, sequence, LOT_MESSAGES_MAX)
+        if not absent or shelf is not None:
+            return True
+        shelf = Shelf()
+        self._fetches.start(
+            actor, shelf, [(partial(entries.fetch, run), partial(shelf.keep_run, subject_id, run)) for run in absent]
+        )
+        return False
+
+    def fresh(
+        self, subject_id: int, cursor: int, config: GroupConfig, messages_max: int, bytes_max: int
+    ) -> Range | None:
+        """The first contiguous wanted range at or above the cursor, as (first, count); a count of 0 only skips."""
+        first = cursor
+        count = size = seen = 0
+        bytes_max = min(bytes_max, RESPONSE_BYTES_MAX)
+        chosen: list[Entry] = []
+        for entry in self._messages.readable(subject_id, cursor):
+            seen += 1
+            begin = max(entry.first_sequence, cursor)
+            if not config.tags.may_match(entry.tag_filter):
+                if count or seen > SKIPPED_BATCHES_MAX:
+                    break
+                first = entry.end_sequence
+                continue
+            if count and (begin != first + count or size + entry.size > bytes_max):
+                break
+            first = begin if not count else first
+            count += entry.end_sequence - begin
+            size += entry.size
+            chosen.append(entry)
+            if count >= messages_max:
+                break
+        self._chosen = (subject_id, chosen)
+        return (first, min(count, messages_max)) if count or first > cursor else None
+
+    def size_bytes(self, subject_id: int, lots: Sequence[Handout]) -> int:
+        """Of the batches that hold the messages of these lots."""
+        return sum(entry.size for entry in self._entries(subject_id, lots))
+
+    def _entries(self, subject_id: int, lots: Sequence[Handout]) -> list[Entry]:
+        wanted: dict[int, Entry] = {}
+        for lot in lots:
+            for first, count in lot.ranges:
+                for entry in self._entries_from(subject_id, first, first + count):
+                    if entry.first_sequence >= first + count:
+                        break
+                    wanted[entry.first_sequence] = entry
+        return [wanted[first] for first in sorted(wanted)]
+
+    def _entries_from(self, subject_id: int, first: int, end: int) -> Iterable[Entry]:
+        """At least up to `end`. Most often it is what `fresh` has just found: a third of a short pull's look-ups."""
+        of_subject, chosen = self._chosen
+        if of_subject == subject_id and chosen and chosen[0].first_sequence <= first and end <= chosen[-1].end_sequence:
+            return (entry for entry in chosen if entry.end_sequence > first)
+        return self._messages.readable(subject_id, first)
+
+    # --- the bytes ---------------------------------------------------------------------------------------------------
+
+    def batches(self, actor: Actor, subject_id: int, lots: Sequence[Handout]) -> list[StoredBatch] | None:
+        """The batches that hold the messages of these lots, in order, each once. None: they are being fetched."""
+        entries = self._entries(subject_id, lots)
+        if self._fetches is None:
+            return self._messages.read_entries(subject_id, entries)
+        shelf = self._fetches.shelf(actor) or _EMPTY
+        found: list[Piece] = []
+        absent: list[_Span] = []
+        for position, size in map(_span, side_by_side(entries)):
+            piece = self._look(actor, shelf, position, size)
+            if piece.size < size:
+                absent.append((position, size))
+            else:
+                found.append(piece)
+        if absent:
+            self._fetch(actor, self._merge(absent), found)
+            return None
+        self._fetches.clear(actor)
+        return self._parse(subject_id, entries, found)
+
+    def prefix(
+        self, actor: Actor, subject_id: int, entries: Sequence[Entry]
+    ) -> tuple[Sequence[Entry], list[StoredBatch]] | None:
+        """As many from the first on as are in memory, with their batches. None: the first are being fetched."""
+        if self._fetches is None:
+            return entries, self._messages.read_entries(subject_id, entries)
+        shelf = self._fetches.shelf(actor) or _EMPTY
+        found: list[Piece] = []
+        present: list[Entry] = []
+        for stretch in side_by_side(entries):
+            piece = self._look(actor, shelf, *_span(stretch))
+            whole = [entry for entry in stretch if entry.position + entry.size <= piece.position + piece.size]
+            found.append(piece)
+            present += whole
+            if len(whole) < len(stretch):
+                break
+        if entries and not present:
+            self._fetch(actor, [_first_span(entries)], [])
+            return None
+        self._fetches.clear(actor)
+        return present, self._parse(subject_id, present, found)
+
+    def _look(self, actor: Actor, shelf: Shelf, position: int, size: int) -> Piece:
+        """What is at hand of that stretch."""
+        piece = shelf.piece(position, size)
+        if piece is not None:
+            return piece
+        log = self._messages.log
+        if position >= log.committed_end - RECENT_BYTES:
+            self._behind.pop(actor.key, None)
+        elif actor.key in self._behind:
+            return Piece(position, 0, b"")
+        try:
+            data = log.read_cached(position, size)
+        except Damaged:
+            return Piece(position, size, b"")  # the segment is missing: reading will say so
+        if data is None or len(data) < size:
+            self._behind[actor.key] = None
+            if len(self._behind) > BEHIND_MAX:
+                self._behind.popitem(last=False)
+        return Piece(position, len(data), data) if data is not None else Piece(position, 0, b"")
+
+    def _parse(self, subject_id: int, entries: Iterable[Entry], found: Iterable[Piece]) -> list[StoredBatch]:
+        at_hand = {piece.position: piece.data for piece in found}
+        log = self._messages.log
+        return self._messages.read_entries(
+            subject_id, entries, lambda position, size: at_hand[position] or log.read(position, size)
+        )
+
+    def _fetch(self, actor: Actor, spans: Iterable[_Span], found: Iterable[Piece]) -> None:
+        if self._fetches is not None:
+            shelf = Shelf()
+            for piece in found:
+                shelf.keep(piece.position, piece.size, piece.data)
+            fetch = self._messages.log.fetch
+            self._fetches.start(
+                actor,
+                shelf,
+                [(partial(fetch, at, size), partial(shelf.keep, at, size)) for at, size in spans],
+            )
+
+    def _merge(self, spans: Iterable[_Span]) -> list[_Span]:
+        """Those that lie close together in one segment as one read."""
+        merged: list[_Span] = []
+        segment_end = 0
+        for position, size in spans:
+            first, so_far = merged[-1] if merged else (0, 0)
+            end = position + size
+            is_near = position - (first + so_far) <= GAP_BYTES_MAX and end - first <= FETCH_BYTES_MAX
+            if merged and is_near and end <= segment_end:
+                merged[-1] = (first, end - first)
+            else:
+                merged.append((position, size))
+                segment_end = self._messages.log.segment_at(position).end
+        return merged
+
+
+def _span(stretch: Sequence[Entry]) -> _Span:
+    first, last = stretch[0], stretch[-1]
+    return first.position, last.position + last.size - first.position
+
+
+def _first_span(entries: Sequence[Entry]) -> _Span:
+    """The first of them that lie side by side, at least one, up to what one fetch should read."""
+    stretch = side_by_side(entries)[0]
+    start = stretch[0].position
+    return _span([stretch[0], *(e for e in stretch[1:] if e.position + e.size - start <= FETCH_BYTES_MAX)])
+
+
+def missing(lots: Sequence[Handout], batches: Sequence[StoredBatch]) -> list[Handout]:
+    """The lots of which nothing could be read."""
+    spans = [(each.entry.first_sequence, each.entry.end_sequence) for each in batches]
+    return [
+        lot
+        for lot in lots
+        if not any(begin < first + count and first < end for first, count in lot.ranges for begin, end in spans)
+    ]

@@ -1,0 +1,107 @@
+"""What a session puts into an actor's mailbox: a request with the way back to whoever asked.
+
+Whatever becomes of it, it is answered once: by its processor, by `refuse`, or not at all because the asker is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from fairway.errors import BadName, Code, FairwayError, Misuse, Refused, RemoteProtocolError, StorageFault
+from fairway.protocol import Bytes, Message
+from fairway.scheduling import Expiry
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+_LATE = Refused(Code.EXPIRED, "the request could not be answered in time: the broker is busy", retry_after_ms=50)
+
+
+class Asker(Protocol):
+    """The session that a request came from."""
+
+    address: str
+
+    @property
+    def is_gone(self) -> bool: ...
+
+    def respond(self, correlation: int, message: Message, attachments: Sequence[Bytes] = ()) -> None: ...
+
+    def refuse(self, correlation: int, refused: Refused) -> None: ...
+
+
+class BrokerRequest(Generic[MessageT]):
+    """One request of one connection, as the scheduler sees it."""
+
+    __slots__ = ("_let_go", "attachments", "correlation", "deadline_ns", "message", "session", "wait_until_ns")
+
+    def __init__(
+        self,
+        session: Asker,
+        correlation: int,
+        message: MessageT,
+        attachments: tuple[Bytes, ...] = (),
+        *,
+        deadline_ns: int,
+        wait_until_ns: int = 0,
+        let_go: Callable[[], None] | None = None,
+    ) -> None:
+        self.session = session
+        self.correlation = correlation
+        self.message = message
+        self.attachments = attachments
+        self.deadline_ns = deadline_ns
+        self.wait_until_ns = wait_until_ns
+        self._let_go = let_go  # called once, when the request has come to its end
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.session.is_gone
+
+    def end(self) -> None:
+        """It is answered, or never will be: what was held for it is free."""
+        let_go, self._let_go = self._let_go, None
+        if let_go is not None:
+            let_go()
+
+    def respond(self, message: Message, attachments: Sequence[Bytes] = ()) -> None:
+        self.end()
+        self.session.respond(self.correlation, message, attachments)
+
+    def refuse(self, refused: Refused) -> None:
+        self.end()
+        self.session.refuse(self.correlation, refused)
+
+    def settle(self, outcome: FairwayError | None, message: Message) -> None:
+        """Answer when the log has spoken: the message if all is durable, the refusal if nothing was appended.
+
+        A poisoned store answers nothing any more: whether the bytes are on disk is unknown, and silence says so.
+        """
+        if outcome is None:
+            self.respond(message)
+        elif isinstance(outcome, Refused):
+            self.refuse(outcome)
+        else:
+            self.end()
+
+    def expire(self, expiry: Expiry) -> None:
+        """It ends unserved."""
+        if expiry is Expiry.LATE:
+            self.refuse(_LATE)
+        elif expiry is Expiry.STOPPED:
+            self.refuse(Refused(Code.DRAINING, "this broker is about to stop: connect again"))
+        else:
+            self.end()
+
+    def fail(self, error: Exception) -> None:
+        """Its processor raised."""
+        if isinstance(error, Refused):
+            self.refuse(error)
+        elif isinstance(error, BadName):
+            self.refuse(Refused(Code.BAD_NAME, str(error)))
+        elif isinstance(error, Misuse | RemoteProtocolError):
+            self.refuse(Refused(Code.BAD_REQUEST, str(error)))
+        elif isinstance(error, StorageFault):
+            self.end()
+        else:
+            self.refuse(Refused(Code.OTHER, f"the broker failed on this request: {error!r}"))

@@ -1,0 +1,344 @@
+"""The broker: opens a store, listens, hands requests to actors, and stops cleanly.
+
+Everything runs on one loop. A request goes from its session into the mailbox of an actor: PRODUCE into its subject's,
+what concerns a group into the group's, SCAN into one of a few for scans (with a low weight), the rest into one for all
+commands. So no path escapes the account.
+
+Stopping: accept nobody, take no new requests, answer what is durable, checkpoint, let go of the directory. A store that
+fails is another matter: nobody is told anything any more, and `failed` returns, so that the process can end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from fairway import limits
+from fairway.broker.budget import Allowance
+from fairway.broker.consuming import ConsumeProcessor
+from fairway.broker.dead_letter import Undertaker
+from fairway.broker.desk import Desk
+from fairway.broker.fetching import Fetches
+from fairway.broker.groups import Groups
+from fairway.broker.hall import Hall, HallOptions
+from fairway.broker.housekeeping import Housekeeper
+from fairway.broker.http import HttpDoor, Page
+from fairway.broker.inbox import Inboxes
+from fairway.broker.meters import Meters, SyncWatch
+from fairway.broker.metrics import CONTENT_TYPE, Metrics
+from fairway.broker.produce import ProduceProcessor
+from fairway.broker.reading import Reader
+from fairway.broker.requests import BrokerRequest, MessageT
+from fairway.broker.scan import SCAN_WEIGHT, ScanProcessor
+from fairway.broker.session import Session
+from fairway.broker.steering import SteeringProcessor
+from fairway.errors import FairwayError, Misuse, Refused, StorageFault
+from fairway.names import Subject
+from fairway.protocol import Message, Options, RequestReceived
+from fairway.protocol.admin import BrokerState, Scan
+from fairway.protocol.messages import Heartbeat, Join, Leave, Produce, Pull, SettleAll
+from fairway.scheduling import Order, Processor, Scheduler, SchedulerOptions
+from fairway.storage.flusher import Durability
+from fairway.storage.store import Store, StoreOptions
+from fairway.world.clock import Clock
+from fairway.world.disk import READERS, Disk
+from fairway.world.net import Listener, Net
+from fairway.world.rng import Rng
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_MS_NS = 1_000_000
+_SCAN_LANES = 64  # actors for scans: one subject's scans share one, and weights are kept for so many keys, not for all
+_CONTROL_GROWTH = 40  # a decoded control message at its worst, in multiples of its bytes
+_FRAME_SPARE_BYTES = 64 * limits.KIB  # of an answer's frame, for what is not batches
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOptions:
+    """What an operator may set."""
+
+    host: str = "127.0.0.1"
+    port: int = 20880
+    allow_remote: bool = False  # there is no authentication yet: an address that others can reach must be meant
+    http_port: int | None = None  # for /metrics, /livez and /readyz; None: they are not served
+    connections_max: int = 10_000
+    partial_bytes_max: int = 128 * limits.MIB  # of frames that have not come whole, on all connections
+    waiting_bytes_max: int = 128 * limits.MIB  # of requests that are not answered yet
+    unsent_bytes_max: int = 128 * limits.MIB  # of answers to clients that read slower than they ask
+    response_bytes_max: int = limits.MIB  # of batches in one answer, whatever was asked for; the first one always comes
+    request_ms_max: int = 30_000  # an answer later than this is not worth working for
+    wait_ms_max: int = 60_000  # of a long poll
+    drain_ms_max: int = 5_000
+    housekeeping_ms: int = 60_000  # between two looks at groups that nobody uses, and at what retention may take
+    sync_every_ms: int = 100  # where durability is `memory`: what a power cut may take, apart from the sync itself
+    fetches_at_once: int = READERS  # cold reads; 0 makes the loop wait for the device, for comparison
+    store: StoreOptions = field(default_factory=StoreOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    connection: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        if self.host not in LOOPBACK and not self.allow_remote:
+            raise Misuse(
+                f"{self.host} can be reached by others, and nobody is asked who they are: use 127.0.0.1, "
+                "or allow it (--allow-remote)"
+            )
+        self.hall()
+
+    def hall(self) -> HallOptions:
+        """What concerns connections."""
+        return HallOptions(self.connections_max, self.partial_bytes_max, self.unsent_bytes_max, self.connection)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerWorld:
+    """The world as the broker sees it."""
+
+    clock: Clock
+    disk: Disk
+    net: Net
+    rng: Rng
+
+
+class Broker:
+    """One broker on one loop. `await Broker.start(...)`, then `await broker.stop()`."""
+
+    def __init__(
+        self, world: BrokerWorld, options: BrokerOptions, store: Store, groups: Groups, order: Order | None = None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.clock = world.clock
+        self.store = store
+        self.options = options
+        self.scheduler = Scheduler(world.clock, loop, options.scheduler, order)
+        self.desk = Desk(groups, store, self.scheduler, world.clock, loop.call_later)
+        self.desk.undertaker = self.undertaker = Undertaker(self.desk)
+        self.housekeeper = Housekeeper(self.desk, options.housekeeping_ms)
+        self.meters = Meters()
+        self.hall = Hall(world.clock, options.hall(), self.meters, self.handle)
+        self.waiting = Allowance(options.waiting_bytes_max, "wait in this broker's requests")
+        self.sync_watches = {
+            "messages": store.messages.log.flusher.watch(SyncWatch(world.clock)),
+            "actions": store.actions.log.flusher.watch(SyncWatch(world.clock)),
+        }
+        self._net = world.net
+        self._listener: Listener | None = None
+        self._http_listener: Listener | None = None
+        self._http = HttpDoor({"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page})
+        self._metrics = Metrics(self)
+        self._started_ms = world.clock.wall_ms()
+        self._is_stopping = False
+        self._failed = asyncio.Event()
+        self._sync_timer: asyncio.TimerHandle | None = None
+        store.on_fault = self._on_fault
+        for lane in range(_SCAN_LANES):
+            self.scheduler.set_weight(("scan", lane), SCAN_WEIGHT)
+        self.produce = ProduceProcessor(store, self._is_read_only, self.desk.wake_subject)
+        self.fetches = (
+            Fetches(self.scheduler, world.clock, options.fetches_at_once) if options.fetches_at_once else None
+        )
+        reader = Reader(store.messages, self.fetches)
+        self._inboxes = Inboxes(self.desk)
+        self.consume = ConsumeProcessor(self.desk, self._inboxes, reader, world.rng)
+        self._scan = ScanProcessor(self.desk, reader)
+        self._steer = SteeringProcessor(self.desk, self._inboxes, self._state)
+
+    @classmethod
+    async def start(cls, world: BrokerWorld, options: BrokerOptions, order: Order | None = None) -> Broker:
+        """Recover the store, bring the groups back to life, listen."""
+        groups = Groups()
+        loop = asyncio.get_running_loop()
+        try:
+            store = Store.open(
+                world.disk, world.clock, world.rng, defer=loop.call_soon, options=options.store, action_view=groups
+            )
+        except FairwayError:
+            world.disk.close()
+            raise
+        broker = cls(world, options, store, groups, order)
+        try:
+            broker.desk.begin_life()
+            broker.housekeeper.start()
+            if options.store.durability is Durability.MEMORY:
+                broker._sync_by_and_by()
+            await broker._listen()
+        except FairwayError:
+            await broker.stop()
+            raise
+        return broker
+
+    async def _listen(self) -> None:
+        host, http_port = self.options.host, self.options.http_port
+        if http_port is not None:
+            self._http_listener = await self._net.listen(self._http.new_session, host, http_port)
+        self._listener = await self._net.listen(self.hall.new_session, host, self.options.port)
+
+    @property
+    def port(self) -> int:
+        return self._listener.port if self._listener is not None else 0
+
+    @property
+    def url(self) -> str:
+        return f"fairway://{_bracketed(self.options.host)}:{self.port}"
+
+    @property
+    def http_url(self) -> str | None:
+        if self._http_listener is None:
+            return None
+        return f"http://{_bracketed(self.options.host)}:{self._http_listener.port}"
+
+    def _sync_by_and_by(self) -> None:
+        """Durability `memory`: every so often."""
+        self.store.sync()
+        later_s = self.options.sync_every_ms / 1_000
+        self._sync_timer = asyncio.get_running_loop().call_later(later_s, self._sync_by_and_by)
+
+    # --- what probes ask ---------------------------------------------------------------------------------------------
+
+    def _metrics_page(self) -> Page:
+        return Page(200, self._metrics.page(), CONTENT_TYPE)
+
+    def _live_page(self) -> Page:
+        """Whether a restart would help: it does when the disk has failed us."""
+        return Page(200, "alive\n") if self.store.fault is None else Page(503, f"{self.store.fault}\n")
+
+    def _ready_page(self) -> Page:
+        """Whether to send clients here."""
+        if self.store.fault is not None:
+            return Page(503, f"{self.store.fault}\n")
+        if self._is_stopping or self._listener is None:
+            return Page(503, "stopping\n" if self._is_stopping else "starting\n")
+        return Page(200, "ready\n")
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def handle(self, session: Session, received: RequestReceived) -> None:
+        """Put a request into the mailbox of its actor; `Refused` and `Misuse` are answered by the session."""
+        message = received.message
+        if isinstance(message, Produce):
+            subject = Subject.parse(message.subject)  # a name that is none must not become an actor's
+            self._dispatch(("produce", subject), self._request(session, received, message), self.produce)
+        elif isinstance(message, Join):
+            self._join(session, received, message)
+        elif isinstance(message, Pull | SettleAll | Heartbeat | Leave):
+            host = self.desk.host(message.subject, message.group)
+            bounded: Message = self._bounded(session, message)
+            lease_ms = host.law.config.lease_ms
+            self._dispatch(host.key, self._request(session, received, bounded, lease_ms // 2), self.consume)
+        elif isinstance(message, Scan):
+            lane = self.desk.subject(message.subject).id % _SCAN_LANES
+            scan = self._bounded(session, message)
+            self._dispatch(("scan", lane), self._request(session, received, scan), self._scan)
+        else:
+            self._dispatch(("steer",), self._request(session, received, received.message), self._steer)
+
+    def _dispatch(
+        self, key: Hashable, request: BrokerRequest[MessageT], processor: Processor[BrokerRequest[MessageT]]
+    ) -> None:
+        try:
+            self.scheduler.dispatch(key, request, processor)
+        except Refused:
+            request.end()
+            raise
+
+    def _bounded(self, session: Session, message: MessageT) -> MessageT:
+        """The same, asking for no more batches than one answer may carry."""
+        if not isinstance(message, Pull | Scan):
+            return message
+        bytes_max = min(self.options.response_bytes_max, session.frame_bytes_max - _FRAME_SPARE_BYTES)
+        if message.bytes_max <= bytes_max:
+            return message
+        return msgspec.structs.replace(message, bytes_max=max(bytes_max, 1))
+
+    def _join(self, session: Session, received: RequestReceived, message: Join) -> None:
+        """A subject that is new is committed before any group's action speaks of its number."""
+        subject = self.store.ensure_subject(Subject.parse_joinable(message.subject))
+        log = self.store.messages.log
+        request = self._request(session, received, received.message)
+
+        def go_on(outcome: FairwayError | None) -> None:
+            try:
+                if outcome is not None:
+                    raise outcome
+                self.scheduler.dispatch(self.consume.open_group(message).key, request, self.consume)
+            except FairwayError as error:
+                request.fail(error)
+
+        log.flusher.when_durable(log.end if subject.born_at >= log.committed_end else 0, go_on)
+
+    def _request(
+        self, session: Session, received: RequestReceived, message: MessageT, wait_ms_max: int = 0
+    ) -> BrokerRequest[MessageT]:
+        """The request as actors see it; what it holds is taken from the allowance until it is answered.
+
+        A pull waits for half a lease at most: who waits says nothing, and must not lose its place by that.
+        """
+        size = received.control_bytes * _CONTROL_GROWTH + sum(map(len, received.attachments))
+        self.waiting.take(size)
+        now_ns = self.clock.monotonic_ns()
+        wait_ms = min(message.wait_ms, self.options.wait_ms_max, wait_ms_max) if isinstance(message, Pull) else 0
+        return BrokerRequest(
+            session,
+            received.correlation,
+            message,
+            tuple(map(bytes, received.attachments)),  # a view would keep all that came with it in memory
+            deadline_ns=now_ns + (wait_ms + self.options.request_ms_max) * _MS_NS,
+            wait_until_ns=now_ns + wait_ms * _MS_NS if wait_ms else 0,
+            let_go=partial(self.waiting.give_back, size),
+        )
+
+    def _is_read_only(self, subject: Subject) -> bool:
+        state = self.store.messages.views.subjects.find(subject)
+        return state is not None and state.id in self.desk.groups.read_only
+
+    def _state(self) -> BrokerState:
+        log = self.store.messages.log
+        return BrokerState(
+            self.options.connection.name,
+            log.log_id,
+            log.epoch,
+            is_master=True,
+            is_read_only=self.store.fault is not None or not self.store.has_room,
+            started_ms=self._started_ms,
+            connections=len(self.hall),
+        )
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _on_fault(self, _fault: StorageFault) -> None:
+        """The store is poisoned: what is on disk is unknown, so nobody is answered any more, nor let in."""
+        if self._listener is not None:
+            self._listener.close()
+        self.hall.cut_off()
+        self._failed.set()
+
+    async def failed(self) -> None:
+        """Return when the store has failed: then `stop` raises what happened."""
+        await self._failed.wait()
+
+    async def stop(self) -> None:
+        """Answer what is durable, checkpoint, let go. Raises the fault of the store, if it has one."""
+        self._is_stopping = True
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()
+        if self._listener is not None:
+            self._listener.close()
+        self.hall.close("the broker is stopping")
+        self.scheduler.close()
+        self.desk.close()
+        try:
+            await self.store.close()
+        finally:
+            await self.hall.deserted(self.options.drain_ms_max)
+            if self._http_listener is not None:
+                self._http_listener.close()
+            self._http.close()
+        if self.store.fault is not None:
+            raise self.store.fault
+
+
+def _bracketed(host: str) -> str:
+    """As it stands in a URL."""
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,257 @@
+"""One connection to the broker: bytes in, requests out to the actors, answers back.
+
+Bounded both ways. A client that does not read its answers is paused: its requests are no longer read until it has
+caught up, so it slows nobody but itself. What all sessions hold together (frames of which only a part has come,
+answers that have not left) has a budget; past it, those that have held on longest are let go.
+
+A session ends in one of three ways: both sides part, the client is told why and has a while to read it, or it is cut
+off. One that is cut off hears and says nothing any more, at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from fairway.broker.budget import Budget
+from fairway.errors import BadName, Code, Misuse, Refused, RemoteProtocolError
+from fairway.protocol import Bytes, Connection, FrameTooLarge, Message, Options, RequestReceived, Role, Why
+from fairway.world.clock import Clock
+
+_NS = 1_000_000_000
+_TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds: without it a timer would ring early, and again at once
+_LAST_WORDS_S = 5.0  # for a client to read why it is sent away; one that never reads would hold its place for ever
+_RETRY_AFTER_MS = 1_000  # for one that was evicted: it comes back when others have had their turn
+
+
+class Host(Protocol):
+    """What a session needs of its broker."""
+
+    clock: Clock
+    incoming: Budget[Session]  # parts of frames
+    outgoing: Budget[Session]  # answers that have not left
+
+    def handle(self, session: Session, received: RequestReceived) -> None:
+        """Take a request in; raises `Refused` or `Misuse` where it cannot."""
+
+    def session_opened(self, session: Session) -> Refused | None:
+        """A reason to turn it away, or None. May cut it off."""
+
+    def session_closed(self, session: Session) -> None: ...
+
+    def answered(self, message: Message, attachments: Sequence[Bytes]) -> None:
+        """For the figures."""
+
+    def refused(self, code: Code) -> None: ...
+
+
+class Session(asyncio.Protocol):
+    """The broker's end of one connection."""
+
+    def __init__(self, host: Host, options: Options, call_later: Callable[..., asyncio.TimerHandle]) -> None:
+        self._host = host
+        self._call_later = call_later
+        self._connection = Connection(Role.SERVER, host.clock.monotonic_ns(), options)
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+        self._is_clogged = False  # the client reads slower than it asks
+        self._is_full = False  # it has as many requests in flight as it may
+        self._written_bytes = 0
+        self._left_bytes = 0  # of those, what had left the transport when it was last looked at
+        self.address = ""
+        self.is_gone = False
+
+    # --- the transport's side ----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # a stream transport; uvloop's has no common base
+        self.address = _address(transport.get_extra_info("peername"))
+        refused = self._host.session_opened(self)
+        if refused is not None and not self.is_gone:
+            self._connection.turn_away(refused)
+        self._rearm()
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_gone:
+            return
+        arrived = self._connection.buffered_bytes + len(data)
+        for event in self._connection.feed(data, self._host.clock.monotonic_ns()):
+            if isinstance(event, RequestReceived):
+                self._hand_over(event)
+        self._heed_requests_max()
+        partial = self._connection.buffered_bytes
+        if partial or arrived > len(data):
+            self._host.incoming.note(self, anew=partial != arrived)
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_gone = True
+        self._connection.lost()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._host.session_closed(self)
+
+    def pause_writing(self) -> None:
+        """The client reads slower than it asks: take no more requests until it has caught up."""
+        self._is_clogged = True
+        if self._transport is not None and not self.is_gone:
+            self._transport.pause_reading()
+            self._host.outgoing.note(self, anew=True)
+
+    def resume_writing(self) -> None:
+        self._is_clogged = False
+        if self._transport is not None and not self.is_gone and not self._transport.is_closing():
+            self._host.outgoing.note(self)
+            if not self._is_full:
+                self._transport.resume_reading()
+
+    # --- the broker's side -------------------------------------------------------------------------------------------
+
+    @property
+    def partial_bytes(self) -> int:
+        """What has arrived of a frame that is not yet complete."""
+        return self._connection.buffered_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Answers that have piled up; a buffer that the client keeps up with is none."""
+        if not self._is_clogged or self._transport is None or self.is_gone:
+            return 0
+        return self._transport.get_write_buffer_size()
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The largest frame that the client takes."""
+        return self._connection.peer_frame_bytes_max
+
+    def respond(self, correlation: int, message: Message, attachments: Sequence[Bytes] = ()) -> None:
+        if self.is_gone:
+            return
+        try:
+            is_said = self._connection.respond(correlation, message, attachments)
+        except FrameTooLarge as error:
+            self.refuse(correlation, Refused(Code.TOO_LARGE, f"the answer does not fit: {error}"))
+            return
+        if is_said:
+            self._host.answered(message, attachments)
+        self._flush()
+
+    def refuse(self, correlation: int, refused: Refused) -> None:
+        if not self.is_gone:
+            self._refuse(correlation, refused)
+            self._flush()
+
+    def fail(self, error: RemoteProtocolError) -> None:
+        """The client broke the rules in a way that only the broker could see, such as a bad batch."""
+        if not self.is_gone:
+            self._connection.fail(error)
+            self._flush()
+
+    def dismiss(self) -> None:
+        """Let go of the part of a frame that has come: others need the memory."""
+        if not self.is_gone:
+            sentence = "the broker has too many frames of which only a part has come, and this one is the oldest"
+            self._connection.dismiss(Refused(Code.BUSY, sentence, retry_after_ms=_RETRY_AFTER_MS))
+            self._flush()
+
+    def drain(self, reason: str) -> None:
+        """Answer what is in flight, take no more, part."""
+        if not self.is_gone:
+            self._connection.drain(reason)
+            self._flush()
+
+    def abort(self) -> None:
+        """Cut it off: nothing more is heard or said."""
+        self.is_gone = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- within ------------------------------------------------------------------------------------------------------
+
+    def _heed_requests_max(self) -> None:
+        """Read no further while as many requests are in flight as may be: refusing them one by one would cost others
+        their time. A client that keeps to the bound never meets this."""
+        transport, connection = self._transport, self._connection
+        is_full = connection.is_open and connection.in_flight >= connection.requests_max
+        if is_full == self._is_full or transport is None or transport.is_closing():
+            return
+        self._is_full = is_full
+        if is_full:
+            transport.pause_reading()
+        elif not self._is_clogged:
+            transport.resume_reading()
+
+    def _hand_over(self, received: RequestReceived) -> None:
+        try:
+            self._host.handle(self, received)
+        except Refused as refused:
+            self._refuse(received.correlation, refused)
+        except BadName as error:
+            self._refuse(received.correlation, Refused(Code.BAD_NAME, str(error)))
+        except Misuse as error:
+            self._refuse(received.correlation, Refused(Code.BAD_REQUEST, str(error)))
+
+    def _refuse(self, correlation: int, refused: Refused) -> None:
+        if self._connection.refuse(correlation, refused):
+            self._host.refused(refused.code)
+
+    def _flush(self) -> None:
+        transport = self._transport
+        if transport is None or self.is_gone:
+            return
+        if self._is_full:
+            self._heed_requests_max()
+        out = self._connection.take()
+        if out:
+            self._written_bytes += sum(map(len, out))
+            transport.writelines(out)
+            if self._is_clogged:
+                self._host.outgoing.note(self)
+        if self._connection.closed is not None and not transport.is_closing():
+            self._end(transport, self._connection.closed.why)
+        self._rearm()
+
+    def _end(self, transport: asyncio.Transport, why: Why) -> None:
+        """Let the last words leave, but not for ever; nobody listens to them where all was silent."""
+        if why is Why.SILENT:
+            transport.abort()
+            return
+        transport.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._call_later(_LAST_WORDS_S, self.abort)
+
+    def _rearm(self) -> None:
+        """One timer for handshake and heartbeats; a later deadline moves it only when it has rung, so that a busy
+        session costs nothing."""
+        deadline_ns = self._connection.next_deadline()
+        if self.is_gone or deadline_ns is None or (self._timer is not None and self._timer_ns <= deadline_ns):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_ns = max(deadline_ns - self._host.clock.monotonic_ns(), 0)
+        self._timer_ns = deadline_ns
+        self._timer = self._call_later(delay_ns / _NS + _TIMER_SLACK_S, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        now_ns = self._host.clock.monotonic_ns()
+        if (self._is_clogged and self._has_moved()) or self._is_full:
+            self._connection.feed(b"", now_ns)  # we do not listen: that it takes bytes, or waits for us, is its pulse
+        self._connection.on_time(now_ns)
+        self._flush()
+
+    def _has_moved(self) -> bool:
+        """Whether any answer has left since the last look."""
+        left_bytes = self._written_bytes - self.unsent_bytes
+        has_moved, self._left_bytes = left_bytes > self._left_bytes, left_bytes
+        return has_moved
+
+
+def _address(peer: object) -> str:
+    """`127.0.0.1:4242`; whatever the transport calls the other side, where it is no such pair."""
+    if isinstance(peer, tuple) and len(peer) >= 2:
+        return f"[{peer[0]}]:{peer[1]}" if ":" in str(peer[0]) else f"{peer[0]}:{peer[1]}"
+    return str(peer) if peer else ""

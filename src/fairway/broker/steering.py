@@ -1,0 +1,128 @@
+"""What operators do to groups and subjects: seek, configure, pause, weigh, read-only. Durable before it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fairway.broker.describe import describe
+from fairway.broker.desk import Desk, refusal
+from fairway.broker.groups import GroupHost
+from fairway.broker.inbox import Inboxes
+from fairway.broker.redrive import Redriver
+from fairway.broker.requests import BrokerRequest
+from fairway.broker.scan import place
+from fairway.errors import Code, Refused
+from fairway.groups import Decision
+from fairway.groups.config import decode
+from fairway.names import Consumer, Subject
+from fairway.names import Group as GroupName
+from fairway.protocol import Message
+from fairway.protocol.admin import (
+    BrokerState,
+    Configure,
+    Configured,
+    Describe,
+    Lever,
+    Redrive,
+    Seek,
+    Sought,
+    Switch,
+    Switched,
+    Weigh,
+)
+from fairway.protocol.messages import Done
+from fairway.scheduling import Actor, Expiry, Verdict
+
+
+class SteeringProcessor:
+    """Handles what is not on the way of a message."""
+
+    def __init__(self, desk: Desk, inboxes: Inboxes, broker_state: Callable[[], BrokerState]) -> None:
+        self._desk = desk
+        self._inboxes = inboxes
+        self._redriver = Redriver(desk, inboxes)
+        self._broker_state = broker_state
+
+    def process(self, request: BrokerRequest[Message], actor: Actor) -> Verdict:
+        message = request.message
+        if isinstance(message, Describe):
+            request.respond(describe(self._desk, message, self._broker_state()))
+        elif isinstance(message, Seek):
+            self._seek(request, message)
+        elif isinstance(message, Configure):
+            self._configure(request, message)
+        elif isinstance(message, Switch):
+            self._switch(request, message)
+        elif isinstance(message, Weigh):
+            host = self._desk.host(message.subject, message.group)
+            written = self._desk.set_weight(host, message.weight)
+            self._desk.when_durable(written, lambda outcome: request.settle(outcome, Done()))
+        elif isinstance(message, Redrive):
+            self._redriver.begin(request, message)
+        else:
+            raise Refused(Code.UNSUPPORTED, f"this broker does not answer {type(message).__name__} yet")
+        return Verdict.DONE
+
+    def expire(self, request: BrokerRequest[Message], expiry: Expiry) -> None:
+        request.expire(expiry)
+
+    def fail(self, request: BrokerRequest[Message], error: Exception) -> None:
+        request.fail(error)
+
+    def _seek(self, request: BrokerRequest[Message], message: Seek) -> None:
+        host = self._desk.host(message.subject, message.group)
+        was = host.law.cursor
+        to = place(self._desk, host.subject_id, message.whence, message.value)
+        decision = host.law.seek(to, now_ms=self._desk.clock.wall_ms())
+        answer = Sought(to, was, decision.held, decision.waiting, decision.dying_count)
+        self._carry_out(request, host, decision, answer)
+
+    def _configure(self, request: BrokerRequest[Message], message: Configure) -> None:
+        config = decode(message.config)
+        now_ms = self._desk.clock.wall_ms()
+        if message.expected_version == 0:
+            log = self._desk.store.messages
+            subject = self._desk.store.ensure_subject(Subject.parse(message.subject))
+            name = GroupName.parse(message.group)
+            if self._desk.groups.find(subject.id, name) is None:
+                self._desk.ensure(subject.id, name, config, log.first_sequence(subject.id))
+                written = self._desk.store.actions.log.end
+                self._desk.store.actions.log.flusher.when_durable(
+                    written, lambda outcome: request.settle(outcome, Configured(config.version))
+                )
+                return
+        host = self._desk.host(message.subject, message.group)
+        decision = host.law.configure(message.expected_version, config, now_ms=now_ms)
+        beside = self._inboxes.reconfigured(host, config) if decision.events else []
+        self._carry_out(request, host, decision, Configured(config.version), beside)
+
+    def _switch(self, request: BrokerRequest[Message], message: Switch) -> None:
+        if message.lever is Lever.READ_ONLY:
+            subject = self._desk.store.ensure_subject(Subject.parse(message.subject))
+            was_on = subject.id in self._desk.groups.read_only
+            written = self._desk.set_read_only(subject.id, is_on=message.is_on)
+            self._desk.when_durable(written, lambda outcome: request.settle(outcome, Switched(was_on)))
+            return
+        host = self._desk.host(message.subject, message.group)
+        consumer = Consumer.parse(message.consumer) if message.lever is Lever.PAUSE_CONSUMER else None
+        was_on = host.law.is_paused(consumer)
+        turn = host.law.pause if message.is_on else host.law.resume
+        decision = turn(consumer, now_ms=self._desk.clock.wall_ms())
+        self._carry_out(request, host, decision, Switched(was_on))
+
+    def _carry_out(
+        self,
+        request: BrokerRequest[Message],
+        host: GroupHost,
+        decision: Decision,
+        answer: Message,
+        beside: Sequence[tuple[GroupHost, Decision]] = (),
+    ) -> None:
+        refused = refusal(decision)
+        if refused is not None:
+            request.refuse(refused)
+            return
+        written = self._desk.carry_out_all([(host, decision), *beside])
+        self._desk.parking.release(host.key)
+        self._desk.scheduler.wake(host.key)
+        self._desk.when_durable(written, lambda outcome: request.settle(outcome, answer))

@@ -1,0 +1,46 @@
+"""A broker in a process of its own, to be killed: `python -m tests.crash.broker_server ROOT PORT`.
+
+Says `ready PORT` when it listens. SIGTERM stops it cleanly; a store that fails ends it with status 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
+from fairway.limits import KIB, MIB
+from fairway.storage.store import StoreOptions
+from fairway.world.clock import RealClock
+from fairway.world.net import RealNet
+from fairway.world.real_disk import RealDisk
+from fairway.world.rng import RealRng
+
+# Small, so that within seconds segments roll, are sealed and checkpointed.
+STORE = StoreOptions(
+    segment_bytes=256 * KIB,
+    action_segment_bytes=256 * KIB,
+    low_water_bytes=1 * MIB,
+    checkpoint_every_bytes=128 * KIB,
+)
+
+
+async def serve(root: Path, port: int) -> None:
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, asked.set)
+    disk = RealDisk(root, post=loop.call_soon_threadsafe)
+    options = BrokerOptions(port=port, http_port=None, drain_ms_max=500, store=STORE)
+    broker = await Broker.start(BrokerWorld(RealClock(), disk, RealNet(), RealRng()), options)
+    print(f"ready {broker.port}", flush=True)
+    ends = [asyncio.ensure_future(asked.wait()), asyncio.ensure_future(broker.failed())]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for each in ends:
+        each.cancel()
+    await broker.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,215 @@
+"""Ways to be a bad client, each against a living broker. What they have in common: none may hurt anybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import resource
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from fairway.errors import FairwayError, Refused
+from fairway.protocol import messages as m
+from fairway.protocol.admin import Depth, Describe, Scan, Scanned
+from fairway.world.clock import RealClock
+from fairway.world.net import RealNet
+from tests.support.client import Client, ConnectionEnded, Stream
+from tests.support.raw import MIB, PING, Raw, beginning_of_a_frame
+
+HOST = "127.0.0.1"
+FRAME_BYTES = 66 * MIB
+NAMES = ("../../etc/passwd", "..", ".", "a/b", "a\\b", "a\0b", "", " ", "x" * 201, "x" * 100_000, "ä", "inbox:a:b")
+
+Attack = Callable[[int], Awaitable[None]]
+
+
+def allow_descriptors() -> None:
+    """Two thousand connections need as many descriptors on this side too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    assert max(soft, hard) >= 4_000, "two thousand connections and more do not fit into this process's limit"
+
+
+def resident_bytes(pid: int) -> int:
+    """What a process has in memory now."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1_024
+    raise AssertionError(f"process {pid} is gone")
+
+
+async def connect(port: int, *, greet: bool = True) -> Raw:
+    return await Raw.connect(RealNet(), HOST, port, greet=greet)
+
+
+async def client(port: int) -> Client:
+    return await Client.connect(RealNet(), RealClock(), HOST, port)
+
+
+async def _ended(raws: list[Raw], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        await asyncio.gather(*(raw.lost for raw in raws))
+
+
+async def random_bytes(port: int) -> None:
+    """Noise, before and after the handshake: every one of them is hung up on."""
+    rng = random.Random(1)
+    for is_greeted in (False, True):
+        raws = [await connect(port, greet=is_greeted) for _ in range(50)]
+        for raw in raws:
+            raw.send(b"\xff\xff\xff\xff" + rng.randbytes(rng.randrange(64, 20_000)))
+        await _ended(raws)
+
+
+async def giant_lengths(port: int) -> None:
+    """Headers that promise more than any frame may have are refused before anything else is read."""
+    raws = [await connect(port) for _ in range(50)]
+    for number, raw in enumerate(raws):
+        head = bytearray(beginning_of_a_frame(FRAME_BYTES, 64))
+        size = (1 << 32) - 8 if number % 2 else FRAME_BYTES + 8
+        head[:4] = size.to_bytes(4, "little")
+        raw.send(head)
+    await _ended(raws)
+
+
+async def half_frames(port: int, *, connections: int = 20, sent: int = 33 * MIB) -> None:
+    """Half of the largest frame, on many connections, and then silence. The broker keeps what it has room for."""
+    half = beginning_of_a_frame(FRAME_BYTES, sent)
+    raws = []
+    for _ in range(connections):
+        raw = await connect(port)
+        raw.send(half)
+        raws.append(raw)
+        await asyncio.wait_for(raw.sent(), 20)  # it must be taken, or refused
+    await asyncio.sleep(0.2)
+    assert sum(raw.is_lost for raw in raws) > connections // 2, "most of them had to make room"
+    for raw in raws:
+        raw.abort()
+
+
+async def slow_senders(port: int, *, seconds: float = 3) -> None:
+    """One byte at a time, of a frame that is sound so far."""
+    raws = [await connect(port) for _ in range(100)]
+    head = beginning_of_a_frame(MIB, 4_096)
+    for at in range(int(seconds * 50)):
+        for raw in raws:
+            raw.send(head[at : at + 1])
+        await asyncio.sleep(0.02)
+    assert not any(raw.is_lost for raw in raws)
+    for raw in raws:
+        raw.abort()
+
+
+async def flood_of_pings(port: int) -> None:
+    """More questions than anybody has: hung up on."""
+    raws = [await connect(port) for _ in range(20)]
+    for raw in raws:
+        raw.send(PING * 60_000)
+    await _ended(raws)
+
+
+async def flood_of_requests(port: int) -> None:
+    """Far more than may be in flight, and their answers are not read: no longer listened to."""
+    raws = [await connect(port) for _ in range(20)]
+    for raw in raws:
+        raw.stop_reading()
+        raw.connection.requests_max = 1 << 30
+        for _ in range(3_000):
+            raw.ask(Describe(Depth.SUBJECTS))
+    await asyncio.sleep(1.5)
+    for raw in raws:
+        raw.abort()
+
+
+async def deaf_consumers(port: int) -> None:
+    """A thousand large answers asked for at once, on several connections, and none read."""
+    healthy = await client(port)
+    stream = Stream(random.Random().getrandbits(63))
+    for _ in range(4):
+        await healthy.produce("large", stream.batch([random.Random(5).randbytes(900_000)]))
+    raws = [await connect(port) for _ in range(20)]
+    for raw in raws:
+        raw.stop_reading()
+        for _ in range(1_000):
+            raw.ask(Scan("large", m.Whence.EARLIEST, 0, None, MIB))
+    await asyncio.sleep(2)
+    scanned, _ = await healthy.ask(Scan("large", m.Whence.EARLIEST, 0, None, MIB), Scanned)
+    assert scanned.batches
+    for raw in raws:
+        raw.abort()
+    healthy.close()
+
+
+async def bad_names(port: int) -> None:
+    """Every name that is none is refused, and the connection goes on."""
+    one = await client(port)
+    for name in NAMES:
+        for asked in (
+            one.produce(name, Stream(3).batch([b"a"])),
+            one.join(name, "group", "consumer"),
+            one.join("subject", name, "consumer"),
+            one.join("subject", "group", name),
+            one.pull(name, name, name),
+            one.ask(Scan(name, m.Whence.EARLIEST, 0, None, 1), Scanned),
+        ):
+            try:
+                await asked
+            except Refused:
+                continue
+            raise AssertionError(f"{name!r} was taken for a name")
+    one.close()
+
+
+async def bad_batches(port: int) -> None:
+    """A batch with any one bit flipped, or cut short, is never stored."""
+    rng = random.Random(2)
+    sound = Stream(4).batch([b"a" * 100] * 10)
+    for _ in range(60):
+        bad = bytearray(sound)
+        bad[rng.randrange(28, len(bad))] ^= 1 << rng.randrange(8)
+        one = await client(port)
+        try:
+            await one.produce("orders", bytes(bad))
+        except (Refused, ConnectionEnded, FairwayError):
+            one.abort()
+            continue
+        raise AssertionError("a damaged batch was stored")
+
+
+async def idle_connections(port: int, *, connections: int = 2_000) -> list[Raw]:
+    """Well behaved, and very many."""
+    raws: list[Raw] = []
+    for _ in range(connections // 100):
+        raws += await asyncio.gather(*(connect(port) for _ in range(100)))
+    return raws
+
+
+ATTACKS: tuple[Attack, ...] = (
+    random_bytes,
+    giant_lengths,
+    slow_senders,
+    flood_of_pings,
+    flood_of_requests,
+    bad_names,
+    bad_batches,
+    deaf_consumers,
+    half_frames,
+)
+
+
+def main(name: str, port: str) -> None:
+    """`python -m tests.hostile.broker_attacks NAME PORT`: one attack, in a process of its own."""
+    allow_descriptors()
+    [attack] = [each for each in ATTACKS if each.__name__ == name]
+    asyncio.run(_then_rest(attack, int(port)))
+    print("done", flush=True)
+
+
+async def _then_rest(attack: Attack, port: int) -> None:
+    await attack(port)
+    await asyncio.sleep(0.1)  # for connections to be closed on this side too
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,415 @@
+"""Producers and consumers, in a simulated world or a real one: they lose connections, responses and their memory.
+
+Both follow docs/protocol.md to the letter, so whatever contradicts the model is the broker's fault: a batch of unknown
+outcome is sent again with the same bytes, so is a settlement; every request says what arrived; whoever is no member
+joins again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fairway.errors import Code, FairwayError, Refused, Unreachable
+from fairway.groups import GroupConfig
+from fairway.groups.config import Backoff, encode
+from fairway.protocol import messages as m
+from fairway.protocol.admin import Configure, Configured
+from fairway.world.clock import Clock
+from fairway.world.net import Net
+from fairway.world.rng import SeededRng
+from fairway.world.simulation import Simulation
+from tests.simulation.broker_truth import MS_NS, Holder, Owner, Promise, Witness
+from tests.support.client import Client, ConnectionEnded, Delivery, Stream
+
+T = TypeVar("T")
+
+BROKER = "broker"
+PORT = 20_880
+PATIENCE_S = 4.0  # with an answer, beyond the wait that was asked for
+BATCHES_IN_FLIGHT = 3
+PASSING = frozenset({Code.BUSY, Code.READ_ONLY, Code.DRAINING, Code.EXPIRED, Code.TOO_MANY_CONNECTIONS})
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The world as clients see it, and where the broker is."""
+
+    clock: Clock
+    rng: SeededRng
+    net: Callable[[str], Net]  # by the name of the host that asks
+    note: Callable[[str], None]
+    host: str = BROKER
+    port: int = PORT
+
+    @classmethod
+    def simulated(cls, world: Simulation) -> Scene:
+        return cls(world.clock, world.rng, world.net.host, world.loop.note)
+
+
+@dataclass
+class Mood:
+    """How the clients behave just now; one for all of them."""
+
+    is_calm: bool = False  # no mischief: consumers take and ack, producers finish what they began
+    wait_ms: int = 0  # of a pull in calm times
+
+
+class Ended(FairwayError):
+    """The outcome of a request is unknown, or there is no connection."""
+
+
+class Link:
+    """One connection at a time to the broker, made anew when it is gone."""
+
+    def __init__(self, scene: Scene, net: Net, rng: SeededRng, truth: Witness) -> None:
+        self._scene = scene
+        self._net = net
+        self._rng = rng
+        self._truth = truth
+        self.client: Client | None = None
+
+    async def connected(self) -> tuple[Client, bool]:
+        """The connection, and whether it is a new one."""
+        if self.client is not None and not self.client.is_gone:
+            return self.client, False
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                self.client = await Client.connect(self._net, self._scene.clock, self._scene.host, self._scene.port)
+        except (Unreachable, TimeoutError) as error:
+            self.client = None
+            await asyncio.sleep((5 + self._rng.below(60)) / 1_000)
+            raise Ended(str(error)) from error
+        return self.client, True
+
+    async def ask(self, what: str, answer: Awaitable[T], *, wait_ms: int = 0) -> tuple[T, int]:
+        """The answer, and when it was asked for."""
+        asked_ns = self._scene.clock.monotonic_ns()
+        try:
+            async with asyncio.timeout(PATIENCE_S + wait_ms / 1_000):
+                told = await answer
+        except (ConnectionEnded, TimeoutError) as error:
+            self.drop()
+            raise Ended(what) from error
+        except Refused as refused:
+            if refused.code in (Code.OTHER, Code.PROTOCOL_ERROR, Code.BAD_REQUEST):
+                self._truth.blame(Promise.BROKE, f"{what}: {refused}")
+            raise
+        self._truth.note_answer(what, asked_ns)
+        return told, asked_ns
+
+    def drop(self) -> None:
+        """Hang up without a word."""
+        if self.client is not None:
+            self.client.abort()
+            self.client = None
+
+
+class Producer:
+    """One stream to one subject."""
+
+    def __init__(self, scene: Scene, truth: Witness, mood: Mood, name: str, subject: str, *, pace_ms: int = 40) -> None:
+        self.name = name
+        self._rng = scene.rng.child(name)
+        self._scene = scene
+        self._truth = truth
+        self._mood = mood
+        self._subject = subject
+        self._pace_ms = pace_ms
+        self._link = Link(scene, scene.net(name), self._rng.child("link"), truth)
+        self._stream = Stream(self._rng.bits(60) + 1)
+        self._pending: list[tuple[bytes, list[bytes]]] = []  # batches not yet acknowledged, with their payloads
+        self._made = 0
+
+    @property
+    def is_done(self) -> bool:
+        return not self._pending
+
+    async def run(self) -> None:
+        while True:
+            with suppress(Ended):
+                await self._turn()
+            await asyncio.sleep(self._rng.below(self._pace_ms * 1_000) / 1e6)
+
+    async def _turn(self) -> None:
+        if not self._mood.is_calm:
+            self.make(1 + self._rng.below(BATCHES_IN_FLIGHT))
+        if self._pending:
+            await self.send()
+        if not self._mood.is_calm and self._rng.below(40) == 0:
+            self._link.drop()
+
+    def make(self, batches: int) -> None:
+        """Batches to be sent; the bytes of one never change again."""
+        while len(self._pending) < batches:
+            count = 1 + self._rng.below(1 + self._rng.below(12))
+            size = self._rng.below(120)
+            payloads = [f"{self.name}/{self._made + each}/".encode().ljust(size, b".") for each in range(count)]
+            self._made += count
+            self._pending.append((self._stream.batch(payloads), payloads))
+
+    async def send(self) -> None:
+        """All that are pending, in order, without waiting in between."""
+        client, _ = await self._link.connected()
+        flight = self._pending[:BATCHES_IN_FLIGHT]
+        for _, payloads in flight:
+            self._truth.note_sent(self._subject, payloads, self._scene.clock.monotonic_ns())
+        asked = [self._link.ask("a receipt", client.produce(self._subject, data)) for data, _ in flight]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        is_behind = False  # a batch behind one that was not stored leaves a gap
+        for each, answer in zip(flight, answers, strict=True):
+            if isinstance(answer, Refused):
+                self._check_refusal(answer, is_behind=is_behind)
+                is_behind = True
+            elif isinstance(answer, Ended):
+                is_behind = True
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                self._truth.note_receipt(self._subject, answer[0].first_sequence, each[1])
+                self._pending.remove(each)
+
+    def _check_refusal(self, refused: Refused, *, is_behind: bool) -> None:
+        if refused.code in PASSING or (is_behind and refused.code is Code.SEQUENCE_GAP):
+            return
+        self._truth.blame(Promise.REPEATED, f"a batch of {self.name} is refused: {refused}")
+
+
+class Consumer:
+    """One consumer of one group on one subject."""
+
+    def __init__(self, scene: Scene, truth: Witness, mood: Mood, owner: Owner, name: str, config: GroupConfig) -> None:
+        self.holder = Holder(name)
+        self._rng = scene.rng.child(f"{name}/{owner.subject}")
+        self._scene = scene
+        self._truth = truth
+        self._mood = mood
+        self._owner = owner
+        self._config = config
+        self._link = Link(scene, scene.net(name), self._rng.child("link"), truth)
+        self._arrived = 0
+        self._is_member = False
+        self._has_left = True  # so far as it knows: being no member is then no surprise
+        self._held: dict[tuple[int, int], m.Lot] = {}
+        self._unsure: list[tuple[m.Settlement, m.Lot, int | None]] = []  # to be sent until it is answered
+
+    @property
+    def _place(self) -> tuple[str, str, str]:
+        return self._owner.subject, self._owner.group, self.holder.name
+
+    async def run(self) -> None:
+        while True:
+            await self.step()
+            if not self._mood.is_calm:
+                await asyncio.sleep(self._rng.below(30_000) / 1e6)
+
+    def hang_up(self) -> None:
+        self._link.drop()
+
+    async def step(self) -> None:
+        """Something, or an attempt at it."""
+        try:
+            await self._turn()
+        except Ended:
+            self._is_member = False
+        except Refused as refused:
+            await self._refused(refused)
+
+    async def _refused(self, refused: Refused) -> None:
+        if refused.code is Code.NOT_A_MEMBER:
+            if not self._has_left:
+                self._truth.note_eviction(self._owner, self.holder, self._scene.clock.monotonic_ns())
+            self._is_member = False
+            self._forget()
+        elif refused.code is Code.STALE_CONFIG:
+            self._is_member = False
+        elif refused.code is Code.DRAINING:
+            self._link.drop()
+            self._is_member = False
+        elif refused.code not in PASSING:
+            self._truth.blame(Promise.BROKE, f"{self.holder.name}: {refused}")
+        await asyncio.sleep((5 + self._rng.below(20)) / 1_000)
+
+    def _spoke(self, asked_ns: int) -> None:
+        now_ns = self._scene.clock.monotonic_ns()
+        self._truth.note_contact(self._owner, self.holder, asked_ns=asked_ns, now_ns=now_ns)
+
+    def _forget(self) -> None:
+        """What it held is others' by now."""
+        self._held.clear()
+        self._unsure.clear()
+
+    async def _turn(self) -> None:
+        client, is_new = await self._link.connected()
+        if is_new or not self._is_member:
+            await self.join(client)
+            return
+        if self._unsure:
+            await self._settle(client)
+            return
+        if not self._mood.is_calm:
+            await self._mischief(client)
+            return
+        if self._held:
+            self._plan([(m.Settlement.ACK, lot, None) for lot in self._held.values()])
+            return
+        await self.pull(client, self._mood.wait_ms)
+
+    async def _mischief(self, client: Client) -> None:
+        match self._rng.below(50):
+            case 0:
+                await self._vanish()
+            case 1:
+                await self._leave(client)
+            case 2 | 3:
+                await self._lose_a_response(client)
+            case 4 | 5 | 6:
+                await self._beat(client)
+            case _ if self._held and self._rng.below(3):
+                self._decide()
+            case _:
+                waits = (0, 20, 200, self._config.lease_ms // 2)
+                await self.pull(client, waits[self._rng.below(len(waits))])
+
+    # --- membership --------------------------------------------------------------------------------------------------
+
+    async def join(self, client: Client) -> None:
+        """Join, and see to it that the group has the configuration of this history."""
+        subject, group, name = self._place
+        start = m.Whence.EARLIEST if self._owner.from_ns == 0 else m.Whence.LATEST
+        join = m.Join(subject, group, name, 0, self._arrived, start)
+        (joined, _), asked_ns = await self._link.ask("a membership", client.ask(join, m.Joined))
+        now_ns = self._scene.clock.monotonic_ns()
+        self._truth.note_member(self._owner, now_ns)
+        self._spoke(asked_ns)
+        self._is_member, self._has_left = True, False
+        if joined.config_version == 1:
+            configure = Configure(subject, group, encode(self._config), 1)
+            await self._link.ask("a configuration", client.ask(configure, Configured))
+            self._is_member = False
+
+    async def _leave(self, client: Client) -> None:
+        """What it had is given back. If the answer does not come it may still be a member, so it says that it
+        remembers nothing."""
+        self._truth.note_asked(self._owner, self.holder, None, "left")
+        self._forget()
+        arrived, self._arrived = self._arrived, 0
+        self._is_member, self._has_left = False, True
+        await self._link.ask("a goodbye", client.ask(m.Leave(*self._place, arrived), m.Done))
+        await asyncio.sleep(self._rng.below(200) / 1_000)
+
+    async def _vanish(self) -> None:
+        """Not a word for a while; then it may have forgotten everything."""
+        if self._rng.below(2):
+            self._link.drop()
+        await asyncio.sleep(self._config.lease_ms * (1 + self._rng.below(24)) / 10_000)
+        if self._rng.below(2):
+            self._truth.note_asked(self._owner, self.holder, None, "forgot")
+            self._forget()
+            self._link.drop()
+            self._arrived = 0
+            self._is_member, self._has_left = False, True
+
+    async def _beat(self, client: Client) -> None:
+        beat = m.Heartbeat(*self._place, self._arrived)
+        _, asked_ns = await self._link.ask("a heartbeat", client.ask(beat, m.Renewed))
+        self._spoke(asked_ns)
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    async def pull(self, client: Client, wait_ms: int) -> Delivery:
+        subject, group, name = self._place
+        messages_max = 1 + self._rng.below(1 + self._rng.below(60))
+        pull = client.pull(subject, group, name, arrived=self._arrived, messages_max=messages_max, wait_ms=wait_ms)
+        try:
+            delivery, asked_ns = await self._link.ask("a delivery", pull, wait_ms=wait_ms)
+        except Ended:
+            self._truth.note_lost(self.holder, self._scene.clock.monotonic_ns())
+            raise
+        now_ns = self._scene.clock.monotonic_ns()
+        self._spoke(asked_ns)
+        self._truth.note_delivery(self._owner, self.holder, delivery.payloads, asked_ns=asked_ns, now_ns=now_ns)
+        if delivery.lots:
+            self._scene.note(f"{name} got {delivery.number}: {list(delivery.payloads)}")
+            self._arrived = delivery.number
+        for lot in delivery.lots:
+            self._hold(lot)
+        return delivery
+
+    def _hold(self, lot: m.Lot) -> None:
+        """A part that was handed back comes again under the name of its lot."""
+        rest = self._held.get((lot.first, lot.attempt))
+        spans = [*rest.spans, *lot.spans] if rest is not None else lot.spans
+        self._held[lot.first, lot.attempt] = m.Lot(lot.first, lot.attempt, spans)
+
+    async def _lose_a_response(self, client: Client) -> None:
+        """Ask, and hang up before the answer, or with it under way."""
+        task = asyncio.ensure_future(self.pull(client, 50))
+        await asyncio.sleep(self._rng.below(2_500) / 1e6)
+        self._link.drop()
+        await task
+
+    def _decide(self) -> None:
+        """What becomes of the messages at hand: mostly acked, whole or in parts."""
+        planned: list[tuple[m.Settlement, m.Lot, int | None]] = []
+        for lot in list(self._held.values()):
+            draw = self._rng.below(12)
+            if draw == 0:
+                continue
+            part = self._part_of(lot) if self._rng.below(4) == 0 else lot
+            if draw == 1:
+                planned.append((m.Settlement.RETRY, part, self._rng.below(3 * self._config.lease_ms // 2)))
+            elif draw == 2:
+                planned.append((m.Settlement.RELEASE, part, None))
+            else:
+                planned.append((m.Settlement.ACK, part, None))
+        self._plan(planned)
+
+    def _part_of(self, lot: m.Lot) -> m.Lot:
+        sequences = [each for each in sequences_of(lot) if self._rng.below(2)]
+        return m.Lot(lot.first, lot.attempt, [m.Span(each, 1) for each in sequences]) if sequences else lot
+
+    def _plan(self, planned: list[tuple[m.Settlement, m.Lot, int | None]]) -> None:
+        for kind, lot, after_ms in planned:
+            held = self._held.pop((lot.first, lot.attempt))
+            rest = sorted(set(sequences_of(held)) - set(sequences_of(lot)))
+            if rest:
+                self._held[lot.first, lot.attempt] = m.Lot(lot.first, lot.attempt, [m.Span(each, 1) for each in rest])
+            if kind is not m.Settlement.ACK:
+                self._truth.note_asked(self._owner, self.holder, sequences_of(lot), kind.name.lower())
+            self._unsure.append((kind, lot, after_ms))
+
+    async def _settle(self, client: Client) -> None:
+        """All that is planned in one request; again until it is answered."""
+        planned = list(self._unsure)
+        outcomes = [m.Settle(kind, lot.first, lot.attempt, lot.spans, after_ms) for kind, lot, after_ms in planned]
+        settle = m.SettleAll(*self._place, outcomes, self._arrived)
+        acked = [each for kind, lot, _ in planned if kind is m.Settlement.ACK for each in sequences_of(lot)]
+        self._truth.note_acking(self._owner, acked)
+        (settled, _), asked_ns = await self._link.ask("a settlement", client.ask(settle, m.Settled))
+        self._spoke(asked_ns)
+        self._unsure = self._unsure[len(planned) :]
+        self._scene.note(f"{self.holder.name} acked {acked}, {settled.stale} stale")
+        self._truth.note_acked(self._owner, acked, stale=settled.stale)
+
+
+def sequences_of(lot: m.Lot) -> list[int]:
+    return [each for span in lot.spans for each in range(span.first, span.first + span.count)]
+
+
+def group_config(rng: SeededRng) -> GroupConfig:
+    """Short leases and backoffs, so that both end within a history; so many attempts that none is the last."""
+    return GroupConfig(
+        version=2,
+        lease_ms=(300, 600, 1_000)[rng.below(3)],
+        attempts_max=1_000,
+        backoff=Backoff(first_ms=50, cap_ms=400),
+        lot_messages_max=(3, 20, 1_000)[rng.below(3)],
+        lots_max=(40, 1_000)[rng.below(2)],
+    )
+
+
+__all__ = ["BROKER", "MS_NS", "PORT", "Consumer", "Link", "Mood", "Producer", "Scene", "group_config", "sequences_of"]

@@ -1,0 +1,153 @@
+"""The examination at the end of a history: in a calm world, is everybody woken who waits for something?
+
+For each group, a message goes from hand to hand: it is produced, released, given back for later, kept by a consumer
+that says nothing more; each time another, asleep in a long poll, must get it as soon as it can be had. In between
+there is nothing else to do, so nothing but the right wake-up wakes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from fairway.errors import Refused
+from fairway.protocol import messages as m
+from tests.simulation.broker_clients import MS_NS, Link, Producer, sequences_of
+from tests.simulation.broker_truth import Holder, Owner, Promise
+from tests.support.client import Delivery
+
+if TYPE_CHECKING:
+    from tests.simulation.broker_history import History
+
+PROMPT_MS = 100
+WAIT_MS = 30_000
+RETRY_MS = 250
+
+
+class _Examinee:
+    """A consumer that does what it is told."""
+
+    def __init__(self, history: History, owner: Owner, name: str) -> None:
+        rng = history.world.rng.child(name)
+        self.holder = Holder(name)
+        self._history = history
+        self._owner = owner
+        self._link = Link(history.scene, history.scene.net(name), rng, history.truth)
+        self._arrived = 0
+        self.lease_ms = 0  # the group may be so late that nobody has configured it
+
+    @property
+    def _place(self) -> tuple[str, str, str]:
+        return self._owner.subject, self._owner.group, self.holder.name
+
+    async def join(self) -> None:
+        client, _ = await self._link.connected()
+        self.lease_ms = (await client.join(*self._place, arrived=self._arrived)).lease_ms
+
+    async def leave(self) -> None:
+        """Gone for good, with nothing in hand."""
+        client, _ = await self._link.connected()
+        await client.ask(m.Leave(*self._place, self._arrived), m.Done)
+        self._link.drop()
+
+    async def pull(self, wait_ms: int) -> Delivery:
+        client, _ = await self._link.connected()
+        asked_ns = self._history.world.clock.monotonic_ns()
+        delivery = await client.pull(*self._place, arrived=self._arrived, wait_ms=wait_ms)
+        now_ns = self._history.world.clock.monotonic_ns()
+        if delivery.lots:
+            self._arrived = delivery.number
+        self._history.truth.note_contact(self._owner, self.holder, asked_ns=asked_ns, now_ns=now_ns)
+        self._history.truth.note_delivery(self._owner, self.holder, delivery.payloads, asked_ns=asked_ns, now_ns=now_ns)
+        return delivery
+
+    async def wait(self) -> Delivery:
+        """Asleep until there is something; an empty answer in between keeps the lease."""
+        while not (delivery := await self.pull(WAIT_MS)).lots:
+            pass
+        return delivery
+
+    async def settle(self, lots: list[m.Lot], kind: m.Settlement, after_ms: int | None = None) -> None:
+        client, _ = await self._link.connected()
+        sequences = [each for lot in lots for each in sequences_of(lot)]
+        if kind is not m.Settlement.ACK:
+            self._history.truth.note_asked(self._owner, self.holder, sequences, kind.name.lower())
+        await client.settle(*self._place, lots, kind=kind, arrived=self._arrived, after_ms=after_ms)
+        if kind is m.Settlement.ACK:
+            self._history.truth.note_acked(self._owner, sequences)
+
+    async def sweep(self) -> None:
+        """Take and ack whatever is there, such as what other groups were examined with."""
+        while lots := (await self.pull(0)).lots:
+            await self.settle(lots, m.Settlement.ACK)
+
+
+async def examine(history: History) -> None:
+    """Every group in turn."""
+    for number, owner in enumerate(history.truth.owners.values()):
+        producer = Producer(history.scene, history.truth, history.mood, f"examiner-{number}", owner.subject)
+        await _pass_around(history, owner, producer)
+        if history.truth.is_refuted:
+            return
+
+
+async def _pass_around(history: History, owner: Owner, producer: Producer) -> None:
+    one = _Examinee(history, owner, f"{owner.group}-{owner.subject}-one")
+    two = _Examinee(history, owner, f"{owner.group}-{owner.subject}-two")
+    await one.join()
+    await one.sweep()
+    waiting = await _asleep(one)
+    producer.make(1)
+    await producer.send()
+    lots = await _awake(history, owner, waiting, "a message", PROMPT_MS)
+    if lots is None:
+        return
+    await two.join()
+    waiting = await _asleep(two)
+    await one.settle(lots, m.Settlement.RELEASE)
+    lots = await _awake(history, owner, waiting, "what was released", PROMPT_MS)
+    if lots is None:
+        return
+    waiting = await _asleep(one)
+    await two.settle(lots, m.Settlement.RETRY, RETRY_MS)
+    lots = await _awake(history, owner, waiting, "a retry", RETRY_MS + PROMPT_MS)
+    if lots is None:
+        return
+    waiting = await _asleep(two)
+    lots = await _awake(history, owner, waiting, "what a silent consumer had", one.lease_ms + PROMPT_MS)
+    if lots is None:
+        return
+    await two.settle(lots, m.Settlement.ACK)
+    await two.leave()
+
+
+async def _asleep(examinee: _Examinee) -> asyncio.Task[Delivery]:
+    """In a long poll, which the broker has taken in."""
+    waiting = asyncio.ensure_future(examinee.wait())
+    await asyncio.sleep(0.02)
+    return waiting
+
+
+async def _awake(
+    history: History, owner: Owner, waiting: asyncio.Task[Delivery], what: str, within_ms: int
+) -> list[m.Lot] | None:
+    try:
+        async with asyncio.timeout(within_ms / 1_000):
+            delivery = await waiting
+    except (TimeoutError, Refused) as problem:
+        told = f"{type(problem).__name__} {problem}"
+        history.truth.blame(Promise.STUCK, f"{what} wakes nobody in {owner} within {within_ms} ms: {told}")
+        return None
+    return delivery.lots
+
+
+async def ask_once_more(history: History) -> None:
+    """After the last crash: leases end, and nothing is handed out that was acked."""
+    await asyncio.sleep(2 * history.config.lease_ms / 1_000)
+    for owner in history.truth.owners.values():
+        late = _Examinee(history, owner, f"{owner.group}-{owner.subject}-late")
+        await late.join()
+        await late.sweep()
+
+
+__all__ = ["MS_NS", "ask_once_more", "examine"]

@@ -1,0 +1,158 @@
+"""Bugs that a broker might have, one at a time, so that the campaign can show that it would find them.
+
+Each swaps one piece of the product for a wrong one while its `with` lasts, and names the promise that must catch it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from fairway.broker.desk import Desk
+from fairway.groups import membership, pulling
+from fairway.groups.decisions import Pulled
+from fairway.groups.events import Event
+from fairway.groups.member import Member
+from fairway.groups.state import State
+from fairway.names import Consumer
+from fairway.storage.consume_log import Entry
+from fairway.storage.flusher import Flusher
+from fairway.storage.flusher import Outcome as Told
+from fairway.storage.log import Log
+from fairway.storage.message_log import MessageLog
+from fairway.storage.record import Header
+from fairway.world.disk import File, Part
+from tests.simulation.broker_truth import Promise
+from tests.simulation.planted import swapped
+
+
+@dataclass(frozen=True)
+class Bug:
+    """How to plant it, and which promise must find it, whatever else does."""
+
+    sentence: str
+    plant: Callable[[], AbstractContextManager[None]]
+    caught_by: frozenset[Promise]
+    seeds: range = range(20)  # one of these shows it
+
+
+def ack_before_durable() -> AbstractContextManager[None]:
+    def when_durable(self: Desk, written: Header | None, told: Told) -> None:
+        told(None)
+
+    return swapped(Desk, "when_durable", when_durable)
+
+
+def expiry_acks() -> AbstractContextManager[None]:
+    """What a consumer held when its lease ended counts as done: the fault of the design that this one follows."""
+
+    def part(self: State, event: Event, attempts: int) -> None:
+        member = self.roster.remove(event.consumer_id)
+        self.held_count -= len(member.lots)
+        if not len(self.roster):
+            self.absent_since_ms = event.time_ms
+
+    return swapped(State, "_part", part)
+
+
+def unarrived_is_forgotten() -> AbstractContextManager[None]:
+    def unarrived(member: Member) -> Pulled | None:
+        return None
+
+    return swapped(pulling, "_unarrived", unarrived)
+
+
+def arrived_is_not_heard() -> AbstractContextManager[None]:
+    def hear(self: Member, arrived: int) -> None:
+        """It will say so again."""
+
+    return swapped(Member, "hear", hear)
+
+
+def wake_up_lost() -> AbstractContextManager[None]:
+    def wake_subject(self: Desk, subject_id: int) -> None:
+        """Whoever waits will ask again."""
+
+    return swapped(Desk, "wake_subject", wake_subject)
+
+
+@contextmanager
+def visible_before_committed() -> Iterator[None]:
+    """As soon as it is appended, out of memory."""
+    memory: WeakKeyDictionary[Flusher, dict[int, bytes]] = WeakKeyDictionary()
+    right_add, right_read = Flusher.add, Log.read
+
+    def add(self: Flusher, file: File, part: Part, body: Part = b"", **how: bool) -> None:
+        start = self.gathered_end
+        right_add(self, file, part, body, **how)
+        memory.setdefault(self, {})[start] = bytes(part) + bytes(body)
+
+    def read(self: Log, position: int, size: int) -> bytes:
+        stored = max(0, min(size, self.committed_end - position))
+        data = right_read(self, position, stored) if stored else b""
+        while len(data) < size:
+            data += memory[self.flusher][position + len(data)]
+        return data
+
+    def readable(self: MessageLog, subject_id: int, sequence: int) -> Iterator[Entry]:
+        yield from self.views.entries.entries(subject_id, sequence, self.log.end)
+
+    with (
+        swapped(Flusher, "add", add),
+        swapped(Log, "read", read),
+        swapped(Log, "read_cached", read),
+        swapped(MessageLog, "readable", readable),
+    ):
+        yield
+
+
+def lease_too_short() -> AbstractContextManager[None]:
+    right = membership.decide_expire
+
+    def decide_expire(state: State, now_ns: int, now_ms: int) -> object:
+        return right(state, now_ns + state.config.lease_ms * membership.MS_NS // 2, now_ms)
+
+    return swapped(membership, "decide_expire", decide_expire)
+
+
+def lease_never_ends() -> AbstractContextManager[None]:
+    def next_deadline_ns(state: State, now_ns: int, now_ms: int) -> int | None:
+        return None
+
+    return swapped(membership, "next_deadline_ns", next_deadline_ns)
+
+
+def anybody_may_join_twice() -> AbstractContextManager[None]:
+    """A consumer that comes back and remembers nothing keeps what it held, and is not given it again."""
+    right = membership.decide_join
+
+    def decide_join(state: State, name: Consumer, version: int, arrived: int, **times: int) -> object:
+        member = state.roster.get(name)
+        return right(state, name, version, arrived or (member.number if member is not None else 0), **times)
+
+    return swapped(membership, "decide_join", decide_join)
+
+
+_P = Promise
+BUGS: dict[str, Bug] = {
+    "ack-before-durable": Bug("an ack is answered when it is noted", ack_before_durable, frozenset({_P.ACKED_AGAIN})),
+    "expiry-acks": Bug("a lease that ends settles what was held", expiry_acks, frozenset({_P.LOST, _P.STUCK})),
+    "unarrived-is-forgotten": Bug(
+        "the cursor is past a response that did not arrive", unarrived_is_forgotten, frozenset({_P.LOST, _P.STUCK})
+    ),
+    "arrived-is-not-heard": Bug("every response is sent again", arrived_is_not_heard, frozenset({_P.DUPLICATE})),
+    "wake-up-lost": Bug("a new message wakes nobody", wake_up_lost, frozenset({_P.STUCK})),
+    "visible-before-committed": Bug(
+        "messages are handed out before they are durable",
+        visible_before_committed,
+        frozenset({_P.RENAMED, _P.LOST, _P.REPEATED}),
+        seeds=range(60),
+    ),
+    "lease-too-short": Bug("a lease ends at half its time", lease_too_short, frozenset({_P.EVICTED, _P.DUPLICATE})),
+    "lease-never-ends": Bug("nobody sets the timer", lease_never_ends, frozenset({_P.LOST, _P.STUCK})),
+    "returns-empty-handed": Bug(
+        "who forgot what it held is not given it again", anybody_may_join_twice, frozenset({_P.LOST, _P.STUCK})
+    ),
+}

@@ -1,0 +1,281 @@
+"""What must be true of a broker, as its clients see it: the model that simulated and real histories are compared with.
+
+Clients tell it what they are about to do and what they were answered, with the time. It knows nothing of the broker's
+insides, so it serves a broker in another process as well.
+
+A message that is handed out a second time needs a reason, and the reason must have arisen since the first:
+
+    asked      its holder asked for a retry, released it, left, or came back as one that remembers nothing
+    lease      its holder had been silent for a lease
+    crash      the broker had crashed: a PULL is written and not awaited, so the crash may have taken it
+    resent     a response to the same consumer was lost: a lot in it comes again whole, also what it had of that before
+
+What did not arrive was never handed out, as far as a client can tell.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+MS_NS = 1_000_000
+
+
+class Promise(enum.Enum):
+    """The names by which a failure is reported."""
+
+    LOST = "what was acknowledged reaches every group"
+    PHANTOM = "nothing is delivered that was never sent"
+    RENAMED = "a sequence names one payload for ever, bit for bit"
+    ACKED_AGAIN = "an ack that was answered is never undone"
+    DUPLICATE = "a message is handed out twice only for a reason"
+    EVICTED = "a consumer that speaks keeps its place"
+    REPEATED = "a batch is stored once, and always answered with the same place"
+    ANSWERED = "after a fault nothing is answered"
+    STUCK = "what can be handed out is handed out, promptly"
+    BOUND = "nothing grows beyond its bound"
+    BROKE = "nothing raises what it should not"
+
+
+@dataclass(frozen=True)
+class Breach:
+    promise: Promise
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{self.promise.name} ({self.promise.value}): {self.sentence}"
+
+
+@dataclass(slots=True, eq=False)
+class Holder:
+    """A consumer of a group, under its stable name."""
+
+    name: str
+    contact_ns: int = 0  # when it sent the last request that was answered
+    lost_ns: int = -1  # when it last waited for a response in vain
+
+
+@dataclass(slots=True, eq=False)
+class Handed:
+    """The last time that a message was handed out to a group."""
+
+    holder: Holder
+    asked_ns: int  # when the pull was sent
+    reason: str = ""  # why it may be handed out again
+
+
+@dataclass(slots=True, eq=False)
+class Owner:
+    """A group on a subject: what it was given, and what it was told is settled."""
+
+    group: str
+    subject: str
+    lease_ns: int
+    from_ns: int | None = None  # it is owed what was sent later; None: it begins at the latest, and has not joined yet
+    handed: dict[int, Handed] = field(default_factory=dict)
+    acked: set[int] = field(default_factory=set)
+    doubted: set[int] = field(default_factory=set)  # an ack's outcome is unknown: settled, or to be handed out again
+
+    def __str__(self) -> str:
+        return f"{self.group} on {self.subject}"
+
+
+@dataclass(slots=True)
+class Sent:
+    """A message that a producer means to have stored."""
+
+    subject: str
+    asked_ns: int
+    sequence: int | None = None  # once acknowledged or seen
+    is_acknowledged: bool = False
+
+
+class Witness(Protocol):
+    """What clients tell: to the model itself, or to whoever writes it down for the model."""
+
+    def blame(self, promise: Promise, sentence: str) -> None: ...
+
+    def note_answer(self, what: str, asked_ns: int) -> None: ...
+
+    def note_sent(self, subject: str, payloads: Sequence[bytes], now_ns: int) -> None: ...
+
+    def note_receipt(self, subject: str, first: int, payloads: Sequence[bytes]) -> None: ...
+
+    def note_member(self, owner: Owner, now_ns: int) -> None: ...
+
+    def note_contact(self, owner: Owner, holder: Holder, *, asked_ns: int, now_ns: int) -> None: ...
+
+    def note_delivery(
+        self, owner: Owner, holder: Holder, found: Mapping[int, bytes], *, asked_ns: int, now_ns: int
+    ) -> None: ...
+
+    def note_asked(self, owner: Owner, holder: Holder, sequences: Sequence[int] | None, reason: str) -> None: ...
+
+    def note_acking(self, owner: Owner, sequences: Sequence[int]) -> None: ...
+
+    def note_acked(self, owner: Owner, sequences: Sequence[int], *, stale: int = 0) -> None: ...
+
+    def note_lost(self, holder: Holder, now_ns: int) -> None: ...
+
+    def note_eviction(self, owner: Owner, holder: Holder, now_ns: int) -> None: ...
+
+
+@dataclass
+class Truth:
+    """The model, and what was found to contradict it."""
+
+    sent: dict[bytes, Sent] = field(default_factory=dict)  # by payload, and no two are alike
+    names: dict[str, dict[int, bytes]] = field(default_factory=dict)  # by subject: payloads, acknowledged or seen
+    owners: dict[tuple[str, str], Owner] = field(default_factory=dict)
+    breaches: list[Breach] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)  # of second deliveries
+    acknowledged: int = 0
+    delivered: int = 0
+    crashed_ns: int = -1  # the last time
+    faulty_ns: int | None = None  # since when the broker that runs has been known to have a fault
+
+    def blame(self, promise: Promise, sentence: str) -> None:
+        self.breaches.append(Breach(promise, sentence))
+
+    @property
+    def is_refuted(self) -> bool:
+        return bool(self.breaches)
+
+    def owner(self, group: str, subject: str, lease_ms: int, *, from_ns: int | None = 0) -> Owner:
+        """The group on the subject; the first to ask says where it begins."""
+        fresh = Owner(group, subject, lease_ms * MS_NS, from_ns)
+        return self.owners.setdefault((group, subject), fresh)
+
+    def note_crash(self, now_ns: int) -> None:
+        self.crashed_ns = now_ns
+
+    def note_answer(self, what: str, asked_ns: int) -> None:
+        if self.faulty_ns is not None and asked_ns > self.faulty_ns:
+            late_ms = (asked_ns - self.faulty_ns) / MS_NS
+            self.blame(Promise.ANSWERED, f"{what}, asked for {late_ms:.1f} ms after the fault")
+
+    # --- producing ---------------------------------------------------------------------------------------------------
+
+    def note_sent(self, subject: str, payloads: Sequence[bytes], now_ns: int) -> None:
+        """About to be sent; the first time counts."""
+        for payload in payloads:
+            self.sent.setdefault(payload, Sent(subject, now_ns))
+
+    def note_receipt(self, subject: str, first: int, payloads: Sequence[bytes]) -> None:
+        for sequence, payload in enumerate(payloads, first):
+            sent = self.sent[payload]
+            if not sent.is_acknowledged:
+                sent.is_acknowledged = True
+                self.acknowledged += 1
+            self._name(subject, sequence, payload, sent)
+
+    def _name(self, subject: str, sequence: int, payload: bytes, sent: Sent) -> None:
+        if sent.sequence not in (None, sequence):
+            self.blame(Promise.REPEATED, f"{payload[:24]!r} was at {sent.sequence} of {subject}, now at {sequence}")
+        sent.sequence = sequence
+        known = self.names.setdefault(subject, {}).setdefault(sequence, payload)
+        if known != payload:
+            self.blame(Promise.RENAMED, f"{sequence} of {subject} was {known[:24]!r}, now {payload[:24]!r}")
+
+    # --- consuming ---------------------------------------------------------------------------------------------------
+
+    def note_delivery(
+        self, owner: Owner, holder: Holder, found: Mapping[int, bytes], *, asked_ns: int, now_ns: int
+    ) -> None:
+        """These messages have reached this consumer."""
+        for sequence, payload in found.items():
+            self.delivered += 1
+            sent = self.sent.get(payload)
+            if sent is None or sent.subject != owner.subject:
+                self.blame(Promise.PHANTOM, f"{payload[:24]!r} at {sequence} of {owner.subject} was never sent")
+                continue
+            self._name(owner.subject, sequence, payload, sent)
+            if sequence in owner.acked:
+                self.blame(Promise.ACKED_AGAIN, f"{sequence} is handed out to {owner} again, {holder.name} gets it")
+            before = owner.handed.get(sequence)
+            if before is not None:
+                self._justify(owner, sequence, before, holder, now_ns)
+            owner.handed[sequence] = Handed(holder, asked_ns)
+            owner.doubted.discard(sequence)
+
+    def _justify(self, owner: Owner, sequence: int, before: Handed, holder: Holder, now_ns: int) -> None:
+        reason = before.reason
+        if not reason and now_ns - before.holder.contact_ns >= owner.lease_ns:
+            reason = "lease"
+        if not reason and self.crashed_ns >= before.asked_ns:
+            reason = "crash"
+        if not reason and before.holder is holder and holder.lost_ns >= before.asked_ns:
+            reason = "resent"
+        self.reasons[reason] += 1
+        if not reason:
+            silent_ms = (now_ns - before.holder.contact_ns) / MS_NS
+            self.blame(
+                Promise.DUPLICATE,
+                f"{sequence} of {owner} goes to {holder.name}, but {before.holder.name} has it"
+                f" and spoke {silent_ms:.1f} ms ago",
+            )
+
+    def note_member(self, owner: Owner, now_ns: int) -> None:
+        """Somebody has joined: a group that began at the latest message is owed what is sent from now on."""
+        if owner.from_ns is None:
+            owner.from_ns = now_ns
+
+    def note_contact(self, owner: Owner, holder: Holder, *, asked_ns: int, now_ns: int) -> None:
+        """A request of this consumer was answered: its lease runs at least from when it was sent. It may have ended
+        before that, and the consumer have come back as a new member without being told."""
+        if now_ns - holder.contact_ns >= owner.lease_ns:
+            self.note_asked(owner, holder, None, "lease")
+        holder.contact_ns = max(holder.contact_ns, asked_ns)
+
+    def note_asked(self, owner: Owner, holder: Holder, sequences: Sequence[int] | None, reason: str) -> None:
+        """It is about to hand these back (None: all that it has)."""
+        for sequence in list(owner.handed) if sequences is None else sequences:
+            handed = owner.handed.get(sequence)
+            if handed is not None and handed.holder is holder:
+                handed.reason = reason
+
+    def note_acking(self, owner: Owner, sequences: Sequence[int]) -> None:
+        """About to be acked; whether the answer comes or not, they may be settled from now on."""
+        owner.doubted.update(set(sequences) - owner.acked)
+
+    def note_acked(self, owner: Owner, sequences: Sequence[int], *, stale: int = 0) -> None:
+        """The answer says that all of these are settled by this ack; or that some had been before, or are others'."""
+        if not stale:
+            owner.acked.update(sequences)
+
+    def note_lost(self, holder: Holder, now_ns: int) -> None:
+        """It waited for a response, and the connection ended."""
+        holder.lost_ns = now_ns
+
+    def note_eviction(self, owner: Owner, holder: Holder, now_ns: int) -> None:
+        """A consumer that had joined, and did not leave, is no member any more."""
+        silent_ns = now_ns - holder.contact_ns
+        if silent_ns < owner.lease_ns:
+            self.blame(Promise.EVICTED, f"{holder.name} of {owner} spoke {silent_ns / MS_NS:.1f} ms ago")
+        self.note_asked(owner, holder, None, "lease")
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def owed(self, owner: Owner) -> set[int]:
+        """All that this group must have been given in the end."""
+        if owner.from_ns is None:
+            return set()
+        names = self.names.get(owner.subject, {})
+        return {sequence for sequence, payload in names.items() if self.sent[payload].asked_ns >= owner.from_ns}
+
+    def is_drained(self) -> bool:
+        return all(owner.acked | owner.doubted >= self.owed(owner) for owner in self.owners.values())
+
+    def check_drained(self) -> None:
+        for owner in self.owners.values():
+            owed = self.owed(owner)
+            if missing := sorted(owed - owner.handed.keys()):
+                self.blame(Promise.LOST, f"{len(missing)} of {len(owed)} never reached {owner}: {missing[:5]}")
+            elif unacked := sorted(owed - owner.acked - owner.doubted):
+                self.blame(Promise.STUCK, f"{len(unacked)} of {len(owed)} cannot be settled in {owner}: {unacked[:5]}")
+        for payload, sent in self.sent.items():
+            if sent.is_acknowledged and sent.sequence is None:
+                self.blame(Promise.LOST, f"{payload[:24]!r} was acknowledged")

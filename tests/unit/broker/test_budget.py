@@ -1,0 +1,85 @@
+"""Bounds that many share: who is refused, who has to go."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairway.broker.budget import Allowance, Budget
+from fairway.errors import Code, InvariantViolated, Refused
+
+
+def test_an_allowance_is_taken_and_given_back() -> None:
+    allowance = Allowance(100, "wait")
+    allowance.take(60)
+    with pytest.raises(Refused, match="too many bytes wait") as refused:
+        allowance.take(41)
+    assert (refused.value.code, allowance.taken_bytes) == (Code.BUSY, 60)
+    assert refused.value.retry_after_ms
+    allowance.take(40)
+    allowance.give_back(100)
+    assert allowance.taken_bytes == 0
+    with pytest.raises(InvariantViolated):
+        allowance.give_back(1)
+
+
+def test_one_that_is_larger_than_the_allowance_may_still_be_there_alone() -> None:
+    allowance = Allowance(100, "wait")
+    allowance.take(1_000)
+    with pytest.raises(Refused):
+        allowance.take(1)
+
+
+class Holders:
+    """Names with weights; an evicted one weighs nothing any more."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.weights: dict[str, int] = {}
+        self.evicted: list[str] = []
+        self.budget: Budget[str] = Budget(bytes_max, lambda name: self.weights.get(name, 0), self._evict)
+
+    def _evict(self, name: str) -> None:
+        self.evicted.append(name)
+        self.weights[name] = 0
+
+    def hold(self, name: str, size: int, *, anew: bool = False) -> None:
+        self.weights[name] = size
+        self.budget.note(name, anew=anew)
+
+
+def test_whoever_has_held_on_longest_lets_go_first_and_makes_some_room() -> None:
+    holders = Holders(100)
+    for name in "abcd":
+        holders.hold(name, 25)
+    assert not holders.evicted
+    holders.hold("e", 10)
+    assert holders.evicted == ["a", "b"]  # one would do, but the next byte would need another
+    assert (holders.budget.taken_bytes, holders.budget.evictions) == (60, 2)
+
+
+def test_growing_keeps_ones_place_and_beginning_anew_does_not() -> None:
+    holders = Holders(100)
+    for name in "ab":
+        holders.hold(name, 10)
+    holders.hold("a", 20)
+    holders.hold("a", 30, anew=True)
+    holders.hold("c", 65)
+    assert holders.evicted == ["b", "a"]
+
+
+def test_what_went_away_without_a_word_is_weighed_again_before_anybody_has_to_go() -> None:
+    holders = Holders(100)
+    holders.hold("a", 90)
+    holders.weights["a"] = 5
+    holders.hold("b", 90)
+    assert not holders.evicted
+    assert holders.budget.taken_bytes == 95
+
+
+def test_who_is_gone_holds_nothing() -> None:
+    holders = Holders(100)
+    holders.hold("a", 90)
+    holders.budget.forget("a")
+    holders.budget.forget("a")
+    assert holders.budget.taken_bytes == 0
+    holders.hold("a", 0)
+    assert holders.budget.taken_bytes == 0

@@ -1,0 +1,159 @@
+"""The queue of cold reads: a few at a time, in turn, charged, and bounded in what they leave behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from fairway.broker import fetching
+from fairway.broker.fetching import Begin, Fetches, Keep, Shelf
+from fairway.errors import Code, Refused, StorageFault
+from fairway.limits import MIB
+from fairway.scheduling import Actor, Scheduler
+from fairway.storage.log import Damaged
+from fairway.world.clock import ManualClock
+from fairway.world.disk import Fetched
+from tests.unit.world.timers import Timers
+
+
+class Loop(Timers):
+    """Callbacks that are due at once, and timers."""
+
+    def call_soon(self, callback: object, /) -> None:
+        """Nothing is dispatched in these tests, so nothing runs."""
+
+
+@dataclass
+class Device:
+    """Answers when told to."""
+
+    under_way: list[tuple[str, Fetched]] = field(default_factory=list)
+
+    def read(self, name: str) -> Begin:
+        return lambda fetched: self.under_way.append((name, fetched))
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.under_way]
+
+    def answer(self, found: bytes | StorageFault = b"x") -> None:
+        self.under_way.pop(0)[1](found)
+
+
+@dataclass
+class Stage:
+    clock: ManualClock = field(default_factory=ManualClock)
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(self.clock, Loop())  # type: ignore[arg-type]
+        self.fetches = Fetches(self.scheduler, self.clock, at_once=2)
+
+    def actor(self, key: str) -> Actor:
+        return Actor(key, 1.0, 0.0, 0)
+
+    def reads(self, shelf: Shelf, *names: str) -> list[tuple[Begin, Keep]]:
+        return [(self.device.read(name), lambda data: shelf.keep(0, len(data), data)) for name in names]
+
+    def start(self, actor: Actor, *names: str) -> None:
+        shelf = Shelf()
+        self.fetches.start(actor, shelf, self.reads(shelf, *names))
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def test_a_few_at_a_time_and_each_actor_in_turn(stage: Stage) -> None:
+    actors = {name: stage.actor(name) for name in "abc"}
+    stage.start(actors["a"], "a1", "a2", "a3")
+    stage.start(actors["b"], "b1")
+    stage.start(actors["c"], "c1", "c2")
+    order = []
+    while stage.device.under_way:
+        assert len(stage.device.under_way) <= 2
+        order.append(stage.device.names[0])
+        stage.device.answer()
+    assert order == ["a1", "b1", "c1", "a2", "c2", "a3"]
+    assert all(actor.suspensions == 0 for actor in actors.values())
+
+
+def test_the_time_under_way_is_charged_and_the_time_in_the_queue_is_not(stage: Stage) -> None:
+    first, second, third = (stage.actor(name) for name in "abc")
+    for actor in (first, second, third):
+        stage.start(actor, "read")
+    stage.clock.advance(0.005)
+    stage.device.answer()
+    stage.clock.advance(0.002)
+    stage.device.answer()
+    stage.device.answer()
+    assert (first.elsewhere_ns, second.elsewhere_ns, third.elsewhere_ns) == (5_000, 7_000, 2_000)
+
+
+def test_the_actor_is_suspended_until_all_is_there(stage: Stage) -> None:
+    actor = stage.actor("a")
+    stage.start(actor, "one", "two")
+    stage.device.answer()
+    assert actor.suspensions == 1
+    assert stage.fetches.shelf(actor) is None
+    stage.device.answer()
+    assert actor.suspensions == 0
+    shelf = stage.fetches.shelf(actor)
+    assert shelf is not None
+    assert len(shelf.pieces) == 2
+
+
+def test_a_fault_ends_the_errand_and_is_told_once(stage: Stage) -> None:
+    actor = stage.actor("a")
+    stage.start(actor, "one", "two")
+    stage.device.answer(StorageFault("the device is on fire"))
+    assert stage.device.under_way == []
+    assert actor.suspensions == 0
+    with pytest.raises(Refused, match="on fire") as refused:
+        stage.fetches.shelf(actor)
+    assert refused.value.code is Code.BUSY
+    assert stage.fetches.shelf(actor) is None
+
+
+def test_what_is_gone_when_its_turn_comes_counts_as_read(stage: Stage) -> None:
+    def gone(_fetched: Fetched) -> None:
+        raise Damaged(7, "missing")
+
+    actor, shelf = stage.actor("a"), Shelf()
+    stage.fetches.start(actor, shelf, [(gone, lambda data: shelf.keep(7, 100, data))])
+    assert actor.suspensions == 0
+    piece = shelf.piece(7, 100)
+    assert piece is not None
+    assert (piece.size, piece.data) == (100, b"")
+
+
+def test_shelves_that_nobody_comes_for_are_cleared(stage: Stage) -> None:
+    actors = [stage.actor(str(number)) for number in range(40)]
+    for actor in actors:
+        stage.start(actor, "read")
+        stage.device.answer(bytes(MIB))
+    kept = [actor.key for actor in actors if stage.fetches.shelf(actor) is not None]
+    assert kept == [str(number) for number in range(40 - fetching.SHELVES_BYTES_MAX // MIB, 40)]
+
+
+def test_one_that_is_larger_than_all_shelves_is_kept(stage: Stage) -> None:
+    actor = stage.actor("a")
+    stage.start(actor, "read")
+    stage.device.answer(bytes(fetching.SHELVES_BYTES_MAX + 1))
+    assert stage.fetches.shelf(actor) is not None
+    stage.fetches.clear(actor)
+    assert stage.fetches.shelf(actor) is None
+
+
+def test_a_piece_is_found_from_any_place_in_it() -> None:
+    shelf = Shelf()
+    shelf.keep(100, 10, b"0123456789")
+    shelf.keep(200, 10, b"short")
+    assert shelf.piece(100, 4) == (100, 4, b"0123456789")
+    assert shelf.piece(103, 4) == (103, 4, b"3456")
+    assert shelf.piece(106, 9) == (106, 4, b"6789")
+    assert shelf.piece(203, 7) == (203, 7, b"rt")
+    assert shelf.piece(99, 1) is None
+    assert shelf.piece(110, 1) is None

@@ -1,0 +1,271 @@
+"""One connection, and what many of them hold: bounded both ways, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fairway.broker.server import BrokerOptions
+from fairway.errors import Code, Misuse, Refused, Unreachable
+from fairway.limits import FRAME_BYTES_MAX, KIB, MIB
+from fairway.protocol import Options, Why
+from fairway.protocol import messages as m
+from fairway.protocol.admin import Depth, Describe, Scan, Scanned
+from fairway.world.sim_disk import SimDisk
+from tests.support.client import ConnectionEnded, Stream
+from tests.support.raw import PING, Raw, beginning_of_a_frame
+from tests.unit.broker.scene import BROKER, PORT, Scene, options_of, staged, staged_with
+
+SMALL_FRAMES = Options(frame_bytes_max=MIB)
+TIGHT = options_of(
+    connection=SMALL_FRAMES, partial_bytes_max=2 * MIB, unsent_bytes_max=2 * MIB, waiting_bytes_max=2 * MIB
+)
+
+
+async def raw(scene: Scene, name: str = "rude", *, greet: bool = True) -> Raw:
+    return await Raw.connect(scene.sim.net.host(name), BROKER, PORT, greet=greet)
+
+
+def large_disk(scene: Scene) -> None:
+    scene.disk = SimDisk(scene.sim.rng.child("large"), scene.sim.loop.call_later)
+
+
+@staged_with(TIGHT)
+async def test_halves_of_frames_have_a_budget_and_the_oldest_is_told_to_come_back(scene: Scene) -> None:
+    half = beginning_of_a_frame(MIB, MIB - 8)
+    rude = [await raw(scene, f"rude-{number}") for number in range(6)]
+    for each in rude:
+        each.send(half)
+        await asyncio.sleep(1)
+        assert scene.broker.hall.incoming.taken_bytes <= 2 * MIB
+    assert [each.is_lost for each in rude] == [True, True, True, True, False, False]
+    closed = rude[0].connection.closed
+    assert closed is not None
+    assert (closed.why, closed.code, closed.retry_after_ms) == (Why.ACCUSED, Code.BUSY, 1_000)
+    assert "only a part has come" in closed.sentence
+    await scene.send(b"healthy")
+    for each in rude:
+        each.abort()
+    await asyncio.sleep(1)
+    assert scene.broker.hall.incoming.taken_bytes == 0
+
+
+@staged_with(TIGHT)
+async def test_a_client_that_finishes_its_frames_is_not_the_oldest(scene: Scene) -> None:
+    half = beginning_of_a_frame(MIB, MIB - 8)
+    busy = await raw(scene, "busy")
+    busy.send(PING[:16])
+    await asyncio.sleep(1)
+    for number in range(4):
+        busy.send(PING[16:] + PING[:16])  # always in the middle of a frame, and never of the same
+        await asyncio.sleep(1)
+        (await raw(scene, f"rude-{number}")).send(half)
+        await asyncio.sleep(1)
+    assert not busy.is_lost
+    assert scene.broker.hall.incoming.evictions == 2
+
+
+@staged
+async def test_one_byte_at_a_time_is_slow_but_no_offence(scene: Scene) -> None:
+    slow = await raw(scene, "slow")
+    for _ in range(3):
+        for at in range(len(PING)):
+            slow.send(PING[at : at + 1])
+            await asyncio.sleep(1)
+    await asyncio.sleep(1)
+    assert not slow.is_lost
+    assert slow.received > 3 * len(PING)
+
+
+@staged
+async def test_a_handshake_that_does_not_come_ends_the_connection(scene: Scene) -> None:
+    silent = await raw(scene, "silent", greet=False)
+    trickling = await raw(scene, "trickling", greet=False)
+    for part in b"".join(bytes(each) for each in trickling.connection.take())[:12]:
+        trickling.send(bytes([part]))
+        await asyncio.sleep(1)
+    assert silent.is_lost
+    assert trickling.is_lost
+
+
+@staged_with(TIGHT)
+async def test_a_flood_of_pings_is_hung_up_on(scene: Scene) -> None:
+    flood = await raw(scene, "flood")
+    flood.send(PING * 2_048)
+    await asyncio.sleep(1)
+    assert flood.is_lost
+    assert flood.received < 200 * len(PING)
+
+
+@staged_with(TIGHT)
+async def test_a_flood_of_requests_whose_answers_are_not_read_is_paused_then_dropped(scene: Scene) -> None:
+    flood = await raw(scene, "flood")
+    flood.stop_reading()
+    flood.connection.requests_max = 1 << 30
+    for _ in range(20_000):
+        flood.ask(Describe(Depth.SUBJECTS))
+    await asyncio.sleep(5)
+    assert scene.broker.hall.outgoing.taken_bytes < MIB
+    assert len(scene.broker.hall) == 1
+    await asyncio.sleep(40)  # three heartbeats
+    assert len(scene.broker.hall) == 0
+
+
+@staged_with(options_of(connection=Options(requests_max=4)))
+async def test_more_requests_than_may_be_in_flight_wait_in_the_socket(scene: Scene) -> None:
+    worker = await scene.worker("ann")
+    worker.client._connection.requests_max = 1_000
+    polls = [asyncio.create_task(worker.pull(wait_s=2)) for _ in range(4)]
+    await asyncio.sleep(0.1)
+    late = [asyncio.create_task(worker.pull(wait_s=2)) for _ in range(4)]
+    await asyncio.gather(*polls, *late)
+    assert scene.broker.meters.pulls == 8
+    assert not scene.broker.meters.refusals
+
+
+@staged_with(options_of(connection=Options(heartbeat_ms=1_000)))
+async def test_a_slow_reader_that_moves_is_not_taken_for_dead(scene: Scene) -> None:
+    stream = Stream(1)
+    for _ in range(4):
+        await scene.send(bytes(512 * KIB), stream=stream)
+    slow = await raw(scene, "slow")
+    for _ in range(2):
+        slow.ask(Scan("orders", m.Whence.EARLIEST, 0, None, 1))
+    slow.stop_reading()
+    await asyncio.sleep(0.5)
+    transport = slow.transport
+    assert transport is not None
+    for _ in range(8):  # a sip a second: slower than the heartbeat, and never silent
+        transport.resume_reading()
+        await asyncio.sleep(0.001)
+        transport.pause_reading()
+        await asyncio.sleep(0.9)
+        assert slow.answered < 2
+    transport.resume_reading()
+    await asyncio.sleep(1)
+    assert (slow.is_lost, slow.answered) == (False, 2)
+
+
+@staged_with(TIGHT)
+async def test_a_consumer_that_never_reads_is_cut_off_and_holds_up_nobody(scene: Scene) -> None:
+    stream = Stream(1)
+    for _ in range(3):
+        await scene.send(bytes(700 * KIB), stream=stream)
+    deaf = await raw(scene, "deaf")
+    deaf.stop_reading()
+    for _ in range(20):
+        deaf.ask(Scan("orders", m.Whence.EARLIEST, 0, None, 1))
+    healthy = await scene.worker("ann")
+    assert len((await healthy.pull()).payloads) == 1
+    await asyncio.sleep(2)
+    assert scene.broker.hall.outgoing.taken_bytes <= 2 * MIB
+    await asyncio.sleep(60)
+    assert scene.broker.hall.outgoing.taken_bytes == 0
+    assert len(scene.broker.hall) <= 2
+
+
+@staged_with(TIGHT)
+async def test_requests_that_wait_have_an_allowance(scene: Scene) -> None:
+    client = await scene.connect()
+    scene.disk.stall(5)
+    stream = Stream(9)
+    data = [stream.batch([bytes(600 * KIB)]) for _ in range(5)]
+    answers = await asyncio.gather(*(client.produce("orders", each) for each in data), return_exceptions=True)
+    codes = [each.code for each in answers if isinstance(each, Refused)]
+    assert Code.BUSY in codes
+    assert scene.broker.waiting.taken_bytes == 0
+    assert sum(isinstance(each, m.Produced) for each in answers) >= 1
+
+
+@staged
+async def test_whatever_becomes_of_a_request_its_allowance_is_free_again(scene: Scene) -> None:
+    await scene.worker("ann")
+    client = await scene.connect()
+    with pytest.raises(Refused, match="BAD_NAME"):
+        await client.produce("../../etc", Stream(1).batch([b"a"]))
+    with pytest.raises(Refused, match="NO_SUCH_GROUP"):
+        await client.pull("orders", "nobody", "x")
+    bad = bytearray(Stream(2).batch([b"abcdefgh"]))
+    bad[-1] ^= 1
+    with pytest.raises(ConnectionEnded):
+        await client.produce("orders", bytes(bad))
+    waiting = await scene.worker("ben")
+    poll = asyncio.create_task(waiting.pull(wait_s=1))
+    gone = await scene.worker("cid")
+    lost = asyncio.create_task(gone.pull(wait_s=1))
+    await asyncio.sleep(0.1)
+    assert scene.broker.waiting.taken_bytes > 0
+    gone.client.abort()
+    with pytest.raises(ConnectionEnded):
+        await lost
+    await poll
+    await asyncio.sleep(2)
+    assert scene.broker.waiting.taken_bytes == 0
+
+
+@staged
+async def test_an_answer_that_the_client_cannot_take_is_refused(scene: Scene) -> None:
+    await scene.send(bytes(64 * KIB))
+    narrow = Raw()
+    net = scene.sim.net.host("narrow")
+    narrow.connection = type(narrow.connection)(narrow.connection.role, 0, Options(frame_bytes_max=16 * KIB))
+    narrow.transport, _ = await net.connect(lambda: narrow, BROKER, PORT)
+    narrow.send(*narrow.connection.take())
+    await narrow.greeted
+    narrow.ask(Scan("orders", m.Whence.EARLIEST, 0, None, 1 << 20))
+    await asyncio.sleep(1)
+    assert not narrow.is_lost
+    assert scene.broker.meters.refusals[Code.TOO_LARGE] == 1
+
+
+@staged_with(options_of(response_bytes_max=2 * KIB))
+async def test_an_answer_holds_no_more_than_it_may_whatever_was_asked_for(scene: Scene) -> None:
+    stream = Stream(1)
+    for _ in range(5):
+        await scene.send(bytes(KIB), stream=stream)
+    client = await scene.connect()
+    scanned, batches = await client.ask(Scan("orders", m.Whence.EARLIEST, 0, None, 1 << 40), Scanned)
+    assert len(batches) == 1
+    assert scanned.next_sequence == 1
+
+
+@staged_with(options_of(connections_max=2))
+async def test_a_connection_too_many_is_told_so(scene: Scene) -> None:
+    first = await scene.connect()
+    await scene.connect()
+    with pytest.raises(Unreachable, match="2 connections and takes no more"):
+        await scene.connect()
+    first.close()
+    await asyncio.sleep(1)
+    await scene.connect()
+
+
+@staged_with(options_of(connections_max=1))
+async def test_a_crowd_at_the_door_is_cut_off_without_a_word(scene: Scene) -> None:
+    crowd = [await raw(scene, f"rude-{number}", greet=False) for number in range(140)]
+    await asyncio.sleep(1)
+    assert sum(each.is_lost for each in crowd) == 140 - 129
+    assert len(scene.broker.hall) == 129
+
+
+@staged
+async def test_random_bytes_are_answered_with_a_goodbye(scene: Scene) -> None:
+    for number, nonsense in enumerate((b"GET / HTTP/1.1\r\n\r\n" * 3, bytes(64), b"\xff" * 64)):
+        rude = await raw(scene, f"rude-{number}")
+        rude.send(nonsense)
+        await asyncio.wait_for(rude.lost, 10)
+        assert rude.connection.closed is not None
+        assert rude.connection.closed.code is Code.PROTOCOL_ERROR
+
+
+def test_budgets_hold_at_least_one_frame() -> None:
+    with pytest.raises(Misuse, match="room for one frame"):
+        BrokerOptions(partial_bytes_max=FRAME_BYTES_MAX - 1)
+
+
+def test_only_loopback_unless_told_so() -> None:
+    with pytest.raises(Misuse, match="--allow-remote"):
+        BrokerOptions(host="0.0.0.0")
+    BrokerOptions(host="0.0.0.0", allow_remote=True)
+    BrokerOptions(host="::1")

@@ -115,7 +115,7 @@ def test_two_thousand_idle_connections_cost_little(broker: tuple[Child, int]) ->
     assert peak - at_rest < 2_000 * 64 * 1_024  # 64 KiB each
 
 
-def test_two_thousand_half_frames_at_once_do_not_exhaust_memory(broker: tuple[Child, int]) -> None:
+def test_a_thousand_half_frames_at_once_do_not_exhaust_memory(broker: tuple[Child, int]) -> None:
     child, port = broker
 
     async def attack(port: int) -> None:

@@ -11,7 +11,7 @@ fails is another matter: nobody is told anything any more, and `failed` returns,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -39,7 +39,7 @@ from fairway.broker.steering import SteeringProcessor
 from fairway.errors import FairwayError, Misuse, Refused, StorageFault
 from fairway.names import Subject
 from fairway.protocol import Message, Options, RequestReceived
-from fairway.protocol.admin import BrokerState, Scan
+from fairway.protocol.admin import BrokerState, Configure, Lever, Scan, Switch
 from fairway.protocol.messages import Heartbeat, Join, Leave, Produce, Pull, SettleAll
 from fairway.scheduling import Order, Processor, Scheduler, SchedulerOptions
 from fairway.storage.flusher import Durability
@@ -231,8 +231,17 @@ class Broker:
             lane = self.desk.subject(message.subject).id % _SCAN_LANES
             scan = self._bounded(session, message)
             self._dispatch(("scan", lane), self._request(session, received, scan), self._scan)
+        elif isinstance(message, Configure | Switch) and self._may_name(message):
+            named = Subject.parse(message.subject)
+            request = self._request(session, received, received.message)
+            self._once_named(named, request, lambda: (("steer",), self._steer))
         else:
             self._dispatch(("steer",), self._request(session, received, received.message), self._steer)
+
+    @staticmethod
+    def _may_name(message: Configure | Switch) -> bool:
+        """Whether it makes its subject where there is none."""
+        return message.expected_version == 0 if isinstance(message, Configure) else message.lever is Lever.READ_ONLY
 
     def _dispatch(
         self, key: Hashable, request: BrokerRequest[MessageT], processor: Processor[BrokerRequest[MessageT]]
@@ -253,20 +262,35 @@ class Broker:
         return msgspec.structs.replace(message, bytes_max=max(bytes_max, 1))
 
     def _join(self, session: Session, received: RequestReceived, message: Join) -> None:
-        """A subject that is new is committed before any group's action speaks of its number."""
-        subject = self.store.ensure_subject(Subject.parse_joinable(message.subject))
-        log = self.store.messages.log
+        subject = Subject.parse_joinable(message.subject)
         request = self._request(session, received, received.message)
+        self._once_named(subject, request, lambda: (self.consume.open_group(message).key, self.consume))
+
+    def _once_named(
+        self,
+        subject: Subject,
+        request: BrokerRequest[Message],
+        place: Callable[[], tuple[Hashable, Processor[BrokerRequest[Message]]]],
+    ) -> None:
+        """A subject that is new is committed before any action speaks of its number: a torn tail would give that number
+        to another."""
+        log = self.store.messages.log
 
         def go_on(outcome: FairwayError | None) -> None:
             try:
                 if outcome is not None:
                     raise outcome
-                self.scheduler.dispatch(self.consume.open_group(message).key, request, self.consume)
+                key, processor = place()
+                self.scheduler.dispatch(key, request, processor)
             except FairwayError as error:
                 request.fail(error)
 
-        log.flusher.when_durable(log.end if subject.born_at >= log.committed_end else 0, go_on)
+        try:
+            born_at = self.store.ensure_subject(subject).born_at
+        except FairwayError as error:
+            request.fail(error)
+            return
+        log.flusher.when_durable(log.end if born_at >= log.committed_end else 0, go_on)
 
     def _request(
         self, session: Session, received: RequestReceived, message: MessageT, wait_ms_max: int = 0

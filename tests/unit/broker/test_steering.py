@@ -6,6 +6,7 @@ from fairway.errors import Code
 from fairway.groups import GroupConfig, TagFilter
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Depth, Describe, Described, Lever
+from tests.support.client import Stream
 from tests.unit.broker.scene import Scene, refused, staged
 
 RED = GroupConfig(tags=TagFilter(("red",)))
@@ -131,6 +132,15 @@ async def test_a_read_only_subject_takes_nothing_and_is_consumed_all_the_same(sc
     ann = await scene.worker("ann")
     assert await ann.drain() == [b"a"]
     assert (await scene.switch(Lever.READ_ONLY, is_on=False)).was_on
+
+
+@staged
+async def test_a_subject_may_be_closed_before_its_first_message_and_stays_so_after_a_power_cut(scene: Scene) -> None:
+    """The subject is committed before the switch speaks of its number, or another subject would get both."""
+    await scene.switch(Lever.READ_ONLY, is_on=True)
+    await scene.power_cut()
+    assert await refused(scene.send(b"a")) is Code.READ_ONLY
+    await scene.send(b"b", subject="another", stream=Stream(77))
 
 
 @staged

@@ -111,7 +111,9 @@ class Link:
 class Producer:
     """One stream to one subject."""
 
-    def __init__(self, scene: Scene, truth: Witness, mood: Mood, name: str, subject: str, *, pace_ms: int = 40) -> None:
+    def __init__(
+        self, scene: Scene, truth: Witness, mood: Mood, name: str, subject: str, *, pace_ms: int = 120
+    ) -> None:
         self.name = name
         self._rng = scene.rng.child(name)
         self._scene = scene
@@ -322,7 +324,7 @@ class Consumer:
 
     async def pull(self, client: Client, wait_ms: int) -> Delivery:
         subject, group, name = self._place
-        messages_max = 1 + self._rng.below(1 + self._rng.below(60))
+        messages_max = 1 + self._rng.below(1 + self._rng.below(120))
         pull = client.pull(subject, group, name, arrived=self._arrived, messages_max=messages_max, wait_ms=wait_ms)
         try:
             delivery, asked_ns = await self._link.ask("a delivery", pull, wait_ms=wait_ms)

@@ -136,7 +136,8 @@ class History:
         subjects = ["orders", "trips"][: 1 + rng.below(2)]
         for number in range(2 * len(subjects)):  # two to a subject, so that batches sent again change places
             subject = subjects[number % len(subjects)]
-            producer = Producer(self.scene, self.truth, self.mood, f"p{number}", subject)
+            pace_ms = (40, 120, 250)[rng.below(3)]  # some groups fall behind, others wait for every message
+            producer = Producer(self.scene, self.truth, self.mood, f"p{number}", subject, pace_ms=pace_ms)
             self.producers.append(producer)
             self._start_task(producer.run())
         for number in range(2 + rng.below(2)):

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from fairway.broker.desk import Desk
+from fairway.broker.produce import ProduceProcessor
+from fairway.broker.requests import BrokerRequest
 from fairway.groups import membership, pulling
 from fairway.groups.decisions import Pulled
 from fairway.groups.events import Event
 from fairway.groups.member import Member
 from fairway.groups.state import State
-from fairway.names import Consumer
+from fairway.names import Consumer, Subject
+from fairway.protocol.messages import Produce
+from fairway.scheduling import Actor, Verdict
 from fairway.storage.consume_log import Entry
 from fairway.storage.flusher import Flusher
 from fairway.storage.flusher import Outcome as Told
@@ -80,9 +84,16 @@ def wake_up_lost() -> AbstractContextManager[None]:
 
 @contextmanager
 def visible_before_committed() -> Iterator[None]:
-    """As soon as it is appended, out of memory."""
+    """As soon as it is appended, out of memory; and whoever waits is told."""
     memory: WeakKeyDictionary[Flusher, dict[int, bytes]] = WeakKeyDictionary()
-    right_add, right_read = Flusher.add, Log.read
+    right_add, right_read, right_process = Flusher.add, Log.read, ProduceProcessor.process
+
+    def process(self: ProduceProcessor, request: BrokerRequest[Produce], actor: Actor) -> Verdict:
+        verdict = right_process(self, request, actor)
+        appended = self._store.messages.views.subjects.find(Subject.parse(request.message.subject))
+        if appended is not None:
+            self._on_committed(appended.id)
+        return verdict
 
     def add(self: Flusher, file: File, part: Part, body: Part = b"", **how: bool) -> None:
         start = self.gathered_end
@@ -100,6 +111,7 @@ def visible_before_committed() -> Iterator[None]:
         yield from self.views.entries.entries(subject_id, sequence, self.log.end)
 
     with (
+        swapped(ProduceProcessor, "process", process),
         swapped(Flusher, "add", add),
         swapped(Log, "read", read),
         swapped(Log, "read_cached", read),

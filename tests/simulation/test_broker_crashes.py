@@ -29,11 +29,11 @@ def test_nothing_contradicts_the_model(first: int) -> None:
 def test_the_histories_are_eventful() -> None:
     """Every way to end a life occurs, and every reason to hand out a message again."""
     report = broker_campaign.Report()
-    for seed in range(12):
+    for seed in range(7):
         report.add(broker_campaign.run_one(seed))
     assert report.ends.keys() == {each.value for each in End} | {"last stop"}
     assert report.reasons.keys() == {"retry", "release", "left", "forgot", "lease", "crash"}
-    assert report.acknowledged > 2_000
+    assert report.acknowledged > 1_000
     assert report.acked > report.acknowledged
 
 

@@ -63,7 +63,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ledger]:
     directory = Directory(folder / "data", folder, 1, counts)
     life = directory.start()
     life.await_word("open")
-    assert not life.ended_by_itself(0.3)
+    for _ in range(100):  # a busy machine is slow: what counts is that there is something to damage
+        assert not life.ended_by_itself(0.3)
+        if len(life.lines()) > 60:
+            break
     life.kill()
     directory.settle(life)
     assert counts.clean, (counts.judgement, counts.failures)

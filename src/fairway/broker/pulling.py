@@ -52,7 +52,7 @@ class Puller:
             return Verdict.AGAIN
         messages_max = self._inboxes.messages_max(source, message.messages_max)
         for _ in range(_TRIES_MAX):
-            pulled = self._decide(source, message, name, messages_max)
+            pulled = self._decide(source, message, name, messages_max, actor)
             refused = refusal(pulled)
             if refused is not None:
                 request.refuse(refused)
@@ -74,9 +74,10 @@ class Puller:
                 self._leave_out(source, name, lot, pulled)
         return Verdict.AGAIN
 
-    def _decide(self, source: GroupHost, message: Pull, name: Consumer, messages_max: int) -> Pulled:
+    def _decide(self, source: GroupHost, message: Pull, name: Consumer, messages_max: int, actor: Actor) -> Pulled:
         law = source.law
-        fresh = self._reader.fresh(source.subject_id, law.cursor, law.config, max(messages_max, 1), message.bytes_max)
+        bytes_max = self._reader.response_bytes(actor, message.bytes_max)
+        fresh = self._reader.fresh(source.subject_id, law.cursor, law.config, max(messages_max, 1), bytes_max)
         other = source.main or source.inbox
         return law.pull(
             name,

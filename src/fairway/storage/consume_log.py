@@ -60,10 +60,14 @@ class ConsumeLog:
     # --- growing -----------------------------------------------------------------------------------------------------
 
     def append(self, subject_id: int, entry: Entry) -> None:
+        self.append_packed(subject_id, ENTRY.pack(*msgspec.structs.astuple(entry)))
+
+    def append_packed(self, subject_id: int, entry: bytes) -> None:
+        """The same, of an entry that is packed already."""
         tail = self._tails.get(subject_id)
         if tail is None:
             tail = self._tails[subject_id] = bytearray()
-        tail += ENTRY.pack(*msgspec.structs.astuple(entry))
+        tail += entry
 
     def first_sequences_from(self, position: int) -> dict[int, int]:
         """By subject: the sequence of its first entry at or above `position`, which lies above every sealed segment."""

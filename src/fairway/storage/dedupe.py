@@ -25,6 +25,8 @@ from fairway.errors import Code, Refused, RemoteProtocolError
 # first producer sequence, count, CRC, first sequence, end of the record, append ms, producer epoch
 _STORED = struct.Struct("<QIIQQqI4x")
 _EPOCH_AT = slice(-8, -4)  # of the newest batch, in a window of packed ones
+_OLDEST_EPOCH_AT = slice(_STORED.size - 8, _STORED.size - 4)
+_WINDOW_BYTES_MAX = limits.STREAM_BATCHES_MAX * _STORED.size
 _STREAM = struct.Struct("<QIIQqI4x")  # producer, subject, epoch before the window, next, last used ms, batches
 
 
@@ -43,7 +45,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
 class _Stream:
     """One producer's stream into one subject. `window` holds packed `Stored`, oldest first."""
 
-    __slots__ = ("next", "old_epoch", "subject_id", "used_ms", "window")
+    __slots__ = ("epoch", "next", "old_epoch", "subject_id", "used_ms", "window")
 
     def __init__(self, subject_id: int, old_epoch: int, next_: int, used_ms: int, window: bytearray) -> None:
         self.subject_id = subject_id
@@ -51,9 +53,9 @@ class _Stream:
         self.next = next_
         self.used_ms = used_ms
         self.window = window
+        self.epoch = self.newest_epoch()
 
-    @property
-    def epoch(self) -> int:
+    def newest_epoch(self) -> int:
         """That of the newest batch: with a batch that is undone, its epoch is."""
         return int.from_bytes(self.window[_EPOCH_AT], "little") if self.window else self.old_epoch
 
@@ -94,20 +96,24 @@ class DedupeWindow:
             raise _refused(Code.SEQUENCE_GAP, header, f"is expected to go on at {stream.next}, not at {first}")
         raise _refused(Code.SEQUENCE_CONFLICT, header, f"already stored other bytes in {first}+{header.count}")
 
-    def note(self, header: batch.Header, subject_id: int, stored: Stored) -> None:
-        """A batch was appended (or is read again from the log)."""
-        stream = self._streams.pop(header.producer_id, None)
+    def note(self, header: batch.Header, subject_id: int, first_sequence: int, end: int, appended_ms: int) -> None:
+        """A batch was appended (or is read again from the log): where its record ends, and when."""
+        streams = self._streams
+        stream = streams.pop(header.producer_id, None)
         if stream is None:
             stream = _Stream(subject_id, 0, 0, 0, bytearray())
-            while len(self._streams) >= limits.STREAMS_MAX:
-                del self._streams[next(iter(self._streams))]
-        self._streams[header.producer_id] = stream  # now the most recently used
-        stream.next = header.first_sequence + header.count
-        stream.used_ms = stored.appended_ms
-        stream.window += _STORED.pack(*msgspec.structs.astuple(stored))
-        if len(stream.window) > limits.STREAM_BATCHES_MAX * _STORED.size:
-            stream.old_epoch = Stored(*_STORED.unpack_from(stream.window)).epoch
-            del stream.window[: _STORED.size]
+            while len(streams) >= limits.STREAMS_MAX:
+                del streams[next(iter(streams))]
+        streams[header.producer_id] = stream  # now the most recently used
+        first, count, epoch = header.first_sequence, header.count, header.producer_epoch
+        stream.next = first + count
+        stream.epoch = epoch
+        stream.used_ms = appended_ms
+        window = stream.window
+        window += _STORED.pack(first, count, header.crc, first_sequence, end, appended_ms, epoch)
+        if len(window) > _WINDOW_BYTES_MAX:
+            stream.old_epoch = int.from_bytes(window[_OLDEST_EPOCH_AT], "little")
+            del window[: _STORED.size]
 
     def cut(self, position: int) -> None:
         """Forget batches whose records end above `position`: they were never committed."""
@@ -118,6 +124,7 @@ class DedupeWindow:
                     break
                 stream.next = stored.producer_sequence
                 del stream.window[-_STORED.size :]
+            stream.epoch = stream.newest_epoch()
             if not stream.window and stream.next == 0:
                 del self._streams[producer_id]
 

@@ -128,21 +128,20 @@ class Flusher:
         self._watch = watch
         return watch
 
-    def add(self, file: File, part: Part, body: Part = b"", *, must_sync: bool = False) -> None:
+    def add(self, file: File, part: Part, body: Part = b"", must_sync: bool = False) -> None:
         """Gather bytes that follow directly on what was gathered before; `body` goes behind `part`."""
         if self.fault is not None:
             raise self.fault
-        last = self._gathered[-1] if self._gathered else None
+        gathered = self._gathered
+        last = gathered[-1] if gathered else None
         if last is None or last.file is not file:
             last = _Round(file, self.gathered_end, syncs=not self._is_lazy)
-            self._gathered.append(last)
-        last.parts.append(part)
-        if body:
-            last.parts.append(body)
-        last.must_sync = last.must_sync or must_sync
-        self.gathered_end += len(part) + len(body)
-        last.end = self.gathered_end
-        self._kick_soon()
+            gathered.append(last)
+            self._kick_soon()
+        last.parts += (part, body) if body else (part,)
+        if must_sync:
+            last.must_sync = True
+        self.gathered_end = last.end = self.gathered_end + len(part) + len(body)
 
     def _kick_soon(self) -> None:
         if not self._kicked and self._in_flight is None:
@@ -161,6 +160,9 @@ class Flusher:
             outcome(None)
         elif self.fault is not None:
             outcome(self.fault)
+        elif self._gathered and position > self._gathered[-1].start:  # as everybody does who has just appended
+            invariant(position <= self.gathered_end, "nobody waits for what was not appended")
+            self._gathered[-1].waiters.append(outcome)
         else:
             self._round_of(position).waiters.append(outcome)
 

@@ -21,6 +21,8 @@ from fairway.storage.record import BadRecord, Header, Kind, Record
 from fairway.storage.segment import Segment
 from fairway.world.disk import Disk, Fetched, File
 
+_RECORD_BYTES_MAX = record.HEADER_BYTES + record.BODY_BYTES_MAX
+
 
 @dataclass(slots=True)
 class LogState:
@@ -77,6 +79,7 @@ class Log:
         self._release_ballast = release_ballast
         self._files: OrderedDict[int, File] = OrderedDict()
         self._must_roll = False  # the newest segment was complete once, and its owner may have sealed it
+        self._easy_end = -1  # what ends here or before needs no roll and no epoch first; `_make_way` has the cases
         self._epoch_before = state.epoch
         self._epoch_end: int | None = 0  # where the record that opened this epoch ends; None: a full disk undid it
 
@@ -103,7 +106,6 @@ class Log:
         kind: Kind,
         body: bytes,
         now_ms: int,
-        *,
         subject_id: int = 0,
         first_sequence: int = 0,
         count: int = 0,
@@ -112,51 +114,46 @@ class Log:
         """Gather one record; it is durable once `flusher.durable(header.end)` says so. `must_sync`: synced by then,
         whatever the durability."""
         size = record.HEADER_BYTES + len(body)
-        self._admit(size)
-        if self._epoch_end is None:
-            self._write_epoch(now_ms)
-        if self._is_full(size):
-            self.roll()
-        return self.write(
-            kind,
-            body,
-            now_ms,
-            subject_id=subject_id,
-            first_sequence=first_sequence,
-            count=count,
-            must_sync=must_sync,
-        )
+        flusher = self.flusher
+        is_behind = flusher.gathered_end - flusher.committed_end > limits.UNSYNCED_BYTES_MAX
+        if self.end + size > self._easy_end or size > _RECORD_BYTES_MAX or is_behind:
+            self._make_way(size, now_ms)
+        return self.write(kind, body, now_ms, subject_id, first_sequence, count, must_sync)
 
     def write(
         self,
         kind: Kind,
         body: bytes,
         now_ms: int,
-        *,
         subject_id: int = 0,
         first_sequence: int = 0,
         count: int = 0,
         must_sync: bool = False,
     ) -> Header:
         """Gather one record in the newest segment, whatever its size: for what belongs to the record that follows."""
-        invariant(len(body) % record.ALIGNMENT == 0, "a body is padded")
-        newest = self.segments[-1]
-        newest.newest_ms = self.newest_ms = max(now_ms, self.newest_ms)
-        header = Header(
+        body_bytes = len(body)
+        invariant(not body_bytes % record.ALIGNMENT, "a body is padded")
+        position, flusher, newest = self.end, self.flusher, self.segments[-1]
+        appended_ms = newest.newest_ms = self.newest_ms = max(now_ms, self.newest_ms)
+        synced_end, epoch, crc = flusher.synced_end, self.epoch, checksum(body)
+        packed = record.pack(
             kind,
             subject_id,
-            self.end,
-            self.flusher.synced_end,
-            self.epoch,
+            self.log_id,
+            position,
+            synced_end,
+            epoch,
             first_sequence,
-            self.newest_ms,
+            appended_ms,
             count,
-            len(body),
-            checksum(body),
+            body_bytes,
+            crc,
         )
-        self.flusher.add(self.file(newest), record.pack_header(header, self.log_id), body, must_sync=must_sync)
-        self.end = newest.end = header.end
-        return header
+        flusher.add(self.file(newest), packed, body, must_sync)
+        self.end = newest.end = position + record.HEADER_BYTES + body_bytes
+        return Header(
+            kind, subject_id, position, synced_end, epoch, first_sequence, appended_ms, count, body_bytes, crc
+        )
 
     def open_epoch(self, epoch: int, now_ms: int) -> None:
         """Begin an epoch: a record of its own, so that two histories can be told apart where they part. On a full disk
@@ -173,6 +170,7 @@ class Log:
             self._epoch_end = self.append(Kind.EPOCH, b"", now_ms, must_sync=True).end
         except FairwayError:
             self._epoch_end = None
+            self._easy_end = -1
             raise
 
     def roll(self) -> None:
@@ -203,10 +201,19 @@ class Log:
         invariant(file.size == 0, f"{name} is new")
         return file
 
+    def _make_way(self, size: int, now_ms: int) -> None:
+        """See to it that the newest segment takes the next record of `size` bytes; `Refused` if none can."""
+        self._admit(size)
+        if self._epoch_end is None:
+            self._write_epoch(now_ms)
+        if self._is_full(size):
+            self.roll()
+        self._easy_end = self.segments[-1].base + self._segment_bytes
+
     def _admit(self, size: int) -> None:
         if self.flusher.fault is not None:
             raise self.flusher.fault
-        if size > record.HEADER_BYTES + record.BODY_BYTES_MAX:
+        if size > _RECORD_BYTES_MAX:
             raise Refused(Code.TOO_LARGE, f"a record holds at most {record.BODY_BYTES_MAX} bytes, this one has {size}")
         if self.flusher.uncommitted_bytes > limits.UNSYNCED_BYTES_MAX:
             raise Refused(Code.BUSY, "the disk is behind: too many bytes wait for their sync", retry_after_ms=50)
@@ -229,6 +236,7 @@ class Log:
         if self.segments:
             self.segments[-1].end = min(self.segments[-1].end, position)
         self.end = position
+        self._easy_end = -1
         if self._epoch_end is not None and self._epoch_end > position:
             self._epoch_end = None
         self._on_cut(position)
@@ -253,7 +261,8 @@ class Log:
         if file is None:
             file = self._files[of.base] = self._disk.open(segment.file_name(self.directory, of.base))
             self._close_surplus()
-        self._files.move_to_end(of.base)
+        if of is not self.segments[-1]:  # which stays open anyway
+            self._files.move_to_end(of.base)
         return file
 
     def _close_surplus(self) -> None:

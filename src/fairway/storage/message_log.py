@@ -18,7 +18,7 @@ from fairway.storage.consume_log import Entry
 from fairway.storage.dedupe import Stored
 from fairway.storage.flusher import Defer, Durability
 from fairway.storage.log import Damaged, Log, LogState
-from fairway.storage.record import Kind
+from fairway.storage.record import Header, Kind, batch_at
 from fairway.storage.segment import Segment
 from fairway.storage.subjects import SubjectState
 from fairway.storage.views import Views
@@ -90,37 +90,28 @@ class MessageLog:
         state = self.views.subjects.find(subject)
         original = self.views.dedupe.judge(header, state.id if state else 0)
         if original is not None and state is not None:
-            return self._receipt(state.id, original, is_duplicate=True)
-        return self._append(subject, data, header)
+            return self._receipt(state.id, original, original.end, is_duplicate=True)
+        return self._append(subject, state, data, header)
 
     def append_own(self, subject: Subject, data: bytes, header: batch.Header) -> Receipt:
         """Store a batch of the broker's own making: what it repeats is its own business, and gaps mean nothing."""
         invariant(subject.is_internal, "the broker's own batches go to subjects of its own")
-        return self._append(subject, data, header)
+        return self._append(subject, self.views.subjects.find(subject), data, header)
 
-    def _append(self, subject: Subject, data: bytes, header: batch.Header) -> Receipt:
-        state = self.views.subjects.find(subject)
+    def _append(self, subject: Subject, state: SubjectState | None, data: bytes, header: batch.Header) -> Receipt:
         known = state or self.introduce(subject)
         if self._is_lazy and known.next_sequence + header.count > known.ceiling:
             self._raise_ceiling(known)
-        written = self.log.append(
-            Kind.DATA,
-            data,
-            self._clock.wall_ms(),
-            subject_id=known.id,
-            first_sequence=known.next_sequence,
-            count=header.count,
-        )
-        stored = self.views.note_batch(written, header)
+        now_ms = self._clock.wall_ms()
+        written = self.log.append(Kind.DATA, data, now_ms, known.id, known.next_sequence, header.count)
+        self.views.note_batch(written, header)
         if state is None:
             self._state_name(known)
-        return self._receipt(known.id, stored, is_duplicate=False)
+        return self._receipt(known.id, written, written.end, is_duplicate=False)
 
-    def _receipt(self, subject_id: int, stored: Stored, *, is_duplicate: bool) -> Receipt:
+    def _receipt(self, subject_id: int, of: Header | Stored, end: int, *, is_duplicate: bool) -> Receipt:
         undos = len(self.log.flusher.undone_from)
-        return Receipt(
-            subject_id, stored.first_sequence, stored.count, stored.end, stored.appended_ms, undos, is_duplicate
-        )
+        return Receipt(subject_id, of.first_sequence, of.count, end, of.appended_ms, undos, is_duplicate)
 
     def introduce(self, subject: Subject) -> SubjectState:
         if len(self.views.subjects) >= limits.SUBJECTS_MAX and not subject.is_internal:
@@ -241,26 +232,32 @@ class MessageLog:
 
     def _read_stretch(
         self, subject_id: int, stretch: list[Entry], read: Callable[[int, int], bytes] | None = None
-    ) -> Iterator[StoredBatch]:
+    ) -> list[StoredBatch]:
         """Entries that lie side by side, with one read."""
         start = stretch[0].position
+        found: list[StoredBatch] = []
         try:
             data = (read or self.log.read)(start, stretch[-1].position + stretch[-1].size - start)
         except Damaged as damaged:
             for entry in stretch:
                 self._on_damage(Damaged(entry.position, damaged.why))
-            return
-        parse = self.log.parse
+            return found
+        log_id = self.log.log_id
         for entry in stretch:
-            try:
-                record = parse(data, entry.position - start, entry.position)
-                header = record.header
-                if header.subject_id != subject_id or header.first_sequence != entry.first_sequence:
-                    raise Damaged(entry.position, "its index says otherwise")
-            except Damaged as damaged:
-                self._on_damage(damaged)
+            position = entry.position
+            body = batch_at(data, position - start, (log_id, position), subject_id, entry.first_sequence)
+            if body is not None:
+                found.append(StoredBatch(entry, body))
             else:
-                yield StoredBatch(entry, record.body)
+                self._on_damage(self._what_is_wrong(data, position - start, position))
+        return found
+
+    def _what_is_wrong(self, data: bytes, offset: int, position: int) -> Damaged:
+        try:
+            self.log.parse(data, offset, position)
+        except Damaged as damaged:
+            return damaged
+        return Damaged(position, "its index says otherwise")
 
 
 def side_by_side(entries: Iterable[Entry]) -> list[list[Entry]]:

@@ -14,6 +14,7 @@ import enum
 import struct
 
 import msgspec
+from msgspec.structs import astuple
 
 from fairway import limits
 from fairway.batch import checksum
@@ -26,7 +27,6 @@ ALIGNMENT = 8
 #   magic, version, kind, header length | must-flags, may-flags, subject id | log id | position | synced end | epoch
 #   | first sequence | append time | count, body length | body CRC || header CRC
 _COVERED = struct.Struct("<4sBBHHHIQQQQQqIII")
-_CRC = struct.Struct("<I")
 _WHOLE = struct.Struct(_COVERED.format + "I")
 HEADER_BYTES = _WHOLE.size
 BODY_BYTES_MAX = limits.BATCH_RAW_BYTES_MAX + limits.MIB  # a batch that zstd could not shrink, and its header
@@ -44,6 +44,7 @@ class Kind(enum.IntEnum):
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)
+_PLAIN_DATA = (MAGIC, VERSION, int(Kind.DATA), HEADER_BYTES, _NO_MUST_FLAGS)
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -87,25 +88,28 @@ class BadRecord(Exception):
 
 def pack_header(header: Header, log_id: int) -> bytes:
     """The 80 bytes of a header."""
+    return pack(header.kind, header.subject_id, log_id, *astuple(header)[2:])
+
+
+def pack(
+    kind: int,
+    subject_id: int,
+    log_id: int,
+    position: int,
+    synced_end: int,
+    epoch: int,
+    first_sequence: int,
+    appended_ms: int,
+    count: int,
+    body_bytes: int,
+    body_crc: int,
+) -> bytes:
+    """The same from its fields."""
     covered = _COVERED.pack(
-        MAGIC,
-        VERSION,
-        header.kind,
-        HEADER_BYTES,
-        _NO_MUST_FLAGS,
-        0,
-        header.subject_id,
-        log_id,
-        header.position,
-        header.synced_end,
-        header.epoch,
-        header.first_sequence,
-        header.appended_ms,
-        header.count,
-        header.body_bytes,
-        header.body_crc,
-    )
-    return covered + _CRC.pack(checksum(covered))
+        MAGIC, VERSION, kind, HEADER_BYTES, _NO_MUST_FLAGS, 0, subject_id, log_id, position, synced_end, epoch,
+        first_sequence, appended_ms, count, body_bytes, body_crc,
+    )  # fmt: skip
+    return covered + checksum(covered).to_bytes(4, "little")
 
 
 def parse_header(data: bytes, offset: int, position: int, log_id: int) -> Header:
@@ -131,10 +135,40 @@ def parse_header(data: bytes, offset: int, position: int, log_id: int) -> Header
     )
 
 
+def batch_at(data: bytes, offset: int, place: tuple[int, int], subject_id: int, first_sequence: int) -> bytes | None:
+    """The body of the DATA record at `offset`, verified; None if it is not just what belongs at `place` in this log.
+
+    A shorter way to yes, for readers: two thirds of the time of `parse_header` and `check_body` (bench/storage), which
+    have the words for what is wrong.
+    """
+    if len(data) - offset < HEADER_BYTES:
+        return None
+    (
+        magic, version, kind, header_bytes, must_flags, _, own_subject, own_log, own_position, _, _,
+        own_sequence, _, _, body_bytes, body_crc, crc,
+    ) = _WHOLE.unpack_from(data, offset)  # fmt: skip
+    body_start = offset + HEADER_BYTES
+    body = data[body_start : body_start + body_bytes]
+    is_sound = (
+        (own_log, own_position) == place
+        and own_subject == subject_id
+        and own_sequence == first_sequence
+        and (magic, version, kind, header_bytes, must_flags) == _PLAIN_DATA
+        and len(body) == body_bytes
+        and is_sound_body(body, body_crc)
+        and checksum(data[offset : offset + _COVERED.size]) == crc
+    )
+    return body if is_sound else None
+
+
+def is_sound_body(body: bytes, crc: int) -> bool:
+    return checksum(body) == crc
+
+
 def check_body(header: Header, body: bytes) -> None:
     if len(body) != header.body_bytes:
         raise BadRecord("cut short", header)
-    if checksum(body) != header.body_crc:
+    if not is_sound_body(body, header.body_crc):
         raise BadRecord("damaged body", header)
 
 

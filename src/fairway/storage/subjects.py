@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from fairway import limits
@@ -34,6 +34,10 @@ class SubjectState:
     born_at: int  # position of the record that introduced it
     ceiling: int = 0  # durability `memory`: the log says, synced, that sequences below it may be in use
     nameless: bool = False  # that record is rotten; a segment that was begun before the rot may restate the name
+    is_internal: bool = field(init=False)  # the broker alone sends to it
+
+    def __post_init__(self) -> None:
+        self.is_internal = self.name.is_internal
 
 
 class SubjectTable:
@@ -59,11 +63,6 @@ class SubjectTable:
 
     def by_id(self, subject_id: int) -> SubjectState:
         return self._by_id[subject_id]
-
-    def is_internal(self, subject_id: int) -> bool:
-        """Whether the broker alone sends to it."""
-        state = self._by_id.get(subject_id)
-        return state is not None and state.name.is_internal
 
     def introduce(self, name: Subject, born_at: int) -> SubjectState:
         """Number a new subject. If a name was lost, this may be the one: it starts above what that one had."""
@@ -100,11 +99,12 @@ class SubjectTable:
         self._next_id = max(self._next_id, next_id)
         self._sequence_floor = max(self._sequence_floor, sequence_floor)
 
-    def advance(self, subject_id: int, next_sequence: int) -> None:
+    def advance(self, subject_id: int, next_sequence: int) -> SubjectState:
         state = self._by_id.get(subject_id)
         if state is None:
             state = self._add_nameless(subject_id, 0, born_at=0)
         state.next_sequence = max(state.next_sequence, next_sequence)
+        return state
 
     def skip_lost(self, damage: Damage) -> None:
         """Never reuse a sequence that a lost record may have had: a sequence names one payload for ever."""

@@ -9,18 +9,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-import msgspec
-
 from fairway import batch
 from fairway.errors import RemoteProtocolError
 from fairway.storage import action_log, segment
-from fairway.storage.index_file import ENTRY
 from fairway.storage.record import Header, Kind, Record
 from fairway.storage.recovery import Judgement, LogWalk
 from fairway.storage.report import GroupReport, LogReport, RecordReport, SegmentReport, SubjectReport
 from fairway.storage.scan import Damage
 from fairway.storage.subjects import SubjectTable
-from fairway.storage.views import entry_of
+from fairway.storage.views import packed_entry
 
 Entries: TypeAlias = Mapping[int, bytes | bytearray]  # of the consume log, by subject, for one segment
 
@@ -179,7 +176,7 @@ class MessageTally(LogTally):
         if of.count != record.header.count:
             raise RemoteProtocolError(f"a batch of {of.count} messages in a record of {record.header.count}")
         if self._is_deep:
-            entry = ENTRY.pack(*msgspec.structs.astuple(entry_of(record.header, of)))
+            entry = packed_entry(record.header, of)
             self._entries.setdefault(record.header.subject_id, bytearray()).extend(entry)
             batch.check(record.body)
 

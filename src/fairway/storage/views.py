@@ -6,14 +6,12 @@ restart. That is the whole of it: there is no second way by which a view changes
 
 from __future__ import annotations
 
-import msgspec
-
 from fairway import batch
 from fairway.storage import scan, segment
-from fairway.storage.consume_log import ConsumeLog, Entry
-from fairway.storage.dedupe import DedupeWindow, Stored
+from fairway.storage.consume_log import ConsumeLog
+from fairway.storage.dedupe import DedupeWindow
 from fairway.storage.index_file import ENTRY
-from fairway.storage.record import Header, Kind, Record
+from fairway.storage.record import HEADER_BYTES, Header, Kind, Record
 from fairway.storage.scan import Damage, Scan
 from fairway.storage.subjects import SubjectTable
 from fairway.world.disk import Disk
@@ -35,16 +33,13 @@ class Views:
         elif header.kind == Kind.SUBJECT:
             self.subjects.restate(record.body, header.position)
 
-    def note_batch(self, header: Header, of: batch.Header) -> Stored:
+    def note_batch(self, header: Header, of: batch.Header) -> None:
         """Take in a DATA record whose batch header is known already."""
-        end = header.end
-        self.entries.append(header.subject_id, entry_of(header, of))
-        place = (header.first_sequence, end, header.appended_ms)
-        stored = Stored(of.first_sequence, of.count, of.crc, *place, of.producer_epoch)
-        if not self.subjects.is_internal(header.subject_id):
-            self.dedupe.note(of, header.subject_id, stored)
-        self.subjects.advance(header.subject_id, header.first_sequence + header.count)
-        return stored
+        subject_id, first_sequence = header.subject_id, header.first_sequence
+        self.entries.append_packed(subject_id, packed_entry(header, of))
+        subject = self.subjects.advance(subject_id, first_sequence + header.count)
+        if not subject.is_internal:
+            self.dedupe.note(of, subject_id, first_sequence, header.end, header.appended_ms)
 
     def note_rot(self, damage: Damage) -> None:
         self.subjects.skip_lost(damage)
@@ -59,17 +54,18 @@ class Views:
         self.entries.cut(position)
 
 
-def entry_of(header: Header, of: batch.Header) -> Entry:
-    """The consume log's entry for a DATA record."""
-    return Entry(
+def packed_entry(header: Header, of: batch.Header) -> bytes:
+    """The consume log's entry for a DATA record: an `Entry`, packed without being made."""
+    return ENTRY.pack(
         header.first_sequence,
         header.count,
-        header.end - header.position,
+        HEADER_BYTES + header.body_bytes,
         header.position,
         header.appended_ms,
         of.tag_filter,
         of.producer_id,
         of.first_sequence,
+        0,
     )
 
 
@@ -82,10 +78,8 @@ def entries_of_segment(disk: Disk, directory: str, log_id: int, base: int) -> di
         start = base + segment.HEADER_BYTES if damage is None else damage.end
         for found in Scan(file, base, start, log_id):
             if isinstance(found, Record) and found.header.kind == Kind.DATA:
-                entry = entry_of(found.header, batch.peek(found.body))
-                entries.setdefault(found.header.subject_id, bytearray()).extend(
-                    ENTRY.pack(*msgspec.structs.astuple(entry))
-                )
+                entry = packed_entry(found.header, batch.peek(found.body))
+                entries.setdefault(found.header.subject_id, bytearray()).extend(entry)
     finally:
         file.close()
     return {subject_id: bytes(data) for subject_id, data in entries.items()}

@@ -10,7 +10,7 @@ import pytest
 from fairway import batch, limits
 from fairway.errors import Code, Refused
 from fairway.names import Subject
-from fairway.storage.dedupe import DedupeWindow, Stored
+from fairway.storage.dedupe import DedupeWindow
 from fairway.storage.message_log import Receipt
 from tests.unit.storage.helpers import BILLS, ORDERS, ROOMY, World, batch_of, messages
 
@@ -119,7 +119,7 @@ def header(first: int, producer: int = 1) -> batch.Header:
 
 def note(window: DedupeWindow, first: int, producer: int = 1, at_ms: int = 0) -> None:
     of = header(first, producer)
-    window.note(of, 1, Stored(first, 1, of.crc, first, (first + 1) * 100, at_ms, of.producer_epoch))
+    window.note(of, 1, first, (first + 1) * 100, at_ms)
 
 
 def test_the_oldest_batches_of_a_stream_are_forgotten_and_then_a_conflict() -> None:
@@ -137,7 +137,7 @@ def test_the_stream_used_least_recently_makes_room() -> None:
     of = header(0)
     for producer in range(1, limits.STREAMS_MAX + 1):
         named = msgspec.structs.replace(of, producer_id=producer)
-        window.note(named, 1, Stored(0, 1, of.crc, 0, 100, 0, 0))
+        window.note(named, 1, 0, 100, 0)
     note(window, 1, 1)
     note(window, 0, limits.STREAMS_MAX + 1)
     assert len(window) == limits.STREAMS_MAX

@@ -12,7 +12,7 @@ from fairway import batch
 from fairway.errors import Refused, StorageFault
 from fairway.limits import KIB
 from fairway.storage import index_file, record
-from fairway.storage.dedupe import DedupeWindow, Stored
+from fairway.storage.dedupe import DedupeWindow
 from fairway.storage.opening import open_directory
 from fairway.storage.recovery import Verdict
 from fairway.storage.retention import Policy
@@ -158,9 +158,7 @@ def window() -> DedupeWindow:
     """A batch of epoch 0 that ends at position 100, then one of epoch 1 that ends at 200."""
     made = DedupeWindow()
     for first, epoch in ((0, 0), (1, 1)):
-        made.note(
-            header(first, epoch), 1, Stored(first, 1, header(first, epoch).crc, first, 100 * first + 100, 0, epoch)
-        )
+        made.note(header(first, epoch), 1, first, 100 * first + 100, 0)
     return made
 
 

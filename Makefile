@@ -23,8 +23,8 @@ endif
 help: ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
 
-run: $(READY) ## see it work: append, crash, recover, inspect
-	@$(py) -m fairway.cli.demo $(ARGS)
+run: $(READY) ## see it work: a broker, orders, three groups, a live table  (DEMO_SECONDS=20 ends by itself)
+	@$(py) -m fairway.cli.main demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS)) $(ARGS)
 
 test: check ## check, then every test that is not marked slow  (ARGS="tests/unit -k name")
 	@echo "make test: pytest, $(JOBS) at a time"

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bench.machine import resident_bytes
+from bench.machine import queued_s, resident_bytes
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.limits import MIB
 from fairway.scheduling import SchedulerOptions
@@ -48,6 +48,9 @@ class Child:
         if not self._pipe.poll(ANSWER_S_MAX):
             raise TimeoutError(f"process {self._process.pid} of this bench does not answer")
         return self._pipe.recv()
+
+    def has_spoken(self) -> bool:
+        return self._pipe.poll()
 
     def ask(self, *command: Any) -> Any:
         self.tell(*command)
@@ -144,6 +147,7 @@ def _figures(broker: Broker) -> dict[str, Any]:
     return {
         "at_s": time.perf_counter(),
         "cpu_s": time.process_time(),
+        "queued_s": queued_s(),
         "resident_bytes": resident_bytes(),
         "groups": groups,
         "pulled": broker.consume.pulled_messages,

@@ -15,7 +15,12 @@ Cold: one consumer of group `hot` pulls ten messages at a steady pace from what 
 consumers of group `cold` that drain a backlog whose pages were dropped. Rounds are interleaved; shown are medians of
 the rounds' percentiles. A pull does not wait for a sync; what a settle, which does, takes is shown apart.
 
-Crowd: 70 groups on one subject, 1,000 consumers in all, 1,000 messages a second.
+A broker that is ready to run and has no core, because others use the machine, answers late whatever its order: that
+part of the time is shown with every figure, and above a few per cent the figures are about the machine.
+
+Crowd: 70 groups on one subject, 1,000 consumers in all, 1,000 messages a second. All keep up where the group that is
+farthest behind is, in the median of 40 looks, at most half a second behind what is committed, and half a second after
+the last message nobody is. The consumers' own CPU is shown too: on two cores they may be what falls behind.
 """
 
 from __future__ import annotations
@@ -43,6 +48,7 @@ from bench.loads import Crowd, CrowdProcess, PacedProcess, PaceProducer, fill, s
 
 KINDS = {"actors": False, "plain queue": True}
 PACE_PER_S = 250
+LOOKS = 40  # at the lags of the crowd's groups
 
 Step = Callable[[str], None]
 
@@ -76,6 +82,12 @@ def steps_of(scale: Scale) -> int:
 def jain(shares: Sequence[float]) -> float:
     """1 where all are equal, 1/n where one has everything."""
     return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
+
+
+def queued_part(before: dict[str, Any], after: dict[str, Any]) -> float:
+    """The part of the time in which the broker was ready to run and had no core."""
+    part: float = (after["queued_s"] - before["queued_s"]) / max(after["at_s"] - before["at_s"], 1e-9)
+    return part
 
 
 @contextmanager
@@ -116,6 +128,7 @@ def share_round(is_plain: bool, scale: Scale, under: str | None) -> dict[str, fl
     return {
         "small_share": loop_ns["small"] / total_ns,
         "jain": jain([loop_ns["small"], loop_ns["large"]]) if total_ns > 1 else 0.0,
+        "queued": queued_part(before, after),
         "messages_per_s": (after["pulled"] - before["pulled"]) / elapsed_s,
     }
 
@@ -151,7 +164,9 @@ class ColdStage:
         self._scale = scale
 
     def alone(self) -> dict[str, float]:
-        return self._figures(self._hot.measure(self._scale.cold_s, PACE_PER_S))
+        before = self._broker.figures()
+        found = self._figures(self._hot.measure(self._scale.cold_s, PACE_PER_S))
+        return found | {"queued": queued_part(before, self._broker.figures())}
 
     def beside(self) -> dict[str, float]:
         asyncio.run(seek(self._broker.port, "archive", "cold"))
@@ -163,6 +178,7 @@ class ColdStage:
         after, read_after = self._cold.counts(), self._broker.figures()
         found["cold_messages_per_s"] = (after["messages"] - before["messages"]) / self._scale.cold_s
         found["fetches"] = read_after["fetches"] - read_before["fetches"]
+        found["queued"] = queued_part(read_before, read_after)
         time.sleep(0.05)
         return found
 
@@ -216,6 +232,11 @@ def measure_cold(scale: Scale, under: str | None, step: Step) -> dict[str, dict[
 # --- the crowd -------------------------------------------------------------------------------------------------------
 
 
+def lag_max(figures: dict[str, Any]) -> int:
+    """Of the group that is farthest behind what is committed."""
+    return max((group["lag"] for group in figures["groups"].values()), default=0)
+
+
 def measure_crowd(scale: Scale, under: str | None, step: Step) -> dict[str, Any]:
     step(f"{scale.crowd_groups} groups, {scale.crowd_consumers:,} consumers")
     groups = tuple(f"group-{number:02d}" for number in range(scale.crowd_groups))
@@ -228,24 +249,37 @@ def measure_crowd(scale: Scale, under: str | None, step: Step) -> dict[str, Any]
     ):
         consumers.start()
         producer.send_for(min(1.0, scale.crowd_s / 4))
-        before = broker.figures()
-        sent = producer.send_for(scale.crowd_s)
-        after = broker.figures()
+        lags: list[int] = []
+
+        def look() -> None:
+            time.sleep(scale.crowd_s / LOOKS)
+            lags.append(lag_max(broker.figures()))
+
+        before, pulls_before = broker.figures(), consumers.counts()
+        sent = producer.send_for(scale.crowd_s, look)
+        after, pulls_after = broker.figures(), consumers.counts()
         time.sleep(0.5)
         settled, counts = broker.figures(), consumers.counts()
     elapsed_s = after["at_s"] - before["at_s"]
-    lags = [group["lag"] for group in after["groups"].values()]
+    bound = scale.crowd_per_s // 2
     return {
         "groups": len(after["groups"]),
         "consumers": scale.crowd_consumers,
         "messages_per_s_in": sent["sent"] / elapsed_s,
         "deliveries_per_s": (after["pulled"] - before["pulled"]) / elapsed_s,
         "slowest_receipt_ms": sent["slowest_ms"],
+        "pulls_per_s": (pulls_after["pulls"] - pulls_before["pulls"]) / elapsed_s,
+        "lag_max_median": statistics.median(lags or [0]),
         "lag_max": max(lags, default=0),
-        "lag_max_half_a_second_later": max((group["lag"] for group in settled["groups"].values()), default=0),
-        "all_keep_up": len(lags) == scale.crowd_groups and max(lags) <= scale.crowd_per_s // 2,
+        "lag_max_half_a_second_later": lag_max(settled),
+        "all_keep_up": len(after["groups"]) == scale.crowd_groups
+        and statistics.median(lags or [0]) <= bound
+        and lag_max(settled) == 0,
         "refused": counts["refused"],
         "broker_cpu": (after["cpu_s"] - before["cpu_s"]) / elapsed_s,
+        "broker_queued": queued_part(before, after),
+        "consumers_cpu": (pulls_after["cpu_s"] - pulls_before["cpu_s"]) / elapsed_s,
+        "producer_cpu": sent["cpu_s"] / elapsed_s,
         "broker_resident_mib": after["resident_bytes"] / (1 << 20),
     }
 
@@ -255,13 +289,14 @@ def measure_crowd(scale: Scale, under: str | None, step: Step) -> dict[str, Any]
 
 def show(result: dict[str, Any]) -> None:
     console = Console()
-    table = Table(
-        "", "small's share of broker time", "fair", "Jain's index", "messages/s", title="100 consumers beside 2"
-    )
+    table = Table("", "small's share of broker time", "fair", "Jain's index", "messages/s", "without a core")
+    table.title = "100 consumers beside 2"
     for kind, row in result["shares"].items():
-        table.add_row(kind, f"{row['small_share']:.3f}", "0.500", f"{row['jain']:.4f}", f"{row['messages_per_s']:,.0f}")
+        share, rate = f"{row['small_share']:.3f}", f"{row['messages_per_s']:,.0f}"
+        table.add_row(kind, share, "0.500", f"{row['jain']:.4f}", rate, f"{row['queued']:.0%}")
     console.print(table)
     table = Table("", "alone p50 / p99 ms", "beside p50 / p99 ms", "p99 ratio", "cold messages/s", "settle p99 ms")
+    table.add_column("without a core")
     table.title = "pulls of a hot group beside a cold one"
     for kind, row in result["cold"].items():
         alone, beside = row["alone"], row["beside"]
@@ -272,14 +307,18 @@ def show(result: dict[str, Any]) -> None:
             f"{row['p99_ratio']:.2f}",
             f"{beside['cold_messages_per_s']:,.0f}",
             f"{alone['settle_p99_ms']:.1f}, beside {beside['settle_p99_ms']:.1f}",
+            f"{alone['queued']:.0%}, beside {beside['queued']:.0%}",
         )
     console.print(table)
     crowd = result["crowd"]
     print(
         f"{crowd['groups']} groups, {crowd['consumers']:,} consumers, {crowd['messages_per_s_in']:,.0f} messages/s in: "
-        f"{crowd['deliveries_per_s']:,.0f} deliveries/s, largest lag {crowd['lag_max']} messages "
+        f"{crowd['deliveries_per_s']:,.0f} deliveries/s in {crowd['pulls_per_s']:,.0f} pulls/s, largest lag "
+        f"{crowd['lag_max_median']:.0f} messages in the median and {crowd['lag_max']} at its worst "
         f"({'all keep up' if crowd['all_keep_up'] else 'SOME FALL BEHIND'}), "
-        f"broker {crowd['broker_cpu']:.2f} cores, {crowd['broker_resident_mib']:.0f} MiB"
+        f"broker {crowd['broker_cpu']:.2f} cores and {crowd['broker_queued']:.0%} of the time without one, "
+        f"{crowd['broker_resident_mib']:.0f} MiB, "
+        f"all consumers {crowd['consumers_cpu']:.2f} cores"
     )
 
 

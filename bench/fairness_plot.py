@@ -24,7 +24,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
             0.5,
             0.015,
             f"{crowd['groups']} groups, {crowd['consumers']:,} consumers, {crowd['messages_per_s_in']:,.0f} messages/s "
-            f"in: largest lag {crowd['lag_max']} messages, {crowd['broker_cpu']:.2f} cores, "
+            f"in: largest lag {crowd['lag_max_median']:.0f} messages, {crowd['broker_cpu']:.2f} cores, "
             f"{crowd['broker_resident_mib']:.0f} MiB   ·   {result['machine']}",
             ha="center",
             fontsize=8.5,

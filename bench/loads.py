@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection as Pipe
@@ -220,9 +221,12 @@ class PaceProducer(Child):
         super().__init__(_produce, port, subject, per_s)
         self.hear()
 
-    def send_for(self, seconds: float) -> dict[str, float]:
-        """Messages sent, and how long the slowest receipt took."""
-        found: dict[str, float] = self.ask("send", seconds)
+    def send_for(self, seconds: float, meanwhile: Callable[[], None] | None = None) -> dict[str, float]:
+        """Messages sent, how long the slowest receipt took, CPU; `meanwhile` is called over and over."""
+        self.tell("send", seconds)
+        while meanwhile is not None and not self.has_spoken():
+            meanwhile()
+        found: dict[str, float] = self.hear()
         return found
 
 
@@ -247,7 +251,7 @@ async def _run_produce(port: int, subject: str, per_s: int, pipe: Pipe) -> None:
 
     async def send(_command: str, seconds: float) -> dict[str, float]:
         nonlocal sent, slowest_s
-        begin, slowest_s = sent, 0.0
+        begin, slowest_s, cpu_s = sent, 0.0, time.process_time()
         started_s = due_s = time.perf_counter()
         while due_s < started_s + seconds:
             data = batch.encode([bytes(100)] * each, producer_id=producer_id, first_sequence=sent, created_ms=1)
@@ -256,6 +260,6 @@ async def _run_produce(port: int, subject: str, per_s: int, pipe: Pipe) -> None:
             sent += each
             due_s += each / per_s
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-        return {"sent": sent - begin, "slowest_ms": slowest_s * 1e3}
+        return {"sent": sent - begin, "slowest_ms": slowest_s * 1e3, "cpu_s": time.process_time() - cpu_s}
 
     await commands(pipe, send)

@@ -44,6 +44,14 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def queued_s() -> float:
+    """How long this process's first thread has been ready to run and had no core; 0 where the platform does not say."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    except OSError:
+        return 0.0
+
+
 def descriptors() -> int:
     """Open descriptors of this process; 0 where the platform does not say."""
     try:

@@ -16,7 +16,8 @@ _CLOCK = RealClock()
 
 
 class Wire(asyncio.Protocol):
-    """One connection. Attachments are counted, not kept."""
+    """One connection. Attachments are counted, not kept. What is asked while an answer is looked at, such as the next
+    pull behind an ack, leaves in one piece."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -25,6 +26,7 @@ class Wire(asyncio.Protocol):
         self._waiting: dict[int, Answered] = {}
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.received_bytes = 0
+        self._is_feeding = False
 
     @classmethod
     async def connect(cls, port: int) -> Wire:
@@ -37,6 +39,7 @@ class Wire(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
+        self._is_feeding = True
         for event in self._connection.feed(data, _CLOCK.monotonic_ns()):
             if isinstance(event, ResponseReceived):
                 self.received_bytes += sum(map(len, event.attachments))
@@ -45,6 +48,7 @@ class Wire(asyncio.Protocol):
                 self._waiting.pop(event.correlation)(event.refused)
             elif isinstance(event, HandshakeDone):
                 self.ready.set_result(None)
+        self._is_feeding = False
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -52,7 +56,8 @@ class Wire(asyncio.Protocol):
 
     def request(self, message: Message, answered: Answered, attachments: Sequence[Bytes] = ()) -> None:
         self._waiting[self._connection.request(message, attachments)] = answered
-        self._flush()
+        if not self._is_feeding:
+            self._flush()
 
     async def ask(self, message: Message, attachments: Sequence[Bytes] = ()) -> Message:
         told: asyncio.Future[Message] = self._loop.create_future()

@@ -1,25 +1,42 @@
 """What the documentation shows is run: every ```python block, and every `$ fairway ...` line of a ```console block.
 
-The blocks of one file share one namespace and one temporary directory; its console lines run after its Python. A line
-that is meant to fail says so: `$ fairway verify DIR  # exit 4`. A block that cannot run is preceded by a comment that
-says why: `<!-- not run: needs a broker -->`.
+The blocks of one document share one namespace and one temporary directory; its console lines run after its Python. A
+line that is meant to fail says so: `$ fairway verify DIR  # exit 4`. A block that cannot run is preceded by a comment
+that says why: `<!-- not run: it ends only when it is told to -->`.
+
+A block that is a file is preceded by its name. It is written before anything runs, so that others may import it, and
+
+    <!-- file: shop.py -->                          no more than that
+    <!-- file: test_shop.py -->                     pytest runs it
+    <!-- file: hotel.py, until SIGTERM -->          it is started last, told to end when it has printed a line, and its
+                                                    exit status must be 0
+
+A document that says `<!-- beside a broker -->` has one of its own while it runs: wherever its blocks say
+`fairway://127.0.0.1:20880`, they get the address of that one, and so do commands that name none.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from fairway.world.process import Child
 from tests.tidy.source import ROOT
 
 _OPT_OUT = re.compile(r"<!--\s*not run:?\s*(?P<reason>.*?)\s*-->")
+_FILE = re.compile(r"<!--\s*file: (?P<name>\w+\.py)(?P<serves>, until SIGTERM)?\s*-->")
 _EXIT = re.compile(r"#\s*exit (?P<status>\d+)\s*$")
+_BESIDE = "<!-- beside a broker -->"
+_BROKER = "fairway://127.0.0.1:20880"
 _TIMEOUT_S = 120  # a block that hangs must not hang the tests; the slowest takes a few seconds
 
 
@@ -30,6 +47,8 @@ class Block:
     language: str
     line: int
     text: str
+    file: str = ""  # the name under which others import it; empty: it is a part of the script
+    serves: bool = False  # it ends when it is told to
 
 
 def blocks(markdown: str) -> list[Block]:
@@ -42,14 +61,17 @@ def blocks(markdown: str) -> list[Block]:
         number += 1
         if not fence:
             continue
-        opt_out = _OPT_OUT.search(_line_before(lines, number - 1))
+        before = _line_before(lines, number - 1)
+        opt_out, named = _OPT_OUT.search(before), _FILE.search(before)
         if opt_out and not opt_out["reason"]:
             raise ValueError(f"line {number}: `not run` needs a reason")
         start = number
         while number < len(lines) and lines[number].rstrip() != fence["fence"]:
             number += 1
         if not opt_out:
-            found.append(Block(fence["language"], start + 1, "\n".join(lines[start:number]) + "\n"))
+            text = "\n".join(lines[start:number]) + "\n"
+            file, serves = (named["name"], bool(named["serves"])) if named else ("", False)
+            found.append(Block(fence["language"], start + 1, text, file, serves))
         number += 1
     return found
 
@@ -58,7 +80,7 @@ def program(found: list[Block]) -> str:
     """The Python blocks as one script in which each keeps its line number."""
     script = ""
     for block in found:
-        if block.language == "python":
+        if block.language == "python" and not block.file:
             script += "\n" * (block.line - 1 - script.count("\n")) + block.text
     return script
 
@@ -79,16 +101,47 @@ def documents() -> list[Path]:
 
 
 @pytest.mark.parametrize("document", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_documentation_runs(document: Path, tmp_path: Path) -> None:
-    found = blocks(document.read_text(encoding="utf-8"))
-    if script := program(found):
-        (tmp_path / document.name).with_suffix(".py").write_text(script, encoding="utf-8")
-        _run([sys.executable, f"{document.stem}.py"], tmp_path, status=0)
-    for arguments, status in commands(found):
-        _run([str(Path(sys.executable).parent / "fairway"), *arguments], tmp_path, status)
+def test_documentation_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)  # children see what we see
+    text = document.read_text(encoding="utf-8")
+    with _broker(tmp_path, is_wanted=_BESIDE in text) as url:
+        found = blocks(text.replace(_BROKER, url))
+        for block in found:
+            if block.file:
+                (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+        if script := program(found):
+            (tmp_path / f"{document.stem}_blocks.py").write_text(script, encoding="utf-8")
+            _run([sys.executable, f"{document.stem}_blocks.py"], tmp_path, status=0, url=url)
+        if tests := [block.file for block in found if block.file.startswith("test_")]:
+            _run([sys.executable, "-m", "pytest", "-q", "-W", "error", *tests], tmp_path, status=0, url=url)
+        for arguments, status in commands(found):
+            _run([str(Path(sys.executable).parent / "fairway"), *arguments], tmp_path, status, url=url)
+        for block in found:
+            if block.serves:
+                _serve(tmp_path / block.file)
 
 
-def _run(command: list[str], directory: Path, status: int) -> None:
+def _serve(path: Path) -> None:
+    """A program that works until it is told to end."""
+    with Child(path.stem) as child:
+        assert child.line(timeout_s=_TIMEOUT_S), f"{path.name} ended without a word"
+        child.terminate()
+        assert child.wait(timeout_s=_TIMEOUT_S) == 0, f"{path.name} ended badly"
+
+
+@contextmanager
+def _broker(directory: Path, *, is_wanted: bool) -> Iterator[str]:
+    """The address of a broker; where none is wanted, the one that everybody knows."""
+    if not is_wanted:
+        yield _BROKER
+        return
+    with Child("fairway.cli.main", "up", "--data", str(directory / "data"), "--port", "0") as child:
+        ready = re.search(r"fairway://[\d.]+:\d+", child.line(timeout_s=_TIMEOUT_S) or "")
+        assert ready
+        yield ready[0]
+
+
+def _run(command: list[str], directory: Path, status: int, url: str = _BROKER) -> None:
     run = subprocess.run(
         command,
         cwd=directory,
@@ -97,9 +150,54 @@ def _run(command: list[str], directory: Path, status: int) -> None:
         timeout=_TIMEOUT_S,
         check=False,
         stdin=subprocess.DEVNULL,
+        env={**os.environ, "FAIRWAY_URL": url},
     )
     shown = shlex.join(["fairway", *command[1:]]) if command[0].endswith("fairway") else command[1]
     assert run.returncode == status, f"{shown}: exit {run.returncode}, not {status}\n{run.stdout}{run.stderr}"
+
+
+# --- what it names --------------------------------------------------------------------------------------------------
+
+_NAMED = re.compile(r"`(?P<path>(?:src|tests|bench|docs)/[\w/.-]+\.(?:py|md))(?:::(?P<name>\w+))?`")
+_LINK = re.compile(r"\]\((?P<target>[^)\s#]*)(?:#(?P<anchor>[^)]*))?\)")
+
+
+def dangling(document: Path) -> list[str]:
+    """Files and tests that a document names, and links that it makes, which lead nowhere."""
+    text = document.read_text(encoding="utf-8")
+    lost = [found[0] for found in _NAMED.finditer(text) if not _is_there(ROOT / found["path"], found["name"])]
+    for found in _LINK.finditer(re.sub(r"\n +", " ", text)):
+        target = document.parent / found["target"] if found["target"] else document
+        if "://" not in found["target"] and not (target.exists() and _has_anchor(target, found["anchor"])):
+            lost.append(found[0])
+    return lost
+
+
+def _is_there(path: Path, name: str | None) -> bool:
+    return path.exists() and (name is None or f"def {name}(" in path.read_text(encoding="utf-8"))
+
+
+def _has_anchor(document: Path, anchor: str | None) -> bool:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
+    return not anchor or anchor in [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings]
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_is_named_is_there(document: Path) -> None:
+    assert dangling(document) == []
+
+
+def test_what_is_not_there_is_found(tmp_path: Path) -> None:
+    names = "`tests/test_docs.py::test_what_is_not_there_is_found` `tests/test_docs.py::test_none` `src/none.py`"
+    links = "[here](page.md#a-part) [nor](page.md#none) [nor](none.md) [away](https://example.org)"
+    (tmp_path / "page.md").write_text(f"# A part\n\n{names}\n{links}\n", encoding="utf-8")
+    assert dangling(tmp_path / "page.md") == [
+        "`tests/test_docs.py::test_none`", "`src/none.py`", "](page.md#none)", "](none.md)"
+    ]  # fmt: skip
+
+
+# --- how blocks are found -------------------------------------------------------------------------------------------
 
 
 def _line_before(lines: list[str], number: int) -> str:
@@ -126,12 +224,25 @@ $ make run
 $ fairway verify 'a b'  # exit 4
 anything
 ```
+<!-- file: shop.py -->
+```python
+y = 2
+```
+<!-- file: hotel.py, until SIGTERM -->
+```python
+z = 3
+```
 """
 
 
 def test_blocks_are_found_with_their_lines() -> None:
     found = blocks(MARKDOWN)
-    assert [(block.language, block.line) for block in found] == [("python", 3), ("python", 12), ("console", 17)]
+    parts, files = found[:3], found[3:]
+    assert [(block.language, block.line) for block in parts] == [("python", 3), ("python", 12), ("console", 17)]
+    assert [(block.file, block.serves, block.text) for block in files] == [
+        ("shop.py", False, "y = 2\n"), ("hotel.py", True, "z = 3\n")
+    ]  # fmt: skip
+    assert "y = 2" not in program(found)
     assert program(found).split("\n")[2] == "x = 1"
     assert program(found).split("\n")[11] == "print(x, '''"
     assert commands(found) == [(["verify", "a b"], 4)]

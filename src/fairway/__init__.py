@@ -1,18 +1,74 @@
 """Fairway: a message queue without partitions, whose log Spark can read.
 
-The public surface. So far it is the errors; `connect`, `Message` and `Receipt` join it with the client.
+The public surface:
+
+    with fairway.connect("fairway://127.0.0.1:20880") as fw:
+        fw.send("order.changed", b"...", key="o-42").result()           # a receipt: it is durable
+        with fw.consumer("order.changed", group="hotel") as consumer:
+            for message in consumer:
+                message.ack()
+
+`fairway.aio` has the same names for asyncio.
 """
 
 from __future__ import annotations
 
+from fairway.batch import MessageId
+from fairway.client.app import App
+from fairway.client.consumer import Consumer
+from fairway.client.core import ClientOptions
+from fairway.client.handling import Reject, Retry
+from fairway.client.pending import SyncPending as Pending
+from fairway.client.sync import Client, connect
 from fairway.errors import (
+    BadName,
+    BufferFull,
+    CircuitOpen,
+    Code,
     FairwayError,
     Misuse,
+    NotSent,
+    OutcomeUnknown,
     Refused,
     RemoteProtocolError,
     StorageFault,
+    Unreachable,
 )
+from fairway.protocol.consumption import ConsumingOptions
+from fairway.protocol.delivery import Message
+from fairway.protocol.line import LineOptions
+from fairway.protocol.pending import BatchReceipt, Receipt
+from fairway.protocol.producing import ProducerOptions
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["FairwayError", "Misuse", "Refused", "RemoteProtocolError", "StorageFault", "__version__"]
+__all__ = [
+    "App",
+    "BadName",
+    "BatchReceipt",
+    "BufferFull",
+    "CircuitOpen",
+    "Client",
+    "ClientOptions",
+    "Code",
+    "Consumer",
+    "ConsumingOptions",
+    "FairwayError",
+    "LineOptions",
+    "Message",
+    "MessageId",
+    "Misuse",
+    "NotSent",
+    "OutcomeUnknown",
+    "Pending",
+    "ProducerOptions",
+    "Receipt",
+    "Refused",
+    "Reject",
+    "RemoteProtocolError",
+    "Retry",
+    "StorageFault",
+    "Unreachable",
+    "__version__",
+    "connect",
+]

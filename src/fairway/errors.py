@@ -3,6 +3,8 @@
     RemoteProtocolError   the other side (or a file) broke the rules   → close the connection, reject the bytes
     Refused               a request that cannot be granted now         → answer with the code, keep the connection
     Unreachable           nobody answers at that address               → try another, or again later
+    NotSent, BufferFull   certainly not stored                         → send again when you like
+    OutcomeUnknown        perhaps stored                               → ask, or send again if twice does no harm
     StorageFault          the disk or the data directory failed us     → stop the store, exit
     Misuse                our own caller broke the rules               → fix the program
 
@@ -97,6 +99,30 @@ class Refused(FairwayError):
 
 class Unreachable(FairwayError):
     """No connection to that address; the sentence names it and says why."""
+
+
+class NotSent(FairwayError):
+    """The messages were given up and are certainly not stored: sending them again makes no duplicate."""
+
+
+class OutcomeUnknown(FairwayError):
+    """The messages were sent and no answer came: they may or may not be stored, and once more may make it twice."""
+
+
+class BufferFull(FairwayError):
+    """The producer's buffer has no room: messages come faster than the broker takes them. Wait, or make it larger.
+
+    `messages` and `size_bytes` say how much room would have been needed.
+    """
+
+    def __init__(self, sentence: str, messages: int, size_bytes: int) -> None:
+        super().__init__(sentence)
+        self.messages = messages
+        self.size_bytes = size_bytes
+
+
+class CircuitOpen(FairwayError):
+    """The broker has failed again and again; until a probe succeeds, sends fail at once, as was chosen."""
 
 
 class CannotListen(FairwayError):

@@ -60,6 +60,7 @@ SETTLE_RANGES_MAX = LOT_MESSAGES_MAX // 2  # every second message of a lot
 MEMBERS_MAX = 10_000  # per group and subject
 MEMBER_LOTS_MAX = 4_096  # held by one consumer: its expiry moves them all in one go, about 4 µs each
 GROUP_LOTS_MAX = 100_000  # un-acked ranges of one group and subject, about 50 MB; past it pulls are BUSY
+GROUPS_MAX = 20_000  # on all subjects: each broadcast consumer is one, and a checkpoint holds them all
 RETRY_AFTER_MS_MAX = 24 * 3_600_000  # one day: what is due later is a delayed message
 ATTEMPTS_MAX = 1_000
 REASON_BYTES_MAX = 1 * KIB  # why a consumer gave a message back; kept in the action log

@@ -34,6 +34,8 @@ class _Name(str):
 
     @classmethod
     def parse(cls, raw: str) -> Self:
+        if type(raw) is str and len(raw) <= limits.NAME_CHARS_MAX and _NAME.fullmatch(raw):
+            return cls(raw)
         kind = cls.__name__.lower()
         if not isinstance(raw, str):
             raise BadName(f"a {kind} name is a str, not {type(raw).__name__}")
@@ -48,7 +50,7 @@ class _Name(str):
 
 def _internal(raw: object) -> re.Match[str] | None:
     """The parts of a name of the broker's own."""
-    if not isinstance(raw, str) or len(raw) > limits.INTERNAL_CHARS_MAX:
+    if not isinstance(raw, str) or ":" not in raw or len(raw) > limits.INTERNAL_CHARS_MAX:
         return None
     found = _INTERNAL.fullmatch(raw)
     is_bounded = found is not None and all(len(part) <= limits.NAME_CHARS_MAX for part in found.groups(""))

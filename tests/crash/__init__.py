@@ -11,5 +11,9 @@ broker_worker   a producer or a consumer of it, the same as in simulation
 broker_witness  what they saw, line by line, and how the model of tests/simulation is told
 broker_rounds   all of them for a while, and the judgement
 
+clients_worker  a program that uses the public clients, sync or asyncio
+clients_diary   what it saw, how little a program knows of its client, and what the model makes of it
+clients_rounds  the broker and such programs, all of them killed for a while, and the judgement
+
 campaign    rounds of all that, and the counts: `python -m tests.crash.campaign`
 """

@@ -221,14 +221,23 @@ class Stage:
 
     def drain(self) -> None:
         """Producers finish, consumers take what is there; then everybody goes home."""
+        self.calm_down()
+        self.send_home()
+
+    def calm_down(self) -> None:
         for process in [*self._producers, *self._consumers.values()]:
             process.send(signal.SIGUSR1)
         for process in self._producers:
             if not process.wait(DRAIN_S_MAX):
                 self._counts.failures.append(f"{process.name} cannot get rid of its batches")
+        self.await_empty()
+
+    def await_empty(self) -> None:
         left = asyncio.run(self._await_empty())
         if left:
             self._counts.failures.append(f"not drained after {DRAIN_S_MAX} s: {left}")
+
+    def send_home(self) -> None:
         time.sleep(CALM_S)
         for process in self._consumers.values():
             process.send(signal.SIGTERM)
@@ -261,10 +270,12 @@ class Stage:
 
     def judge(self) -> None:
         truth = Truth()
-        reading = Reading(truth, LEASE_MS)
         paths = [process.said for process in [*self._producers, *self._consumers.values()]]
+        self._count(truth, Reading(truth, LEASE_MS).read(paths, self._own))
+
+    def _count(self, truth: Truth, lines: int) -> None:
         counts = self._counts
-        counts.lines += reading.read(paths, self._own)
+        counts.lines += lines
         truth.check_drained()
         counts.acknowledged += truth.acknowledged
         counts.delivered += truth.delivered

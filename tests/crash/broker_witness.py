@@ -66,6 +66,12 @@ class Scribe:
     def note_eviction(self, owner: Owner, holder: Holder, now_ns: int) -> None:
         self._write("eviction", owner.group, owner.subject, holder.name, now_ns)
 
+    def note_rejecting(self, owner: Owner, sequences: Sequence[int]) -> None:
+        """Nobody rejects anything here."""
+
+    def note_rejected(self, owner: Owner, sequences: Sequence[int], *, stale: int = 0) -> None:
+        """Nor is told so."""
+
 
 def _texts(payloads: Sequence[bytes]) -> list[str]:
     return [payload.decode("latin-1") for payload in payloads]

@@ -4,7 +4,9 @@
     --power-cuts N   rounds on an ext4 image whose power is cut; skipped, with a word, where it cannot be mounted
     --seed K         which instants, points and payloads (instants are those of a real machine: no two runs are alike)
     --broker-s N     so many seconds of a broker that is killed among clients that are processes too (`broker_rounds`)
-    --part P         storage or broker: only this one
+    --clients-s N    the same with programs that use the public clients, and are killed too (`clients_rounds`)
+    --away-s N       and a broker that does not return for so long, once
+    --part P         storage, broker or clients: only this one
     --json           the counts for a program
 
 After each round a copy of the directory is recovered and judged (`ledger`), every few rounds once more without its
@@ -35,7 +37,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fairway.storage import checkpoint, index_file
 from fairway.world.real_disk import POINTS
-from tests.crash import broker_rounds, residue
+from tests.crash import broker_rounds, clients_rounds, residue
 from tests.crash.ledger import Judgement, Ledger, judge
 from tests.crash.power import NotAllowed, Rack, rack
 from tests.crash.streams import VISITORS_FROM
@@ -45,6 +47,8 @@ KILLS = 400
 POWER_CUTS = 40
 BROKER_S = 180
 BROKER_RUN_S = 30  # then a new directory, and new clients
+CLIENTS_S = 120
+AWAY_S = 60
 UNSYNCED_CUTS = 6  # to prove the instrument
 LIVES_PER_DIRECTORY = 20  # then a new one: the first start of a directory is a place to die too
 REBUILD_EVERY = 4  # rounds
@@ -333,18 +337,34 @@ def run_broker(seconds: float, seed: int, *, quiet: bool = True) -> broker_round
     return counts
 
 
-def show_broker(counts: broker_rounds.Counts) -> None:
-    print(f"broker: {_shown(counts.figures())}")
+def run_clients(seconds: float, away_s: float, seed: int, *, quiet: bool = True) -> clients_rounds.ClientCounts:
+    """The same through the public clients; then once without a broker for long."""
+    counts = clients_rounds.ClientCounts()
+    runs = max(1, round(seconds / BROKER_RUN_S)) if seconds > 0 else 0
+    with _progress("client runs", runs + (away_s > 0), quiet) as tick:
+        for number in range(runs):
+            clients_rounds.run(seconds / runs, seed + number, counts)
+            tick()
+        if away_s > 0:
+            clients_rounds.run_away(away_s, seed, counts)
+            tick()
+    return counts
+
+
+def show_broker(what: str, counts: broker_rounds.Counts) -> None:
+    print(f"{what}: {_shown(counts.figures())}")
     for sentence in [*map(str, counts.breaches[:5]), *counts.failures[:5]]:
         print(sentence, file=sys.stderr)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="real crashes of real processes: what is lost? nothing")
-    parser.add_argument("--part", choices=["storage", "broker"], help="only this one")
+    parser.add_argument("--part", choices=["storage", "broker", "clients"], help="only this one")
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--power-cuts", type=int, default=POWER_CUTS)
     parser.add_argument("--broker-s", type=float, default=BROKER_S)
+    parser.add_argument("--clients-s", type=float, default=CLIENTS_S)
+    parser.add_argument("--away-s", type=float, default=AWAY_S)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the counts as JSON, without a progress bar")
     return parser.parse_args(argv)
@@ -355,18 +375,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that mounts are cleared away then too
     told: dict[str, Any] = {"seed": options.seed}
     is_clean = True
-    if options.part != "broker":
+    if options.part in (None, "storage"):
         report = run(options.kills, options.power_cuts, options.seed, quiet=options.json)
         told |= {**report.counts.figures(), "skipped": report.skipped, "unsynced": report.unsynced.figures()}
         is_clean = report.clean
         if not options.json:
             show(report)
-    if options.part != "storage":
+    if options.part in (None, "broker"):
         broker = run_broker(options.broker_s, options.seed, quiet=options.json)
         told["broker"] = broker.figures()
         is_clean = is_clean and broker.clean
         if not options.json:
-            show_broker(broker)
+            show_broker("broker", broker)
+    if options.part in (None, "clients"):
+        clients = run_clients(options.clients_s, options.away_s, options.seed, quiet=options.json)
+        told["clients"] = clients.figures()
+        is_clean = is_clean and clients.clean
+        if not options.json:
+            show_broker("clients", clients)
     if options.json:
         print(json.dumps({**told, "clean": is_clean}))
     return 0 if is_clean else EXIT_DAMAGE

@@ -31,8 +31,9 @@ class NotAllowed(Exception):
 class Rack:
     """One image and its mount point; `cut` and `restore` the power."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, image_bytes: int = _IMAGE_BYTES) -> None:
         self._image = folder / "image"
+        self._image_bytes = image_bytes
         self.mounted_at = folder / "mounted"
 
     @property
@@ -43,7 +44,7 @@ class Rack:
     def build(self) -> None:
         self.mounted_at.mkdir()
         with self._image.open("wb") as image:
-            image.truncate(_IMAGE_BYTES)
+            image.truncate(self._image_bytes)
         _run("mkfs.ext4", "-q", "-F", str(self._image))
         self.mount()
 
@@ -82,10 +83,10 @@ def _run(*command: str) -> None:
 
 
 @contextlib.contextmanager
-def rack() -> Iterator[Rack]:
+def rack(image_bytes: int = _IMAGE_BYTES) -> Iterator[Rack]:
     """A mounted image, unmounted and removed at the end, whatever happens; `NotAllowed` where that cannot be had."""
     folder = Path(tempfile.mkdtemp(prefix="fairway-power-"))
-    made = Rack(folder)
+    made = Rack(folder, image_bytes)
 
     def clear() -> None:
         made.unmount()

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from fairway.batch import encode
 from fairway.errors import Code, Refused
 from fairway.protocol import codec, frames, messages
@@ -120,6 +122,15 @@ ANSWERED: list[tuple[Verb, Message]] = [
     (Verb.WEIGH, Done()),
 ]
 
+# The same with the fields that were added later; what was written without them is still read.
+TIMED = Described(
+    msgspec.structs.replace(
+        BROKER, now_ms=APPENDED_MS + 1, durability="sync", free_bytes=5_000_000_000, connections_max=10_000
+    ),
+    [SubjectState("order.changed", 17, 4_312, False, 70, [msgspec.structs.replace(GROUP, oldest_ms=APPENDED_MS)])],
+)
+OUTGROWN = frozenset({"describe-answer"})  # nobody writes these any more
+
 BUSY = Refused(Code.BUSY, "the disk is behind: too many bytes wait for their sync", retry_after_ms=50)
 CORRELATION = 258  # 02 01 on the wire, so that the order of bytes shows
 
@@ -138,6 +149,7 @@ CASES: dict[str, tuple[int, int, Message]] = {
     **{f"{codec.REQUESTS[type(asked)].name.lower()}": (codec.REQUESTS[type(asked)], 0, asked) for asked in ASKED},
     **{f"{verb.name.lower()}-answer": (verb, RESPONSE, answered) for verb, answered in ANSWERED},
     "produce-refused": (Verb.PRODUCE, RESPONSE | REFUSED, codec.refusal_of(BUSY)),
+    "describe-answer-timed": (Verb.DESCRIBE, RESPONSE, TIMED),
     "goodbye": (Verb.GOODBYE, 0, Goodbye("the server stops", None, 1_000)),
     "goodbye-accusing": (Verb.GOODBYE, 0, Goodbye("frame with a wrong checksum", "protocol_error")),
 }

@@ -9,7 +9,7 @@ import pytest
 from fairway.protocol import FrameReader, codec
 from fairway.protocol.frames import REFUSED, RESPONSE
 from fairway.protocol.messages import FIRST_REQUEST_VERB, Verb
-from tests.golden.frames import BATCH, CASES, CORRELATION, FOLDER, encoded, write
+from tests.golden.frames import BATCH, CASES, CORRELATION, FOLDER, OUTGROWN, encoded, write
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.bin"))
 
@@ -36,7 +36,7 @@ def test_golden_frame_is_read(name: str) -> None:
         assert decode(verb, frame.control) == message
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OUTGROWN])
 def test_golden_frame_is_what_this_version_writes(name: str) -> None:
     assert encoded(name) == (FOLDER / f"{name}.bin").read_bytes()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
 import resource
 import sys
@@ -29,6 +31,13 @@ def allow_descriptors() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     assert max(soft, hard) >= 4_000, "two thousand connections and more do not fit into this process's limit"
+
+
+def give_way(pid: int, nice: int) -> None:
+    """Set how much a process yields to others, from -20 to 19; where sessions share the processor, its session too."""
+    os.setpriority(os.PRIO_PROCESS, pid, nice)
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice), encoding="ascii")
 
 
 def resident_bytes(pid: int) -> int:
@@ -60,6 +69,17 @@ async def random_bytes(port: int) -> None:
         for raw in raws:
             raw.send(b"\xff\xff\xff\xff" + rng.randbytes(rng.randrange(64, 20_000)))
         await _ended(raws)
+
+
+async def reconnect_storm(port: int, *, seconds: float = 2) -> None:
+    """Come, say something rude, go, come again; wait for nothing."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while loop.time() < end:
+        raws = await asyncio.gather(*(connect(port, greet=False) for _ in range(20)))
+        for raw in raws:
+            raw.send(b"\xff" * 64)
+            raw.abort()
 
 
 async def giant_lengths(port: int) -> None:
@@ -134,11 +154,22 @@ async def deaf_consumers(port: int) -> None:
         for _ in range(1_000):
             raw.ask(Scan("large", m.Whence.EARLIEST, 0, None, MIB))
     await asyncio.sleep(2)
-    scanned, _ = await healthy.ask(Scan("large", m.Whence.EARLIEST, 0, None, MIB), Scanned)
-    assert scanned.batches
+    assert await _scanned(healthy)
     for raw in raws:
         raw.abort()
-    healthy.close()
+    healthy.abort()
+
+
+async def _scanned(healthy: Client) -> bool:
+    """Whether somebody who reads gets the same answer, at the latest when the others have been refused theirs."""
+    for _ in range(100):
+        try:
+            scanned, _batches = await healthy.ask(Scan("large", m.Whence.EARLIEST, 0, None, MIB), Scanned)
+        except Refused as refused:
+            await asyncio.sleep((refused.retry_after_ms or 0) / 1_000)
+        else:
+            return bool(scanned.batches)
+    return False
 
 
 async def bad_names(port: int) -> None:
@@ -158,7 +189,7 @@ async def bad_names(port: int) -> None:
             except Refused:
                 continue
             raise AssertionError(f"{name!r} was taken for a name")
-    one.close()
+    one.abort()
 
 
 async def bad_batches(port: int) -> None:
@@ -187,6 +218,7 @@ async def idle_connections(port: int, *, connections: int = 2_000) -> list[Raw]:
 
 ATTACKS: tuple[Attack, ...] = (
     random_bytes,
+    reconnect_storm,
     giant_lengths,
     slow_senders,
     flood_of_pings,
@@ -198,17 +230,23 @@ ATTACKS: tuple[Attack, ...] = (
 )
 
 
-def main(name: str, port: str) -> None:
-    """`python -m tests.hostile.broker_attacks NAME PORT`: one attack, in a process of its own."""
+def main(name: str, port: str, nice: str) -> None:
+    """`python -m tests.hostile.broker_attacks NAME PORT NICE`: one attack, over and over, until it is killed.
+
+    The process may be a nice one, whatever its connections are: what it takes from the machine is not what it does to
+    the broker.
+    """
+    give_way(os.getpid(), int(nice))
     allow_descriptors()
     [attack] = [each for each in ATTACKS if each.__name__ == name]
-    asyncio.run(_then_rest(attack, int(port)))
-    print("done", flush=True)
+    print("begun", flush=True)
+    asyncio.run(_over_and_over(attack, int(port)))
 
 
-async def _then_rest(attack: Attack, port: int) -> None:
-    await attack(port)
-    await asyncio.sleep(0.1)  # for connections to be closed on this side too
+async def _over_and_over(attack: Attack, port: int) -> None:
+    while True:
+        await attack(port)
+        print("again", flush=True)
 
 
 if __name__ == "__main__":

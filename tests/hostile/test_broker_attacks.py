@@ -97,6 +97,15 @@ def test_a_bad_client_hurts_nobody_else(broker: tuple[Child, int], attack: Attac
     peak, done = asyncio.run(_under(attack, child.pid, port, ATTACKS.index(attack)))
     assert done >= 2, "a good client went on"
     assert peak - at_rest < GROWTH_BYTES_MAX
+    asyncio.run(_newcomer(port, ATTACKS.index(attack)))
+
+
+async def _newcomer(port: int, number: int) -> None:
+    """Whoever comes after the attack is served, too."""
+    one = await client(port)
+    await Good(one, 100 + number).once()
+    one.abort()
+    await asyncio.sleep(0.1)
 
 
 def test_two_thousand_idle_connections_cost_little(broker: tuple[Child, int]) -> None:

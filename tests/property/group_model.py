@@ -114,8 +114,8 @@ class Model:
                 self.cursor += 1
             self.open[at] = Held("held", attempt, name, lot, number, now_ns)
         for message in self.held_by(name).values():
-            if (message.lot, message.attempt) == (lot, attempt):  # the rest of the same lot comes along
-                message.number, message.handed_ns = number, now_ns
+            if (message.lot, message.attempt) == (lot, attempt):  # the rest of the same lot has more time
+                message.handed_ns = now_ns
 
     def holds(self, name: str, lot: int, attempt: int, sequences: Iterable[int]) -> set[int]:
         held = {at for at, each in self.held_by(name).items() if (each.lot, each.attempt) == (lot, attempt)}

@@ -35,6 +35,7 @@ class Report:
     acked: int = 0
     ends: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)  # what happens in some histories only
     breaches: Counter[Promise] = field(default_factory=Counter)
     examples: list[tuple[int, str]] = field(default_factory=list)  # seed, what was wrong
     trace_hash: str = ""
@@ -47,6 +48,7 @@ class Report:
         self.acked += outcome.acked
         self.ends.update(outcome.ends)
         self.reasons.update(outcome.reasons)
+        self.events.update(outcome.counts)
         joined = (self.trace_hash + outcome.trace_hash).encode()
         self.trace_hash = outcome.trace_hash if self.seeds == 1 else hashlib.blake2b(joined, digest_size=16).hexdigest()
         self.breaches.update(each.promise for each in outcome.breaches)
@@ -99,6 +101,7 @@ def examples(report: Report, options: Namespace) -> list[dict[str, Any]]:
 def show(report: Report) -> None:
     print("broker: " + ", ".join(f"{name} {count:,}" for name, count in report.counts().items()))
     print("ends of lives: " + ", ".join(f"{name} {count:,}" for name, count in sorted(report.ends.items())))
+    print("beside that: " + ", ".join(f"{name} {count:,}" for name, count in sorted(report.events.items())))
     print("delivered again: " + ", ".join(f"{name} {count:,}" for name, count in sorted(report.reasons.items())))
 
 
@@ -107,5 +110,6 @@ def as_json(report: Report) -> dict[str, Any]:
         **report.counts(),
         "trace_hash": report.trace_hash,
         "ends": dict(sorted(report.ends.items())),
+        "beside_that": dict(sorted(report.events.items())),
         "delivered_again": dict(sorted(report.reasons.items())),
     }

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from fairway.errors import Code, FairwayError, Refused, Unreachable
 from fairway.groups import GroupConfig
@@ -31,6 +31,9 @@ BROKER = "broker"
 PORT = 20_880
 PATIENCE_S = 4.0  # with an answer, beyond the wait that was asked for
 BATCHES_IN_FLIGHT = 3
+MANY_ATTEMPTS = 1_000  # so many that none is the last
+REASON = "it is no good"  # of whatever a consumer gives back
+FORGOTTEN = frozenset({Code.SEQUENCE_GAP, Code.UNKNOWN_PRODUCER})
 PASSING = frozenset({Code.BUSY, Code.READ_ONLY, Code.DRAINING, Code.EXPIRED, Code.TOO_MANY_CONNECTIONS})
 
 
@@ -56,6 +59,29 @@ class Mood:
 
     is_calm: bool = False  # no mischief: consumers take and ack, producers finish what they began
     wait_ms: int = 0  # of a pull in calm times
+    may_forget: bool = False  # the broker, in a power cut, what it had answered: durability is `memory`
+
+
+class Name(NamedTuple):
+    """Of a lot in a consumer's hands."""
+
+    is_inbox: bool
+    first: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a consumer has decided about messages of a lot."""
+
+    kind: m.Settlement
+    name: Name
+    lot: m.Lot
+    after_ms: int | None = None
+
+    @property
+    def is_inbox(self) -> bool:
+        return self.name.is_inbox
 
 
 class Ended(FairwayError):
@@ -164,6 +190,9 @@ class Producer:
         is_behind = False  # a batch behind one that was not stored leaves a gap
         for each, answer in zip(flight, answers, strict=True):
             if isinstance(answer, Refused):
+                if not is_behind and self._mood.may_forget and answer.code in FORGOTTEN:
+                    self._begin_anew()
+                    return
                 self._check_refusal(answer, is_behind=is_behind)
                 is_behind = True
             elif isinstance(answer, Ended):
@@ -173,6 +202,11 @@ class Producer:
             else:
                 self._truth.note_receipt(self._subject, answer[0].first_sequence, each[1])
                 self._pending.remove(each)
+
+    def _begin_anew(self) -> None:
+        """A power cut has taken what was acknowledged: the outcome of what is pending stays unknown for ever."""
+        self._stream = Stream(self._rng.bits(60) + 1)
+        self._pending.clear()
 
     def _check_refusal(self, refused: Refused, *, is_behind: bool) -> None:
         if refused.code in PASSING or (is_behind and refused.code is Code.SEQUENCE_GAP):
@@ -195,8 +229,8 @@ class Consumer:
         self._arrived = 0
         self._is_member = False
         self._has_left = True  # so far as it knows: being no member is then no surprise
-        self._held: dict[tuple[int, int], m.Lot] = {}
-        self._unsure: list[tuple[m.Settlement, m.Lot, int | None]] = []  # to be sent until it is answered
+        self._held: dict[Name, m.Lot] = {}
+        self._unsure: list[Planned] = []  # to be sent until it is answered
 
     @property
     def _place(self) -> tuple[str, str, str]:
@@ -228,6 +262,10 @@ class Consumer:
             self._forget()
         elif refused.code is Code.STALE_CONFIG:
             self._is_member = False
+        elif refused.code is Code.NO_SUCH_GROUP and self._mood.may_forget:
+            self._truth.note_eviction(self._owner, self.holder, self._scene.clock.monotonic_ns())
+            self._is_member = False
+            self._forget()
         elif refused.code is Code.DRAINING:
             self._link.drop()
             self._is_member = False
@@ -256,7 +294,7 @@ class Consumer:
             await self._mischief(client)
             return
         if self._held:
-            self._plan([(m.Settlement.ACK, lot, None) for lot in self._held.values()])
+            self._plan([Planned(m.Settlement.ACK, name, lot) for name, lot in self._held.items()])
             return
         await self.pull(client, self._mood.wait_ms)
 
@@ -270,6 +308,8 @@ class Consumer:
                 await self._lose_a_response(client)
             case 4 | 5 | 6:
                 await self._beat(client)
+            case 7 | 8 if self._held:
+                await self._juggle(client)
             case _ if self._held and self._rng.below(3):
                 self._decide()
             case _:
@@ -281,8 +321,8 @@ class Consumer:
     async def join(self, client: Client) -> None:
         """Join, and see to it that the group has the configuration of this history."""
         subject, group, name = self._place
-        start = m.Whence.EARLIEST if self._owner.from_ns == 0 else m.Whence.LATEST
-        join = m.Join(subject, group, name, 0, self._arrived, start)
+        start = m.Whence.LATEST if self._owner.is_latest else m.Whence.EARLIEST
+        join = m.Join(subject, group, name, 0, self._arrived, start, self._owner.is_broadcast)
         (joined, _), asked_ns = await self._link.ask("a membership", client.ask(join, m.Joined))
         now_ns = self._scene.clock.monotonic_ns()
         self._truth.note_member(self._owner, now_ns)
@@ -333,19 +373,24 @@ class Consumer:
             raise
         now_ns = self._scene.clock.monotonic_ns()
         self._spoke(asked_ns)
-        self._truth.note_delivery(self._owner, self.holder, delivery.payloads, asked_ns=asked_ns, now_ns=now_ns)
+        owner = self._owner.private() if delivery.is_inbox else self._owner
+        self._truth.note_delivery(owner, self.holder, delivery.payloads, asked_ns=asked_ns, now_ns=now_ns)
         if delivery.lots:
             self._scene.note(f"{name} got {delivery.number}: {list(delivery.payloads)}")
             self._arrived = delivery.number
         for lot in delivery.lots:
-            self._hold(lot)
+            self._hold(Name(delivery.is_inbox, lot.first, lot.attempt), lot)
         return delivery
 
-    def _hold(self, lot: m.Lot) -> None:
+    def _hold(self, name: Name, lot: m.Lot) -> None:
         """A part that was handed back comes again under the name of its lot."""
-        rest = self._held.get((lot.first, lot.attempt))
+        if lot.attempt > self._config.attempts_max:
+            self._truth.blame(Promise.ATTEMPTS, f"{lot} of {self._owner}: at most {self._config.attempts_max}")
+        if self._owner.is_at_most_once:
+            return  # settled by being handed out
+        rest = self._held.get(name)
         spans = [*rest.spans, *lot.spans] if rest is not None else lot.spans
-        self._held[lot.first, lot.attempt] = m.Lot(lot.first, lot.attempt, spans)
+        self._held[name] = m.Lot(lot.first, lot.attempt, spans)
 
     async def _lose_a_response(self, client: Client) -> None:
         """Ask, and hang up before the answer, or with it under way."""
@@ -354,48 +399,75 @@ class Consumer:
         self._link.drop()
         await task
 
+    async def _juggle(self, client: Client) -> None:
+        """Give back the head of a lot, ask for more, and miss the response: the head may be in it, by the name of the
+        lot that is still in hand."""
+        name, lot = next(iter(self._held.items()))
+        head = m.Lot(lot.first, lot.attempt, [m.Span(sequences_of(lot)[0], 1)])
+        self._plan([Planned(m.Settlement.RELEASE, name, head)])
+        await self._settle(client)
+        await self._lose_a_response(client)
+
     def _decide(self) -> None:
         """What becomes of the messages at hand: mostly acked, whole or in parts."""
-        planned: list[tuple[m.Settlement, m.Lot, int | None]] = []
-        for lot in list(self._held.values()):
+        planned: list[Planned] = []
+        for name, lot in list(self._held.items()):
             draw = self._rng.below(12)
             if draw == 0:
                 continue
             part = self._part_of(lot) if self._rng.below(4) == 0 else lot
             if draw == 1:
-                planned.append((m.Settlement.RETRY, part, self._rng.below(3 * self._config.lease_ms // 2)))
+                after_ms = self._rng.below(3 * self._config.lease_ms // 2)
+                planned.append(Planned(m.Settlement.RETRY, name, part, after_ms))
             elif draw == 2:
-                planned.append((m.Settlement.RELEASE, part, None))
+                planned.append(Planned(m.Settlement.RELEASE, name, part))
+            elif draw == 3 and self._config.attempts_max < MANY_ATTEMPTS:
+                planned.append(Planned(m.Settlement.REJECT, name, part))
             else:
-                planned.append((m.Settlement.ACK, part, None))
+                planned.append(Planned(m.Settlement.ACK, name, part))
         self._plan(planned)
 
     def _part_of(self, lot: m.Lot) -> m.Lot:
         sequences = [each for each in sequences_of(lot) if self._rng.below(2)]
         return m.Lot(lot.first, lot.attempt, [m.Span(each, 1) for each in sequences]) if sequences else lot
 
-    def _plan(self, planned: list[tuple[m.Settlement, m.Lot, int | None]]) -> None:
-        for kind, lot, after_ms in planned:
-            held = self._held.pop((lot.first, lot.attempt))
+    def _plan(self, planned: list[Planned]) -> None:
+        for each in planned:
+            name, lot = each.name, each.lot
+            held = self._held.pop(name)
             rest = sorted(set(sequences_of(held)) - set(sequences_of(lot)))
             if rest:
-                self._held[lot.first, lot.attempt] = m.Lot(lot.first, lot.attempt, [m.Span(each, 1) for each in rest])
-            if kind is not m.Settlement.ACK:
-                self._truth.note_asked(self._owner, self.holder, sequences_of(lot), kind.name.lower())
-            self._unsure.append((kind, lot, after_ms))
+                self._held[name] = m.Lot(lot.first, lot.attempt, [m.Span(at, 1) for at in rest])
+            if each.kind in (m.Settlement.RETRY, m.Settlement.RELEASE):
+                owner = self._owner_of(name)
+                self._truth.note_asked(owner, self.holder, sequences_of(lot), each.kind.name.lower())
+            self._unsure.append(each)
+
+    def _owner_of(self, name: Name) -> Owner:
+        return self._owner.private() if name.is_inbox else self._owner
 
     async def _settle(self, client: Client) -> None:
         """All that is planned in one request; again until it is answered."""
         planned = list(self._unsure)
-        outcomes = [m.Settle(kind, lot.first, lot.attempt, lot.spans, after_ms) for kind, lot, after_ms in planned]
+        outcomes = [
+            m.Settle(each.kind, each.lot.first, each.lot.attempt, each.lot.spans, each.after_ms, REASON, each.is_inbox)
+            for each in planned
+        ]
         settle = m.SettleAll(*self._place, outcomes, self._arrived)
-        acked = [each for kind, lot, _ in planned if kind is m.Settlement.ACK for each in sequences_of(lot)]
-        self._truth.note_acking(self._owner, acked)
+        for each in planned:
+            if each.kind is m.Settlement.ACK:
+                self._truth.note_acking(self._owner_of(each.name), sequences_of(each.lot))
+            elif each.kind is m.Settlement.REJECT:
+                self._truth.note_rejecting(self._owner_of(each.name), sequences_of(each.lot))
         (settled, _), asked_ns = await self._link.ask("a settlement", client.ask(settle, m.Settled))
         self._spoke(asked_ns)
         self._unsure = self._unsure[len(planned) :]
-        self._scene.note(f"{self.holder.name} acked {acked}, {settled.stale} stale")
-        self._truth.note_acked(self._owner, acked, stale=settled.stale)
+        self._scene.note(f"{self.holder.name} settled {outcomes}, {settled.stale} stale")
+        for each in planned:
+            if each.kind is m.Settlement.ACK:
+                self._truth.note_acked(self._owner_of(each.name), sequences_of(each.lot), stale=settled.stale)
+            elif each.kind is m.Settlement.REJECT:
+                self._truth.note_rejected(self._owner_of(each.name), sequences_of(each.lot), stale=settled.stale)
 
 
 def sequences_of(lot: m.Lot) -> list[int]:
@@ -403,11 +475,11 @@ def sequences_of(lot: m.Lot) -> list[int]:
 
 
 def group_config(rng: SeededRng) -> GroupConfig:
-    """Short leases and backoffs, so that both end within a history; so many attempts that none is the last."""
+    """Short leases and backoffs, so that both end within a history."""
     return GroupConfig(
         version=2,
         lease_ms=(300, 600, 1_000)[rng.below(3)],
-        attempts_max=1_000,
+        attempts_max=MANY_ATTEMPTS,
         backoff=Backoff(first_ms=50, cap_ms=400),
         lot_messages_max=(3, 20, 1_000)[rng.below(3)],
         lots_max=(40, 1_000)[rng.below(2)],

@@ -72,6 +72,8 @@ class _Examinee:
         sequences = [each for lot in lots for each in sequences_of(lot)]
         if kind is not m.Settlement.ACK:
             self._history.truth.note_asked(self._owner, self.holder, sequences, kind.name.lower())
+        else:
+            self._history.truth.note_acking(self._owner, sequences)
         await client.settle(*self._place, lots, kind=kind, arrived=self._arrived, after_ms=after_ms)
         if kind is m.Settlement.ACK:
             self._history.truth.note_acked(self._owner, sequences)
@@ -86,9 +88,24 @@ async def examine(history: History) -> None:
     """Every group in turn."""
     for number, owner in enumerate(history.truth.owners.values()):
         producer = Producer(history.scene, history.truth, history.mood, f"examiner-{number}", owner.subject)
-        await _pass_around(history, owner, producer)
+        examine_one = _receive_one if owner.is_broadcast or owner.is_at_most_once else _pass_around
+        await examine_one(history, owner, producer)
         if history.truth.is_refuted:
             return
+
+
+async def _receive_one(history: History, owner: Owner, producer: Producer) -> None:
+    """Nothing can be handed on: the one of that name gets every message, or the message is settled by going out."""
+    one = _Examinee(history, owner, f"{owner.group}-{owner.subject}-c0")
+    await one.join()
+    await one.sweep()
+    waiting = await _asleep(one)
+    producer.make(1)
+    await producer.send()
+    lots = await _awake(history, owner, waiting, "a message", PROMPT_MS)
+    if lots is not None:
+        await one.settle(lots, m.Settlement.ACK)
+        await one.leave()
 
 
 async def _pass_around(history: History, owner: Owner, producer: Producer) -> None:
@@ -145,7 +162,8 @@ async def ask_once_more(history: History) -> None:
     """After the last crash: leases end, and nothing is handed out that was acked."""
     await asyncio.sleep(2 * history.config.lease_ms / 1_000)
     for owner in history.truth.owners.values():
-        late = _Examinee(history, owner, f"{owner.group}-{owner.subject}-late")
+        name = "c0" if owner.is_broadcast else "late"
+        late = _Examinee(history, owner, f"{owner.group}-{owner.subject}-{name}")
         await late.join()
         await late.sweep()
 

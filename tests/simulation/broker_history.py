@@ -15,23 +15,28 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairway import limits
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.errors import DiskFull, FairwayError, Refused, StorageFault
+from fairway.groups import GroupConfig, Mode
 from fairway.limits import KIB
+from fairway.storage import checkpoint
 from fairway.storage.store import StoreOptions
 from fairway.world.loop import SimulationFailed
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
 from fairway.world.sim_wire import Conditions
 from fairway.world.simulation import Simulation
-from tests.simulation import broker_exam
-from tests.simulation.broker_clients import BROKER, MS_NS, PORT, Consumer, Mood, Producer, Scene, group_config
-from tests.simulation.broker_truth import Breach, Promise, Truth
+from tests.simulation import broker_exam, broker_flavours, broker_reckoning
+from tests.simulation.broker_clients import BROKER, MS_NS, PORT, Consumer, Mood, Producer, Scene
+from tests.simulation.broker_operator import Operator
+from tests.simulation.broker_truth import Breach, Owner, Promise, Truth
 
 HOG = "lost+found/hog"  # another tenant's file on the same disk
 OPENINGS_MAX = 6
-DRAIN_S_MAX = 60.0
+DRAIN_S_MAX = 40.0
 STEPS_MAX = 3_000_000
+REDRIVES_MAX = 6
 
 
 class End(enum.Enum):
@@ -58,6 +63,7 @@ class Outcome:
     acked: int = 0
     ends: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)  # of what happens in some histories only
     breaches: list[Breach] = field(default_factory=list)
     trace_hash: str = ""
 
@@ -75,9 +81,15 @@ class History:
         self.broker: Broker | None = None
         self.consumers: list[Consumer] = []
         self.producers: list[Producer] = []
+        self.operator: Operator = None  # type: ignore[assignment]  # from `_hire` on
         self._rng = world.rng.child("history")
         self._trouble_rng = world.rng.child("trouble")
-        self.config = group_config(world.rng.child("config"))
+        self.flavour = broker_flavours.draw(world.rng.child("flavour"))
+        self.config = self.flavour.config
+        self.mood.may_forget = self.flavour.is_lazy
+        self.counts: Counter[str] = Counter()
+        self._marks: list[tuple[int, int]] = []  # ticks, and the action log's end then
+        self._dead: Broker | None = None  # the one that ran last
         self._options = self._draw_options(world.rng.child("options"))
         self.disk = SimDisk(
             world.rng.child("disk"), world.loop.call_later, capacity_bytes=(2 << 20) + self._rng.below(2 << 20)
@@ -89,12 +101,22 @@ class History:
 
     def _draw_options(self, rng: SeededRng) -> BrokerOptions:
         store = StoreOptions(
-            segment_bytes=(8 * KIB, 32 * KIB, 256 * KIB)[rng.below(3)],
+            segment_bytes=(8 * KIB, 32 * KIB, 256 * KIB)[0 if self.flavour.is_retaining else rng.below(3)],
             action_segment_bytes=(8 * KIB, 64 * KIB)[rng.below(2)],
             low_water_bytes=16 * KIB,
             checkpoint_every_bytes=(4 * KIB, 24 * KIB, 96 * KIB)[rng.below(3)],
+            retention=self.flavour.retention,
+            durability=self.flavour.durability,
         )
-        return BrokerOptions(host=BROKER, port=PORT, allow_remote=True, store=store, drain_ms_max=300)
+        return BrokerOptions(
+            host=BROKER,
+            port=PORT,
+            allow_remote=True,
+            store=store,
+            drain_ms_max=300,
+            housekeeping_ms=20 + rng.below(100) if self.flavour.is_retaining else 60_000,
+            sync_every_ms=5 + rng.below(150),
+        )
 
     # --- the whole ---------------------------------------------------------------------------------------------------
 
@@ -113,10 +135,26 @@ class History:
         """Calm: everything is taken and acked, then examined, and after one more crash nothing comes back."""
         self._calm_down()
         await self.start()
-        for step in (self._drain, self._examine, self._ask_once_more):
+        for step in (self._drain, self._redrive, self._reckon, self._examine, self._ask_once_more):
             await step()
             if self.truth.is_refuted:
                 return
+
+    async def _redrive(self) -> None:
+        """All dead letters, and again what has died of it, until none is left."""
+        for _ in range(REDRIVES_MAX if self.flavour.is_deadly else 0):
+            if not await self.operator.redrive_all():
+                return
+            await self._drain()
+
+    async def _reckon(self) -> None:
+        if self.broker is not None:
+            for host in self.broker.desk.groups:
+                owner = self.truth.owners.get((host.name, str(self.broker.desk.name_of(host.subject_id))))
+                if owner is not None:
+                    owner.lost = host.law.describe(0, now_ns=0, now_ms=0).lost
+                    self.counts["lost by retention"] += owner.lost
+        await broker_reckoning.reckon(self)
 
     async def _examine(self) -> None:
         await self._dismiss()
@@ -124,6 +162,8 @@ class History:
         self._look_over()
 
     async def _ask_once_more(self) -> None:
+        if self.flavour.is_lazy:
+            await self._wait(1_000)  # by then all is synced, so that this crash takes nothing
         self._bury(self.disk.crash)
         broker = await self.start()
         if broker is not None:
@@ -143,15 +183,40 @@ class History:
         for number in range(2 + rng.below(2)):
             for subject in subjects:
                 late_ms = rng.below(1_500) if rng.below(2) else 0
-                self._found(f"g{number}", subject, consumers=1 + rng.below(3), late_ms=late_ms)
+                is_latest = late_ms > 0 and not self.flavour.is_lazy and bool(rng.below(2))
+                owner = self._found(f"g{number}", subject, self.config, is_latest=is_latest)
+                self._employ(owner, self.config, consumers=1 + rng.below(3), late_ms=late_ms)
+        if self.flavour.has_at_most_once:
+            config = self.flavour.at_most_once()
+            self._employ(self._found("once", subjects[0], config), config, consumers=2)
+        for number in range(2 * self.flavour.has_broadcast):
+            config = self.flavour.broadcast()
+            self._employ(self._found(f"all{number}", subjects[0], config), config, consumers=1)
+        self.operator = Operator(
+            self.scene,
+            self.truth,
+            self.mood,
+            [each for each in self.truth.owners.values() if not each.is_at_most_once],
+            redrives=self.flavour.is_deadly,
+            steers=self.flavour.is_steered,
+        )
+        self._start_task(self.operator.run())
 
-    def _found(self, group: str, subject: str, *, consumers: int, late_ms: int) -> None:
-        """A group; one that is late may begin at the latest message."""
-        from_ns = None if late_ms and self._rng.below(2) else 0
-        owner = self.truth.owner(group, subject, self.config.lease_ms, from_ns=from_ns)
+    def _found(self, group: str, subject: str, config: GroupConfig, *, is_latest: bool = False) -> Owner:
+        """A group. It is owed everything, or what is sent from when it is known to have joined: where it begins at the
+        latest, or where retention may have taken the rest."""
+        from_ns = None if is_latest or self.flavour.is_retaining else 0
+        owner = self.truth.owner(group, subject, config.lease_ms, from_ns=from_ns)
+        owner.is_latest = is_latest
+        owner.is_broadcast = config.is_broadcast
+        owner.is_at_most_once = config.mode is Mode.AT_MOST_ONCE
+        owner.attempts_max = config.attempts_max
+        return owner
+
+    def _employ(self, owner: Owner, config: GroupConfig, *, consumers: int, late_ms: int = 0) -> None:
         for number in range(consumers):
-            name = f"{group}-{subject}-c{number}"
-            consumer = Consumer(self.scene, self.truth, self.mood, owner, name, self.config)
+            name = f"{owner.group}-{owner.subject}-c{number}"
+            consumer = Consumer(self.scene, self.truth, self.mood, owner, name, config)
             self.consumers.append(consumer)
             self._start_task(self._later(late_ms, consumer.run))
 
@@ -171,7 +236,9 @@ class History:
         """Until all that is owed is acked; whoever waits is woken, so there is no need to ask often."""
         deadline = self.world.loop.time() + DRAIN_S_MAX
         while self.world.loop.time() < deadline and not self.truth.is_refuted:
-            if all(each.is_done for each in self.producers) and self.truth.is_drained() and not self._leftovers():
+            is_said = self.operator.is_done and all(each.is_done for each in self.producers)
+            is_said = is_said and all(each.has_joined for each in self.truth.owners.values())
+            if is_said and (self.flavour.may_bury or self.truth.is_drained()) and not self._leftovers():
                 return
             await self._wait(50)
         if not self.truth.is_refuted:
@@ -186,7 +253,7 @@ class History:
         left = []
         for host in self.broker.desk.groups:
             end = self.broker.store.messages.end_sequence(host.subject_id)
-            seen = host.law.describe(end, now_ns=self.world.clock.monotonic_ns(), now_ms=self.world.clock.wall_ms())
+            seen = host.describe(end, now_ns=self.world.clock.monotonic_ns(), now_ms=self.world.clock.wall_ms())
             if seen.lag or seen.lots:
                 left.append(f"{host.name}: {seen}")
         return left
@@ -198,18 +265,21 @@ class History:
             return
         self.ends[end.value] += 1
         trouble = self.world.loop.create_task(self._guarded(self._make_trouble()))
+        ticking = self.world.loop.create_task(self._guarded(self._tick()))
         await self._wait(20 + self._rng.below(1_000))
         if end is End.STOP:
             trouble.cancel()
         await self._meet(end)
         trouble.cancel()
-        await asyncio.gather(trouble, return_exceptions=True)
+        ticking.cancel()
+        await asyncio.gather(trouble, ticking, return_exceptions=True)
 
     async def start(self) -> Broker | None:
         """Open the store and listen, as often as it takes."""
         for _ in range(OPENINGS_MAX):
             self._over.clear()
             self.truth.faulty_ns = None
+            is_pictured = bool(checkpoint.numbers(self.disk))
             try:
                 net = self.world.net.host(BROKER)
                 rng = self.world.rng.child(f"broker-{self.lives}")
@@ -222,8 +292,17 @@ class History:
                 self._bury(self.disk.crash_process)
                 if isinstance(fault, DiskFull):
                     self.disk.remove(HOG)
+            except Refused as refused:  # there is no room for the record that begins a life
+                self.world.loop.note(f"not opened: {refused.code.name}")
+                self._bury(self.disk.crash_process)
+                self.disk.remove(HOG)
             else:
                 self.lives += 1
+                self._dead = self.broker
+                self._marks.clear()
+                subjects = self.broker.store.messages.views.subjects
+                self.truth.note_life({str(each.name): each.next_sequence for each in subjects})
+                self.counts["pictures"] += is_pictured
                 self.world.loop.note(f"life {self.lives}")
                 return self.broker
         self.truth.blame(Promise.BROKE, "the broker cannot be started")
@@ -277,11 +356,39 @@ class History:
     def _bury(self, crash: Callable[[], SimDisk], *, is_clean: bool = False) -> None:
         """The process is gone; what it left is the next one's disk."""
         self._silence()
-        if not is_clean:
+        if not is_clean or self.flavour.is_lazy:  # then the next life does not count on what consumers hold
             self.truth.note_crash(self.world.clock.monotonic_ns())
+        if self.flavour.is_lazy:
+            self._note_loss(is_power_cut=crash == self.disk.crash)
         self.disk = crash()
         self.disk.slowness = 1.0
         self._heal()
+
+    async def _tick(self) -> None:
+        """So that it can be told which acks were synced when the power goes."""
+        while self.broker is not None and self.flavour.is_lazy:
+            self.truth.tick += 1
+            self._marks.append((self.truth.tick, self.broker.store.actions.log.end))
+            await asyncio.sleep(0.004)
+
+    def _note_loss(self, *, is_power_cut: bool) -> None:
+        """A power cut takes what was not synced, a failed sync perhaps too; a kill takes nothing."""
+        dead = self._dead  # which may have died some time ago: the next one never came to life
+        if dead is None or not (is_power_cut or dead.store.fault is not None):
+            return
+        messages, actions = dead.store.messages, dead.store.actions.log
+        unsynced = {
+            str(each.name): messages.views.entries.first_sequence_from(each.id, messages.log.synced_end)
+            for each in messages.views.subjects
+        }
+        is_all = actions.synced_end >= actions.end
+        safe_tick = max((tick for tick, end in self._marks if end <= actions.synced_end), default=0)
+        self.counts["lossy cuts"] += not is_all
+        self.truth.note_loss(
+            {subject: first for subject, first in unsynced.items() if first is not None},
+            self.truth.tick + 1 if is_all else safe_tick,
+            self.world.clock.monotonic_ns(),
+        )
 
     def _silence(self) -> None:
         """Nothing that the dead process had still meant to do reaches anybody."""
@@ -362,7 +469,8 @@ class History:
         now_ns, now_ms = self.world.clock.monotonic_ns(), self.world.clock.wall_ms()
         for host in broker.desk.groups:
             seen = host.law.describe(broker.store.messages.end_sequence(host.subject_id), now_ns=now_ns, now_ms=now_ms)
-            lots_max = 3 * host.law.config.lots_max
+            orphans = limits.BELIEF_MESSAGES_MAX // limits.LOT_MESSAGES_MAX + 1  # below one ack that is believed
+            lots_max = 3 * host.law.config.lots_max + (orphans if self.flavour.is_lazy else 0)
             if seen.lots > lots_max:
                 self.truth.blame(Promise.BOUND, f"{seen.lots} lots in {host.name}, of {host.law.config.lots_max}")
         for actor in broker.scheduler:
@@ -416,6 +524,7 @@ class History:
         await asyncio.gather(*tasks, return_exceptions=True)
         for consumer in self.consumers:
             consumer.hang_up()
+        self.operator.hang_up()
         await asyncio.sleep(0.02)
 
 
@@ -429,6 +538,7 @@ def run(seed: int) -> Outcome:
             world.run(history.run())
     except SimulationFailed as stuck:
         truth.blame(Promise.BROKE, str(stuck))
+    history.counts.update(history.operator.done)
     return Outcome(
         seed,
         history.lives,
@@ -437,6 +547,7 @@ def run(seed: int) -> Outcome:
         sum(len(owner.acked) for owner in truth.owners.values()),
         history.ends,
         truth.reasons,
+        history.counts,
         truth.breaches,
         world.trace_hash(),
     )

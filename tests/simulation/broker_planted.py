@@ -28,6 +28,7 @@ from fairway.storage.log import Log
 from fairway.storage.message_log import MessageLog
 from fairway.storage.record import Header
 from fairway.world.disk import File, Part
+from tests.simulation import broker_planted_more as more
 from tests.simulation.broker_truth import Promise
 from tests.simulation.planted import swapped
 
@@ -95,9 +96,9 @@ def visible_before_committed() -> Iterator[None]:
             self._on_committed(appended.id)
         return verdict
 
-    def add(self: Flusher, file: File, part: Part, body: Part = b"", **how: bool) -> None:
+    def add(self: Flusher, file: File, part: Part, body: Part = b"", must_sync: bool = False) -> None:
         start = self.gathered_end
-        right_add(self, file, part, body, **how)
+        right_add(self, file, part, body, must_sync)
         memory.setdefault(self, {})[start] = bytes(part) + bytes(body)
 
     def read(self: Log, position: int, size: int) -> bytes:
@@ -166,5 +167,76 @@ BUGS: dict[str, Bug] = {
     "lease-never-ends": Bug("nobody sets the timer", lease_never_ends, frozenset({_P.LOST, _P.STUCK})),
     "returns-empty-handed": Bug(
         "who forgot what it held is not given it again", anybody_may_join_twice, frozenset({_P.LOST, _P.STUCK})
+    ),
+    "resent-whole": Bug("a part comes again with the rest of its lot", more.resent_whole, frozenset({_P.DUPLICATE})),
+    "dying-unwritten": Bug(
+        "that a message dies is not written down", more.dying_unwritten, frozenset({_P.BURIED, _P.RISEN})
+    ),
+    "dead-before-copied": Bug(
+        "DEAD is written before the copy is durable",
+        more.dead_before_copied,
+        frozenset({_P.BURIED, _P.LOST}),
+        seeds=range(3, 40),
+    ),
+    "dead-and-gone": Bug(
+        "nothing is copied to dead letter", more.dead_and_gone, frozenset({_P.BURIED, _P.LOST}), seeds=range(1, 20)
+    ),
+    "buried-twice": Bug(
+        "what a life before has copied is copied again", more.buried_twice, frozenset({_P.BURIED}), seeds=range(3, 60)
+    ),
+    "redriven-to-another": Bug(
+        "redrive goes to one group's inbox, whoever asked",
+        more.redriven_to_another,
+        frozenset({_P.REDRIVEN}),
+        seeds=range(1, 20),
+    ),
+    "redriven-again": Bug(
+        "every redrive repeats the ones before", more.redriven_again, frozenset({_P.REDRIVEN}), seeds=range(1, 20)
+    ),
+    "at-most-once-unwritten": Bug(
+        "an at-most-once PULL is not awaited", more.at_most_once_unwritten, frozenset({_P.TWICE}), seeds=range(10, 50)
+    ),
+    "broadcast-has-gaps": Bug(
+        "a broadcast consumer that comes back begins at the end",
+        more.broadcast_has_gaps,
+        frozenset({_P.LOST}),
+        seeds=range(40),
+    ),
+    "paused-in-vain": Bug("a pause changes nothing", more.paused_in_vain, frozenset({_P.PAUSED}), seeds=range(11, 60)),
+    "sought-forwards-only": Bug(
+        "a seek backwards forgets, and stays where it is",
+        more.sought_forwards_only,
+        frozenset({_P.LOST, _P.STUCK}),
+        seeds=range(3, 40),
+    ),
+    "retention-owes-nothing": Bug(
+        "retention does not ask the groups",
+        more.retention_owes_nothing,
+        frozenset({_P.LOST, _P.STUCK}),
+        seeds=range(7, 60),
+    ),
+    "sequences-used-again": Bug(
+        "after a power cut sequences are given out again",
+        more.sequences_used_again,
+        frozenset({_P.RENAMED}),
+        seeds=range(2, 60),
+    ),
+    "answered-unwritten": Bug(
+        "in memory means in the memory of the process",
+        more.answered_unwritten,
+        frozenset({_P.LOST, _P.RENAMED}),
+        seeds=range(40),
+    ),
+    "held-for-ever": Bug(
+        "who was told that a message is done is taken to hold it",
+        more.held_for_ever,
+        frozenset({_P.STUCK}),
+        seeds=range(6, 80),
+    ),
+    "pictured-without-stock": Bug(
+        "a checkpoint leaves out what was handed back",
+        more.pictured_without_stock,
+        frozenset({_P.LOST, _P.STUCK, _P.BROKE}),
+        seeds=range(40),
     ),
 }

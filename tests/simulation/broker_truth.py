@@ -8,9 +8,12 @@ A message that is handed out a second time needs a reason, and the reason must h
     asked      its holder asked for a retry, released it, left, or came back as one that remembers nothing
     lease      its holder had been silent for a lease
     crash      the broker had crashed: a PULL is written and not awaited, so the crash may have taken it
-    resent     a response to the same consumer was lost: a lot in it comes again whole, also what it had of that before
+    seek       somebody moved the group's cursor
 
 What did not arrive was never handed out, as far as a client can tell.
+
+A group's private inbox is an owner of its own, beside the one of the subject: its sequences are other ones, and so is
+what it has acked. What becomes of dead letters is reckoned up in the end (`broker_reckoning`).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 MS_NS = 1_000_000
+FOR_EVER = 1 << 62
 
 
 class Promise(enum.Enum):
@@ -32,6 +36,12 @@ class Promise(enum.Enum):
     RENAMED = "a sequence names one payload for ever, bit for bit"
     ACKED_AGAIN = "an ack that was answered is never undone"
     DUPLICATE = "a message is handed out twice only for a reason"
+    TWICE = "an at-most-once group is given a message at most once"
+    RISEN = "what was rejected does not come back"
+    ATTEMPTS = "nothing is handed out more often than the group allows"
+    BURIED = "what died is in dead letter once, bit for bit, and was never acked"
+    REDRIVEN = "what is redriven reaches its group once, and no other"
+    PAUSED = "who is paused is handed nothing"
     EVICTED = "a consumer that speaks keeps its place"
     REPEATED = "a batch is stored once, and always answered with the same place"
     ANSWERED = "after a fault nothing is answered"
@@ -56,6 +66,7 @@ class Holder:
     name: str
     contact_ns: int = 0  # when it sent the last request that was answered
     lost_ns: int = -1  # when it last waited for a response in vain
+    got_ns: int = -1  # when it last was given something
 
 
 @dataclass(slots=True, eq=False)
@@ -74,10 +85,38 @@ class Owner:
     group: str
     subject: str
     lease_ns: int
-    from_ns: int | None = None  # it is owed what was sent later; None: it begins at the latest, and has not joined yet
+    from_ns: int | None = None  # it is owed what was sent later; None: nobody has joined yet
+    has_joined: bool = False
+    is_latest: bool = False  # where it begins, if it is new
+    is_broadcast: bool = False
+    is_at_most_once: bool = False
+    attempts_max: int = 1_000
+    main: Owner | None = None  # of an inbox
+    inbox: Owner | None = None
     handed: dict[int, Handed] = field(default_factory=dict)
     acked: set[int] = field(default_factory=set)
+    acked_at: dict[int, int] = field(default_factory=dict)  # the model's tick
+    acking: set[int] = field(default_factory=set)  # an ack is on its way, or was and is not known to have arrived
     doubted: set[int] = field(default_factory=set)  # an ack's outcome is unknown: settled, or to be handed out again
+    rejected: set[int] = field(default_factory=set)  # somebody has asked for it
+    rejecting: set[int] = field(default_factory=set)  # that is on its way
+    condemned: set[int] = field(default_factory=set)  # and was told that it is so
+    seeks: int = 0
+    is_seeking: bool = False
+    floor: int = 0  # nothing below is owed: somebody has moved the cursor beyond it
+    paused: dict[str, int] = field(default_factory=dict)  # consumers, or "" for all; since when that is known
+    lost: int = 0  # messages that retention took from it, as the broker says in the end
+
+    def private(self) -> Owner:
+        """The group's inbox."""
+        if self.inbox is None:
+            name = f"inbox:{self.group}:{self.subject}"
+            self.inbox = Owner(self.group, name, self.lease_ns, 0, main=self)
+        return self.inbox
+
+    @property
+    def family(self) -> tuple[Owner, ...]:
+        return (self,) if self.inbox is None else (self, self.inbox)
 
     def __str__(self) -> str:
         return f"{self.group} on {self.subject}"
@@ -122,6 +161,10 @@ class Witness(Protocol):
 
     def note_eviction(self, owner: Owner, holder: Holder, now_ns: int) -> None: ...
 
+    def note_rejecting(self, owner: Owner, sequences: Sequence[int]) -> None: ...
+
+    def note_rejected(self, owner: Owner, sequences: Sequence[int], *, stale: int = 0) -> None: ...
+
 
 @dataclass
 class Truth:
@@ -136,6 +179,9 @@ class Truth:
     delivered: int = 0
     crashed_ns: int = -1  # the last time
     faulty_ns: int | None = None  # since when the broker that runs has been known to have a fault
+    tick: int = 0  # a coarse clock for what a power cut may take where durability is `memory`
+    loss_ns: int = -1  # the last time that it may have taken something
+    gone: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # by subject: from, to; perhaps taken
 
     def blame(self, promise: Promise, sentence: str) -> None:
         self.breaches.append(Breach(promise, sentence))
@@ -151,6 +197,27 @@ class Truth:
 
     def note_crash(self, now_ns: int) -> None:
         self.crashed_ns = now_ns
+
+    def note_loss(self, unsynced_from: Mapping[str, int], safe_tick: int, now_ns: int) -> None:
+        """The power went, and answers had not meant synced: messages from these sequences on may be gone, and acks
+        that were answered from that tick on."""
+        self.loss_ns = now_ns
+        for subject, first in unsynced_from.items():
+            self.gone.setdefault(subject, []).append((first, FOR_EVER))
+        for owner in self.owners.values():
+            undone = {each for each in owner.acked if owner.acked_at[each] >= safe_tick}
+            owner.acked -= undone
+            owner.doubted |= undone
+            owner.acking.clear()  # an answer may still be on its way from the dead
+
+    def note_life(self, next_sequences: Mapping[str, int]) -> None:
+        """A broker has begun to live, and gives out sequences from these on."""
+        for subject, spans in self.gone.items():
+            end = next_sequences.get(subject, 0)
+            self.gone[subject] = [(first, end if until == FOR_EVER else until) for first, until in spans]
+
+    def is_gone(self, subject: str, sequence: int | None) -> bool:
+        return sequence is not None and any(first <= sequence < end for first, end in self.gone.get(subject, ()))
 
     def note_answer(self, what: str, asked_ns: int) -> None:
         if self.faulty_ns is not None and asked_ns > self.faulty_ns:
@@ -173,7 +240,7 @@ class Truth:
             self._name(subject, sequence, payload, sent)
 
     def _name(self, subject: str, sequence: int, payload: bytes, sent: Sent) -> None:
-        if sent.sequence not in (None, sequence):
+        if sent.sequence not in (None, sequence) and not self.is_gone(subject, sent.sequence):
             self.blame(Promise.REPEATED, f"{payload[:24]!r} was at {sent.sequence} of {subject}, now at {sequence}")
         sent.sequence = sequence
         known = self.names.setdefault(subject, {}).setdefault(sequence, payload)
@@ -186,29 +253,56 @@ class Truth:
         self, owner: Owner, holder: Holder, found: Mapping[int, bytes], *, asked_ns: int, now_ns: int
     ) -> None:
         """These messages have reached this consumer."""
+        if found:
+            self._check_paused(owner, holder, asked_ns, now_ns)
+            holder.got_ns = now_ns
         for sequence, payload in found.items():
             self.delivered += 1
-            sent = self.sent.get(payload)
-            if sent is None or sent.subject != owner.subject:
-                self.blame(Promise.PHANTOM, f"{payload[:24]!r} at {sequence} of {owner.subject} was never sent")
+            if not self._is_known(owner, sequence, payload):
                 continue
-            self._name(owner.subject, sequence, payload, sent)
             if sequence in owner.acked:
                 self.blame(Promise.ACKED_AGAIN, f"{sequence} is handed out to {owner} again, {holder.name} gets it")
+            if sequence in owner.condemned:
+                self.blame(Promise.RISEN, f"{sequence} of {owner} was rejected, {holder.name} gets it")
             before = owner.handed.get(sequence)
             if before is not None:
                 self._justify(owner, sequence, before, holder, now_ns)
-            owner.handed[sequence] = Handed(holder, asked_ns)
+            owner.handed[sequence] = Handed(holder, asked_ns, "seek" if owner.is_seeking else "")
             owner.doubted.discard(sequence)
+            owner.acking.discard(sequence)
+
+    def _is_known(self, owner: Owner, sequence: int, payload: bytes) -> bool:
+        sent = self.sent.get(payload)
+        home = owner.subject if owner.main is None else owner.main.subject
+        if sent is None or sent.subject != home:
+            self.blame(Promise.PHANTOM, f"{payload[:24]!r} at {sequence} of {owner.subject} was never sent")
+            return False
+        if owner.main is None:
+            self._name(owner.subject, sequence, payload, sent)
+            return True
+        known = self.names.setdefault(owner.subject, {}).setdefault(sequence, payload)
+        if known != payload:
+            self.blame(Promise.RENAMED, f"{sequence} of {owner.subject} was {known[:24]!r}, now {payload[:24]!r}")
+        return True
+
+    def _check_paused(self, owner: Owner, holder: Holder, asked_ns: int, now_ns: int) -> None:
+        """What did not arrive is sent again all the same: it was handed out before."""
+        of = owner.main or owner
+        for name in ("", holder.name):
+            since_ns = of.paused.get(name)
+            if since_ns is not None and asked_ns > since_ns and holder.lost_ns <= holder.got_ns:
+                since_ms = (now_ns - since_ns) / MS_NS
+                self.blame(Promise.PAUSED, f"{holder.name} of {owner} is given messages, paused for {since_ms:.1f} ms")
 
     def _justify(self, owner: Owner, sequence: int, before: Handed, holder: Holder, now_ns: int) -> None:
+        if owner.is_at_most_once:
+            self.blame(Promise.TWICE, f"{sequence} of {owner} goes to {holder.name}, {before.holder.name} had it")
+            return
         reason = before.reason
         if not reason and now_ns - before.holder.contact_ns >= owner.lease_ns:
             reason = "lease"
         if not reason and self.crashed_ns >= before.asked_ns:
             reason = "crash"
-        if not reason and before.holder is holder and holder.lost_ns >= before.asked_ns:
-            reason = "resent"
         self.reasons[reason] += 1
         if not reason:
             silent_ms = (now_ns - before.holder.contact_ns) / MS_NS
@@ -220,6 +314,7 @@ class Truth:
 
     def note_member(self, owner: Owner, now_ns: int) -> None:
         """Somebody has joined: a group that began at the latest message is owed what is sent from now on."""
+        owner.has_joined = True
         if owner.from_ns is None:
             owner.from_ns = now_ns
 
@@ -231,20 +326,37 @@ class Truth:
         holder.contact_ns = max(holder.contact_ns, asked_ns)
 
     def note_asked(self, owner: Owner, holder: Holder, sequences: Sequence[int] | None, reason: str) -> None:
-        """It is about to hand these back (None: all that it has)."""
-        for sequence in list(owner.handed) if sequences is None else sequences:
-            handed = owner.handed.get(sequence)
-            if handed is not None and handed.holder is holder:
-                handed.reason = reason
+        """It is about to hand these back (None: all that it has, of the inbox too)."""
+        for each in owner.family if sequences is None else (owner,):
+            for sequence in list(each.handed) if sequences is None else sequences:
+                handed = each.handed.get(sequence)
+                if handed is not None and handed.holder is holder:
+                    handed.reason = reason
 
     def note_acking(self, owner: Owner, sequences: Sequence[int]) -> None:
         """About to be acked; whether the answer comes or not, they may be settled from now on."""
         owner.doubted.update(set(sequences) - owner.acked)
+        owner.acking.update(sequences)
 
     def note_acked(self, owner: Owner, sequences: Sequence[int], *, stale: int = 0) -> None:
-        """The answer says that all of these are settled by this ack; or that some had been before, or are others'."""
-        if not stale:
-            owner.acked.update(sequences)
+        """The answer says that all of these are settled by this ack; or that some had been before, or are others'.
+
+        Where somebody moved the cursor meanwhile, nobody knows which came first."""
+        if stale or owner.is_seeking:
+            return
+        for sequence in sequences:
+            if sequence in owner.acking or not (owner.seeks or self.loss_ns >= 0):
+                owner.acked.add(sequence)
+                owner.acked_at[sequence] = self.tick
+                owner.acking.discard(sequence)
+
+    def note_rejecting(self, owner: Owner, sequences: Sequence[int]) -> None:
+        owner.rejected.update(sequences)
+        owner.rejecting.update(sequences)
+
+    def note_rejected(self, owner: Owner, sequences: Sequence[int], *, stale: int = 0) -> None:
+        if not stale and not owner.is_seeking:
+            owner.condemned.update(set(sequences) & owner.rejecting)
 
     def note_lost(self, holder: Holder, now_ns: int) -> None:
         """It waited for a response, and the connection ended."""
@@ -253,18 +365,56 @@ class Truth:
     def note_eviction(self, owner: Owner, holder: Holder, now_ns: int) -> None:
         """A consumer that had joined, and did not leave, is no member any more."""
         silent_ns = now_ns - holder.contact_ns
-        if silent_ns < owner.lease_ns:
+        if silent_ns < owner.lease_ns and self.loss_ns < holder.contact_ns:
             self.blame(Promise.EVICTED, f"{holder.name} of {owner} spoke {silent_ns / MS_NS:.1f} ms ago")
         self.note_asked(owner, holder, None, "lease")
+
+    # --- steering ----------------------------------------------------------------------------------------------------
+
+    def note_seeking(self, owner: Owner, to: int) -> None:
+        """The cursor is about to be moved; from now on anything may be handed out again."""
+        owner.seeks += 1
+        owner.is_seeking = True
+        back = {each for each in owner.acked if each >= to}
+        owner.acked -= back
+        owner.doubted |= back
+        owner.condemned.clear()
+        owner.rejecting.clear()
+        self._mark_sought(owner)
+
+    def note_sought(self, owner: Owner, to: int) -> None:
+        """It is done: all from there on is owed again, but for what was acked meanwhile. Below nothing is."""
+        owner.is_seeking = False
+        owner.floor = to
+        owner.doubted -= {each for each in owner.doubted if each >= to and each not in owner.acking}
+        owner.acking.clear()  # those that are still on their way may have come before
+        owner.rejecting.clear()
+        self._mark_sought(owner)
+
+    def _mark_sought(self, owner: Owner) -> None:
+        for handed in owner.handed.values():
+            handed.reason = "seek"
+
+    def note_paused(self, owner: Owner, consumer: str, now_ns: int) -> None:
+        """It is known to be; `consumer` is empty where it is the whole group."""
+        owner.paused[consumer] = now_ns
+
+    def note_resuming(self, owner: Owner, consumer: str) -> None:
+        owner.paused.pop(consumer, None)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def owed(self, owner: Owner) -> set[int]:
         """All that this group must have been given in the end."""
-        if owner.from_ns is None:
+        if owner.from_ns is None or owner.is_at_most_once:
             return set()
-        names = self.names.get(owner.subject, {})
-        return {sequence for sequence, payload in names.items() if self.sent[payload].asked_ns >= owner.from_ns}
+        return {
+            sequence
+            for sequence, payload in self.names.get(owner.subject, {}).items()
+            if sequence >= owner.floor
+            and self.sent[payload].asked_ns >= owner.from_ns
+            and not self.is_gone(owner.subject, sequence)
+        }
 
     def is_drained(self) -> bool:
         return all(owner.acked | owner.doubted >= self.owed(owner) for owner in self.owners.values())

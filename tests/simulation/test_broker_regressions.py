@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
+from fairway.errors import Refused
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk
 from fairway.world.simulation import Simulation, simulate
@@ -81,6 +84,30 @@ def test_who_waits_for_longer_than_a_lease_keeps_its_place() -> None:
             assert not (await client.pull("orders", "hotel", "c", wait_ms=10 * lease_ms)).lots
         await client.produce("orders", Stream(1).batch([b"a"]))
         assert (await client.pull("orders", "hotel", "c")).payloads == {0: b"a"}
+        await broker.stop()
+
+    simulate(story, seed=1)
+
+
+def test_who_is_told_that_it_is_no_member_is_none_after_a_crash_either() -> None:
+    """A lease ended, and the consumer was told so before that was on disk. It forgot what it held; the power went, the
+    broker took it to be a member still, and the consumer came back as one that had everything. Nobody got it again."""
+
+    async def story(world: Simulation) -> None:
+        disk = SimDisk(world.rng.child("disk"), world.loop.call_later)
+        broker = await started(world, disk)
+        client = await connected(world, "consumer")
+        lease_ms = (await client.join("orders", "hotel", "c")).lease_ms
+        await client.produce("orders", Stream(1).batch([b"a"]))
+        await client.pull("orders", "hotel", "c")
+        await asyncio.sleep(lease_ms / 1_000 - 0.01)
+        disk.slowness = SLOW
+        await asyncio.sleep(0.02)
+        log = broker.store.actions.log
+        assert log.committed_end < log.end
+        with pytest.raises(Refused, match="NOT_A_MEMBER"):
+            await client.pull("orders", "hotel", "c", arrived=1)
+        assert log.committed_end == log.end
         await broker.stop()
 
     simulate(story, seed=1)

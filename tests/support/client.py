@@ -13,6 +13,7 @@ from fairway.protocol import (
     Connection,
     HandshakeDone,
     Message,
+    Options,
     RefusalReceived,
     ResponseReceived,
     Role,
@@ -31,10 +32,10 @@ class ConnectionEnded(FairwayError):
 class Client(asyncio.Protocol):
     """One connection to a broker."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, options: Options | None = None) -> None:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._connection = Connection(Role.CLIENT, clock.monotonic_ns())
+        self._connection = Connection(Role.CLIENT, clock.monotonic_ns(), options)
         self._transport: asyncio.Transport | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._answers: dict[int, asyncio.Future[tuple[Message, tuple[Bytes, ...]]]] = {}
@@ -42,8 +43,8 @@ class Client(asyncio.Protocol):
         self.is_gone = False
 
     @classmethod
-    async def connect(cls, net: Net, clock: Clock, host: str, port: int) -> Client:
-        _, client = await net.connect(lambda: cls(clock), host, port)
+    async def connect(cls, net: Net, clock: Clock, host: str, port: int, options: Options | None = None) -> Client:
+        _, client = await net.connect(lambda: cls(clock, options), host, port)
         await client._ready
         return client
 
@@ -163,6 +164,7 @@ class Delivery:
     def __init__(self, pulled: m.Pulled, batches: tuple[bytes, ...]) -> None:
         self.number = pulled.number
         self.lots = pulled.lots
+        self.is_inbox = pulled.is_inbox
         payloads: dict[int, bytes] = {}
         for attached, data in zip(pulled.batches, batches, strict=True):
             for offset, payload in enumerate(batch.decode(data).payloads):

@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "spark": _GROUND | _PARTS | {"client"},
     **dict.fromkeys(_SURFACE, _GROUND | _PARTS | {"client"}),
     "testing": _GROUND | _PARTS | _SERVERS | _SURFACE | {"replication", "client", "spark"},
+    "pytest_plugin": frozenset({"testing"}),
     "cli": _GROUND | _PARTS | _SERVERS | _SURFACE | {"replication", "client", "spark"},
 }
 

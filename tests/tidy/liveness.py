@@ -9,8 +9,10 @@ from tests.tidy.source import Finding, Source
 # Where users and programs come in, with the reason why no product code needs to import it. Keep this short.
 ENTRY_POINTS: dict[str, str] = {
     "fairway": "the public surface",
+    "fairway.aio": "the same for asyncio",
     "fairway.cli.main": "the console script",
-    "fairway.cli.demo": "make run",
+    "fairway.testing": "for tests of users' programs",
+    "fairway.pytest_plugin": "what pytest finds by its entry point",
     "fairway.world.simulation": "loop, clock, net and chance of a simulated run: what tests run a whole cluster on",
     "fairway.world.sim_disk": "the simulated disk, for the same",
 }

@@ -8,7 +8,7 @@ A producer encodes it once (`encode`), the broker checks it once (`check`) and t
 from fairway.batch.check import check
 from fairway.batch.checksum import checksum
 from fairway.batch.decode import Batch, decode
-from fairway.batch.encode import encode
+from fairway.batch.encode import as_bytes, encode, restamp
 from fairway.batch.hashing import key_hash, may_hold, tag_mask
 from fairway.batch.identity import MessageId
 from fairway.batch.layout import HEADER_BYTES, Codec, Header, peek
@@ -20,6 +20,7 @@ __all__ = [
     "Codec",
     "Header",
     "MessageId",
+    "as_bytes",
     "check",
     "checksum",
     "decode",
@@ -30,5 +31,6 @@ __all__ = [
     "key_hashes",
     "may_hold",
     "peek",
+    "restamp",
     "tag_mask",
 ]

@@ -85,26 +85,33 @@ def check(view: Bytes) -> Header:
 
 
 def _is_plainly_sound(view: Bytes, header: Header) -> bool:
-    """A shorter way to yes for what most batches are: payloads alone, as bytes, not compressed, and enough of them.
+    """A shorter way to yes for what most batches are: payloads alone, as bytes, not compressed.
 
     It takes 0.6 of the time of the long way (bench/batch). False says nothing: then the long way finds the words.
     """
-    numpy = numpy_for(header.count)
-    if header.flags or header.codec or numpy is None or type(view) is not bytes or len(view) != header.size:
+    if header.flags or header.codec or type(view) is not bytes or len(view) != header.size:
         return False
-    at = header.header_length
-    offsets_end = at + 4 * (header.count + 1)
+    count, at = header.count, header.header_length
+    offsets_end = at + 4 * (count + 1)
     data_at = padded(offsets_end)
     if data_at > len(view):
         return False
-    offsets = numpy.frombuffer(view, numpy.int32, header.count + 1, at)
-    end = data_at + int(offsets[-1])
+    numpy = numpy_for(count)
+    if numpy is not None:
+        array = numpy.frombuffer(view, numpy.int32, count + 1, at)
+        first, last = int(array[0]), int(array[-1])
+        is_rising = 1 not in (array[1:] < array[:-1]).tobytes()  # a third of the time of numpy's own `any`
+    else:
+        offsets = memoryview(view)[at:offsets_end].cast("i").tolist()
+        first, last = offsets[0], offsets[-1]
+        is_rising = offsets == sorted(offsets)
+    end = data_at + last
     return (
-        padded(end) == len(view)
+        is_rising
+        and first == 0
+        and padded(end) == len(view)
         and (end == len(view) or not any(view[end:]))
         and (offsets_end == data_at or not any(view[offsets_end:data_at]))
-        and int(offsets[0]) == 0
-        and 1 not in (offsets[1:] < offsets[:-1]).tobytes()  # a third of the time of numpy's own `any`
         and checksum(view[layout.PREFIX_BYTES :]) == header.crc
     )
 

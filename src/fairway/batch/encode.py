@@ -22,6 +22,7 @@ from fairway.batch.identity import MessageId
 from fairway.batch.layout import Codec
 from fairway.errors import Misuse
 
+_PRODUCER_FIELD: Final = 14  # of the header; the first sequence is the next one
 _PADDING: Final = [bytes(-length % 8) for length in range(8)]
 
 
@@ -81,6 +82,13 @@ def encode(
     return _sealed([head[layout.PREFIX_BYTES :], *section, *body])
 
 
+def restamp(data: bytes, *, producer_id: int, first_sequence: int) -> bytes:
+    """The same batch at another place: only for one that is certainly stored nowhere."""
+    fields = list(layout.HEADER.unpack_from(data))
+    fields[_PRODUCER_FIELD : _PRODUCER_FIELD + 2] = producer_id, first_sequence
+    return _sealed([layout.HEADER.pack(*fields)[layout.PREFIX_BYTES :], data[layout.HEADER_BYTES :]])
+
+
 def _check_header(
     count: int, producer_id: int, first_sequence: int, created_ms: int, epoch: int, schema_id: int
 ) -> None:
@@ -122,7 +130,7 @@ def _add(columns: list[bytes], buffer: bytes) -> None:
 
 def _add_payloads(columns: list[bytes], payloads: Sequence[bytes]) -> None:
     if set(map(type, payloads)) != {bytes}:
-        payloads = list(map(_as_bytes, payloads))
+        payloads = list(map(as_bytes, payloads))
     _add_offsets(columns, map(len, payloads))
     _add(columns, b"".join(payloads))
 
@@ -133,7 +141,8 @@ def _too_large(length: int) -> Misuse:
     )
 
 
-def _as_bytes(payload: object) -> bytes:
+def as_bytes(payload: object) -> bytes:
+    """The payload of one message, or a TypeError that names the remedy."""
     if isinstance(payload, (bytes, bytearray, memoryview)):
         return bytes(payload)
     if isinstance(payload, str):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from fairway.broker.desk import Desk, refusal
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
@@ -19,6 +21,11 @@ from fairway.protocol import Message
 from fairway.protocol.messages import Done, Heartbeat, Join, Joined, Leave, Pull, Renewed, SettleAll, Whence
 from fairway.scheduling import Actor, Expiry, Verdict
 from fairway.world.rng import Rng
+
+# The same names come with every request: to look one up costs a tenth of what it costs to parse.
+_consumer = lru_cache(maxsize=8_192)(Consumer.parse)
+
+_OF_MEMBERS = (Pull, SettleAll, Heartbeat)  # to write it as a union where it is asked costs 1 µs
 
 
 class ConsumeProcessor:
@@ -40,13 +47,16 @@ class ConsumeProcessor:
             self._join(request, message, actor)
         elif isinstance(message, Leave):
             self._leave(request, message, actor)
-        elif isinstance(message, Pull | SettleAll | Heartbeat):
+        elif isinstance(message, _OF_MEMBERS):
             host = self._desk.host(message.subject, message.group)
-            name = Consumer.parse(message.consumer)
+            name = _consumer(message.consumer)
             host.voices.check(name, request.session)
             if isinstance(message, Pull):
                 return self._pull(request, message, host, name, actor)
-            self._renew(host, name, message.arrived)
+            refused = self._renew(host, name, message.arrived)
+            if refused is not None:
+                self._desk.refuse(request, refused)
+                return Verdict.DONE
             if isinstance(message, SettleAll):
                 self._settler.settle_all(request, message, host, name)
             else:
@@ -128,12 +138,12 @@ class ConsumeProcessor:
 
         return [*actor.mailbox.withdraw(is_meant), *self._desk.parking.withdraw(host.key, is_meant)]
 
-    def _renew(self, host: GroupHost, name: Consumer, arrived: int) -> None:
+    def _renew(self, host: GroupHost, name: Consumer, arrived: int) -> Refused | None:
         beat = host.law.heartbeat(name, arrived=arrived, now_ns=self._desk.clock.monotonic_ns())
         refused = refusal(beat)
-        if refused is not None:
-            raise refused
-        self._inboxes.renew(host, name, arrived)
+        if refused is None:
+            self._inboxes.renew(host, name, arrived)
+        return refused
 
     # --- pulling -----------------------------------------------------------------------------------------------------
 

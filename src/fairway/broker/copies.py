@@ -3,7 +3,8 @@
 A copy is identified by where it comes from. All copies of one group from one subject are a stream of their own (the
 producer id is derived from both names), and a copy's place in that stream is the sequence it was copied from. So the
 consume log of the subject that holds the copies tells, without reading one, whether a message is there already: after a
-crash nothing is copied twice, and no other book is kept.
+crash nothing is copied twice, and no other book is kept. What is on its way to the disk counts; whoever answers for it
+waits until it is there, or is told that a full disk has undone it.
 
 The stream says where a copy comes from; the message's identity is the id it was born with, as an explicit id.
 """
@@ -33,13 +34,21 @@ class Copies:
         self._subject_id = subject_id
         self._stream = stream
         self._seen_to = 0
+        self._undos = 0
         self._firsts: list[int] = []  # ranges that do not touch, ascending
         self._ends: list[int] = []
 
     def refresh(self) -> None:
-        """Take in what was committed since the last time."""
-        for entry in self._log.views.entries.entries(self._subject_id, self._seen_to, self._log.log.committed_end):
-            self._seen_to = entry.end_sequence
+        """Take in what was written since the last time; all of it anew where a full disk has undone something."""
+        log = self._log.log
+        undos = len(log.flusher.undone_from)
+        if undos != self._undos:
+            self._undos, self._seen_to = undos, 0
+            self._firsts.clear()
+            self._ends.clear()
+        for entry in self._log.views.entries.entries(self._subject_id, self._seen_to, log.end):
+            if entry.position < log.committed_end:
+                self._seen_to = entry.end_sequence
             if entry.producer_id == self._stream:
                 self.add(entry.producer_sequence, entry.count)
 

@@ -1,10 +1,11 @@
 """Dead letters: what has had its last attempt, or was rejected, moves to the group's dead-letter subject.
 
-    dying, in the law ──► copied, with its history in headers ──► committed ──► DEAD, in the action log
+    dying, in the action log ──► durable ──► copied, with its history in headers ──► committed ──► DEAD
 
-The copy is committed before DEAD is written, so a crash in between leaves the message dying: the next life finds the
-copy by its origin (`copies`) and only writes DEAD. A disk without room delays all this, and nothing is lost by it.
-What cannot be read any more (rot) is buried all the same, and counted.
+That a message dies is durable before it is copied: a crash that took it back would leave the message alive beside its
+own dead letter. The copy is committed before DEAD is written, so a crash in between leaves the message dying: the next
+life finds the copy by its origin (`copies`) and only writes DEAD. A disk without room delays all this, and nothing is
+lost by it. What cannot be read any more (rot) is buried all the same, and counted.
 
 Each group has an actor for it, so that a flood of dead letters takes no more than one group's share. A turn copies out
 of one batch.
@@ -13,6 +14,7 @@ of one batch.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import NamedTuple
 
 from fairway import batch
@@ -63,6 +65,17 @@ class Undertaker:
 
     def bury(self, host: GroupHost, dying: tuple[Dying, ...], *, is_again: bool = False) -> None:
         """Bring these to dead letter, in a while; `is_again` where the life before may have done so."""
+        if is_again:
+            self._take(host, dying, is_again=True)
+            return
+
+        def durable(outcome: FairwayError | None) -> None:
+            if outcome is None:
+                self._take(host, dying, is_again=False)
+
+        self._desk.when_durable(None, durable)
+
+    def _take(self, host: GroupHost, dying: tuple[Dying, ...], *, is_again: bool) -> None:
         grave = self._graves.get(host.id)
         if grave is None:
             grave = self._graves[host.id] = _Grave(host)
@@ -95,7 +108,6 @@ class Undertaker:
             done = self._bury_some(grave, burial, actor)
         except Refused:
             grave.queue.appendleft(burial._replace(is_again=True))  # some of it may be on its way
-            grave.copies = None
             self._later(grave)
             return Verdict.DONE
         rest = _less(burial.dying.ranges, done)
@@ -150,23 +162,23 @@ class Undertaker:
         missing = self._missing(grave, burial, to, stream, parts)
         source = batch.decode(stored.data)
         store = self._desk.store
+        log = store.messages.log
+        undos = len(log.flusher.undone_from)
         receipts = [
             store.produce_own(to, self._letter(host, home, burial.dying, source, stored, part, stream))
             for part in missing
         ]
-        if not receipts:
-            self._settle(host, burial, parts)
-            return
 
         def durable(outcome: FairwayError | None) -> None:
             if outcome is None:
                 self._settle(host, burial, parts)
-                self._desk.wake_subject(receipts[-1].subject_id)
-            elif isinstance(outcome, Refused):
+                for receipt in receipts[-1:]:
+                    self._desk.wake_subject(receipt.subject_id)
+            elif isinstance(outcome, Refused):  # undone for want of room, all of it or a part
                 again = burial.dying._replace(first=parts[0][0], ranges=parts)
-                self._desk.call_later(_RETRY_S, self.bury, host, (again,))
+                self._desk.call_later(_RETRY_S, partial(self.bury, host, (again,), is_again=True))
 
-        store.messages.log.flusher.when_durable(receipts[-1].end, durable, receipts[-1].undos)
+        log.flusher.when_durable(log.end, durable, undos)
 
     def _missing(
         self, grave: _Grave, burial: _Burial, to: Subject, stream: int, parts: tuple[Range, ...]
@@ -177,7 +189,7 @@ class Undertaker:
             return list(parts)
         if grave.copies is None:
             grave.copies = Copies(self._desk.store.messages, known.id, stream)
-            grave.copies.refresh()
+        grave.copies.refresh()
         return [each for part in parts for each in grave.copies.missing(*part)]
 
     def _letter(

@@ -63,7 +63,7 @@ def _subject(
     return described, len(groups) == len(wanted)
 
 
-def _dead(desk: Desk, host: GroupHost) -> int:
+def dead_letters_of(desk: Desk, host: GroupHost) -> int:
     """Dead letters that are there and were not redriven."""
     log = desk.store.messages
     name = Subject.dead_letters(host.name, desk.name_of(host.subject_id))
@@ -78,12 +78,12 @@ def _waiting_in_inbox(desk: Desk, host: GroupHost) -> int:
     if host.inbox is None:
         return 0
     end = desk.store.messages.end_sequence(host.inbox.subject_id)
-    seen = host.inbox.law.describe(end, now_ns=desk.clock.monotonic_ns(), now_ms=desk.clock.wall_ms())
+    seen = host.inbox.describe(end, now_ns=desk.clock.monotonic_ns(), now_ms=desk.clock.wall_ms())
     return seen.lag + seen.returned + seen.retrying
 
 
 def _group(desk: Desk, host: GroupHost, end: int, depth: Depth) -> GroupState:
-    seen = host.law.describe(end, now_ns=desk.clock.monotonic_ns(), now_ms=desk.clock.wall_ms())
+    seen = host.describe(end, now_ns=desk.clock.monotonic_ns(), now_ms=desk.clock.wall_ms())
     consumers = [
         ConsumerState(
             each.name,
@@ -107,7 +107,7 @@ def _group(desk: Desk, host: GroupHost, end: int, depth: Depth) -> GroupState:
         returned=seen.returned,
         retrying=seen.retrying,
         dying=seen.dying,
-        dead=_dead(desk, host),
+        dead=dead_letters_of(desk, host),
         lost=seen.lost,
         inbox=_waiting_in_inbox(desk, host),
         lots=seen.lots,
@@ -117,7 +117,20 @@ def _group(desk: Desk, host: GroupHost, end: int, depth: Depth) -> GroupState:
         consumers_count=len(consumers),
         consumers=consumers if is_deep else [],
         actor=_actor(desk, host) if is_deep else None,
+        oldest_ms=_oldest_ms(desk, host, seen.oldest_unacked, end),
     )
+
+
+def _oldest_ms(desk: Desk, host: GroupHost, sequence: int, end: int) -> int | None:
+    """When the message with this sequence was stored. Where the index would have to be read from disk, which the loop
+    must not wait for, it is the newest time in that part of it: the message is at least so old."""
+    if sequence >= end:
+        return None
+    log = desk.store.messages
+    for absent in log.views.entries.absent(host.subject_id, sequence, 1):
+        return absent.newest_ms
+    entry = next(log.readable(host.subject_id, sequence), None)
+    return None if entry is None else entry.appended_ms
 
 
 def _actor(desk: Desk, host: GroupHost) -> ActorState | None:

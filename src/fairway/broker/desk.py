@@ -9,12 +9,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from fairway import limits
 from fairway.broker.groups import WEIGHT_UNIT, GroupHost, Groups
 from fairway.broker.parking import Parking
+from fairway.broker.requests import BrokerRequest
 from fairway.errors import Code, FairwayError, Refused
 from fairway.groups import Decision, Dying, GroupConfig, Outcome
 from fairway.names import Group as GroupName
 from fairway.names import Subject
+from fairway.protocol import Message
 from fairway.scheduling import Scheduler
 from fairway.storage.action_log import Action, ActionKind
 from fairway.storage.flusher import Outcome as Told
@@ -25,6 +28,8 @@ from fairway.world.clock import Clock
 
 _NS = 1_000_000_000
 _TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds: without it a timer would ring early, and again at once
+
+_FULL_RETRY_MS = 60_000  # a group goes when nobody has used it for days
 
 CallLater = Callable[..., asyncio.TimerHandle]
 
@@ -54,6 +59,7 @@ class Desk:
         self._call_later = call_later
         self._timers: dict[asyncio.TimerHandle, None] = {}
         self._is_closed = False
+        self._known: dict[tuple[str, str], GroupHost] = {}  # by names as they come: each request brings them anew
         self.parking = Parking(scheduler, self.call_later)
         self.undertaker: Undertaker | None = None  # works at this desk, so it comes after it
 
@@ -72,10 +78,14 @@ class Desk:
 
     def host(self, subject: str, group: str) -> GroupHost:
         """The group on the subject, which must exist here."""
+        known = self._known.get((subject, group))
+        if known is not None and self.groups.has(known):
+            return known
         parsed = GroupName.parse(group)
         host = self.groups.find(self.subject(subject).id, parsed)
         if host is None:
             raise Refused(Code.NO_SUCH_GROUP, f"nobody has joined group {parsed} on {subject} here")
+        self._known[subject, group] = host
         return host
 
     # --- making it so ------------------------------------------------------------------------------------------------
@@ -102,10 +112,27 @@ class Desk:
         log = self.store.actions.log
         log.flusher.when_durable(log.end if written is None else written.end, told)
 
+    def refuse(self, request: BrokerRequest[Message], refused: Refused) -> None:
+        """No sooner than what it follows from is durable: whoever is told that its lease has ended forgets what it
+        held, and a crash must not give that back to it."""
+
+        def told(outcome: FairwayError | None) -> None:
+            if outcome is None:
+                request.refuse(refused)
+            elif isinstance(outcome, Refused):
+                request.refuse(outcome)
+            else:
+                request.end()
+
+        self.when_durable(None, told)
+
     def ensure(self, subject_id: int, name: GroupName, config: GroupConfig, start: int) -> GroupHost:
         """The group on the subject; made, configured and set to `start` where it is new."""
         host = self.groups.find(subject_id, name)
         if host is None:
+            if len(self.groups) >= limits.GROUPS_MAX and not self.name_of(subject_id).is_inbox:
+                sentence = f"there are {limits.GROUPS_MAX:,} groups on this broker, and there is room for no more"
+                raise Refused(Code.BUSY, sentence, retry_after_ms=_FULL_RETRY_MS)
             host = self.groups.introduce(subject_id, name)
             now_ms = self.clock.wall_ms()
             try:
@@ -122,6 +149,7 @@ class Desk:
         now_ms = self.clock.wall_ms()
         self.store.act([Action(ActionKind.REMOVE, each.id, each.subject_id, now_ms) for each in gone])
         self.scheduler.set_weight(host.key, 1)
+        self._known.clear()
         for each in gone:
             self.groups.remove(each)
             if each.timer is not None:
@@ -155,12 +183,17 @@ class Desk:
         for host in self.groups.of_subject(subject_id).values():
             self.scheduler.wake(host.key)
 
-    def begin_life(self) -> None:
-        """After a restart: every group has its inbox, full leases for all members, and what was dying is seen to."""
+    def begin_life(self, *, is_lazy: bool = False) -> None:
+        """After a restart: every group has its inbox, full leases for all members, and what was dying is seen to.
+
+        `is_lazy`: a power cut may have taken acks that were answered.
+        """
         for host in self.groups:
             self._link_inbox(host)
         for host in self.groups:
             self._revive(host)
+            if is_lazy:
+                self.carry_out(host, host.law.doubt(now_ms=self.clock.wall_ms()))
 
     def _link_inbox(self, host: GroupHost) -> None:
         inbox = self.store.messages.views.subjects.find(Subject.inbox(host.name, self.name_of(host.subject_id)))
@@ -172,9 +205,18 @@ class Desk:
             self.scheduler.set_weight(host.key, host.weight)
         end = self.store.messages.end_sequence(host.subject_id)
         dying = host.law.begin_life(end, self.clock.monotonic_ns())
+        self._step_over_hole(host, end)
         self.rearm(host)
         if dying and self.undertaker is not None:
             self.undertaker.bury(host, dying, is_again=True)
+
+    def _step_over_hole(self, host: GroupHost, end: int) -> None:
+        """Where damage or a power cut has left a hole of sequences behind the cursor, nothing in it is owed."""
+        cursor = host.law.cursor
+        entry = next(self.store.messages.readable(host.subject_id, cursor), None)
+        to = end if entry is None else entry.first_sequence
+        if to > cursor:
+            self.carry_out(host, host.law.skip(to, to, now_ms=self.clock.wall_ms()))
 
     def call_later(self, delay_s: float, what: Callable[..., None], *args: object) -> None:
         """Once, unless the broker has stopped or failed by then."""

@@ -16,7 +16,7 @@ import msgspec
 from fairway.broker.copies import Copies
 from fairway.broker.voices import Voices
 from fairway.errors import RemoteProtocolError
-from fairway.groups import Event, Group, Kind
+from fairway.groups import Description, Event, Group, Kind
 from fairway.names import Group as GroupName
 from fairway.storage.action_log import Action, ActionKind, unpack
 from fairway.storage.record import Kind as RecordKind
@@ -42,6 +42,7 @@ class GroupHost:
         self.next_handout_ns = 0  # and when the next may be
         self.redriven: Copies | None = None  # which of its dead letters are in its inbox, once somebody has asked
         self.voices = Voices()
+        self._skipped = (0, 0, 0)  # at this cursor, by this configuration: nothing is wanted below the third
         self.timer: asyncio.TimerHandle | None = None
         self.timer_ns = 0
 
@@ -49,6 +50,27 @@ class GroupHost:
     def key(self) -> tuple[str, int]:
         """Of the actor; a group drains its inbox beside the main subject."""
         return ("group", self.id if self.main is None else self.main.id)
+
+    @property
+    def next_fresh(self) -> int:
+        """Where to look for what was never handed out: at the cursor, or beyond what was passed over there."""
+        law = self.law
+        cursor, version, to = self._skipped
+        return to if to > law.cursor == cursor and version == law.config.version else law.cursor
+
+    def note_skipped(self, to: int) -> None:
+        """The next life will look again from the cursor on: to write every step down would be an action for every
+        batch that a filter passes over."""
+        self._skipped = (self.law.cursor, self.law.config.version, to)
+
+    def describe(self, end: int, *, now_ns: int, now_ms: int) -> Description:
+        """The law's own, as if what was passed over had been written down."""
+        seen = self.law.describe(end, now_ns=now_ns, now_ms=now_ms)
+        cursor = self.next_fresh
+        if cursor == seen.cursor:
+            return seen
+        oldest = cursor if seen.oldest_unacked == seen.cursor else seen.oldest_unacked
+        return msgspec.structs.replace(seen, cursor=cursor, lag=max(end - cursor, 0), oldest_unacked=oldest)
 
     def take_inbox(self, inbox: GroupHost | None) -> None:
         self.inbox = inbox
@@ -106,6 +128,10 @@ class Groups:
 
     def of_subject(self, subject_id: int) -> dict[str, GroupHost]:
         return self._by_subject.get(subject_id, {})
+
+    def has(self, host: GroupHost) -> bool:
+        """Whether it is still one of them."""
+        return self._hosts.get(host.id) is host
 
     def find(self, subject_id: int, name: GroupName) -> GroupHost | None:
         return self.of_subject(subject_id).get(name)

@@ -11,6 +11,7 @@ from fairway import limits
 from fairway.broker.budget import Budget
 from fairway.broker.meters import Meters
 from fairway.broker.session import Session
+from fairway.broker.turnstile import Turnstile
 from fairway.errors import Code, Misuse, Refused
 from fairway.protocol import Bytes, Message, Options, RequestReceived
 from fairway.world.clock import Clock
@@ -49,9 +50,12 @@ class Hall:
         self.outgoing: Budget[Session] = Budget(
             options.unsent_bytes_max, lambda session: session.unsent_bytes, Session.abort
         )
+        self.turnstile: Turnstile[Session] = Turnstile(clock, asyncio.get_running_loop().call_soon, Session.go_on)
         self._options = options
         self._meters = meters
         self._call_later = asyncio.get_running_loop().call_later
+        self._call_soon = asyncio.get_running_loop().call_soon
+        self._unflushed: list[Session] = []
         self._sessions: dict[Session, None] = {}
         self._deserted = asyncio.Event()
         self._deserted.set()
@@ -70,11 +74,11 @@ class Hall:
         self._deserted.clear()
         self._meters.connections += 1
         if len(self._sessions) > self._options.connections_max + _DOORWAY:
+            self._meters.refused(Code.TOO_MANY_CONNECTIONS)
             session.abort()
         if self._is_closing:
             return Refused(Code.DRAINING, "this broker is about to stop")
         if len(self._sessions) > self._options.connections_max:
-            self._meters.refused(Code.TOO_MANY_CONNECTIONS)
             sentence = f"this broker has {self._options.connections_max} connections and takes no more"
             return Refused(Code.TOO_MANY_CONNECTIONS, sentence, retry_after_ms=_RETRY_AFTER_MS)
         return None
@@ -91,6 +95,16 @@ class Hall:
 
     def refused(self, code: Code) -> None:
         self._meters.refused(code)
+
+    def flush_soon(self, session: Session) -> None:
+        if not self._unflushed:
+            self._call_soon(self._flush)
+        self._unflushed.append(session)
+
+    def _flush(self) -> None:
+        unflushed, self._unflushed = self._unflushed, []
+        for session in unflushed:
+            session.flush()
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

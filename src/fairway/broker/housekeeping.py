@@ -36,7 +36,8 @@ class _Round(Errand):
 
 
 class Housekeeper:
-    """Keeps house for one broker. `removed` counts groups, `forsaken` messages that some group lost."""
+    """Keeps house for one broker. `removed` counts groups, `forsaken` messages that some group lost, `retired` what
+    retention took."""
 
     def __init__(self, desk: Desk, every_ms: int) -> None:
         self._desk = desk
@@ -44,6 +45,8 @@ class Housekeeper:
         self._patience = _PATIENCE_ROUNDS
         self.removed = 0
         self.forsaken = 0
+        self.retired_segments = 0
+        self.retired_bytes = 0
 
     def start(self) -> None:
         self._desk.call_later(self._every_s, self._begin)
@@ -81,6 +84,9 @@ class Housekeeper:
             self._desk.remove(host)
             self.removed += 1
         elif round_.is_retaining:
+            if host.next_fresh > host.law.cursor:  # or what nobody wants would be taken for owed
+                now_ms = self._desk.clock.wall_ms()
+                self._desk.carry_out(host, host.law.skip(host.next_fresh, host.next_fresh, now_ms=now_ms))
             position = self._owed_position(host)
             if position is not None:
                 round_.owed_from = position if round_.owed_from is None else min(round_.owed_from, position)
@@ -97,14 +103,16 @@ class Housekeeper:
         """Drop what may go; False where dead letters are being copied out of it."""
         store = self._desk.store
         plan = store.plan_retention(owed_from)
+        segments = {segment.base: segment.end for segment in store.messages.log.segments}
         if plan.lost_to_groups:
-            segments = {segment.base: segment.end for segment in store.messages.log.segments}
             is_copying = self._forsake_below(segments[plan.doomed[-1]])
             self._patience -= 1
             if is_copying and self._patience > 0:
                 return False
         self._patience = _PATIENCE_ROUNDS
-        store.retain(owed_from)
+        retired = store.retain(owed_from).doomed
+        self.retired_segments += len(retired)
+        self.retired_bytes += sum(segments[base] - base for base in retired)
         return True
 
     def _forsake_below(self, position: int) -> bool:

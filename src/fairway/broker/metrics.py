@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from fairway.broker.describe import dead_letters_of
 from fairway.broker.groups import GroupHost
 from fairway.broker.meters import Histogram
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from fairway.groups import Description
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-GROUPS_MAX: Final = 500  # shown: nine series each, as many as a scraper likes to take from one address
+GROUPS_MAX: Final = 500  # shown: ten series each, as many as a scraper likes to take from one address
 LOOK_NS_MAX: Final = 5_000_000  # at groups, in one scrape: ten slices
 
 _GROUP_FIGURES: Final = (
@@ -84,6 +85,7 @@ class Metrics:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._seen: dict[int, Description] = {}
+        self._dead: dict[int, int] = {}
         self._next = 0  # which group a scrape looks at first
 
     def page(self) -> str:
@@ -91,6 +93,7 @@ class Metrics:
         self._traffic(out)
         self._connections(out)
         self._storage(out)
+        self._chores(out)
         self._groups(out)
         return out.text()
 
@@ -159,6 +162,19 @@ class Metrics:
         out.one("store_is_poisoned", "gauge", "1: the disk failed, nothing is answered.", int(store.fault is not None))
         out.one("subjects", "gauge", "Subjects.", len(store.messages.views.subjects))
 
+    def _chores(self, out: Exposition) -> None:
+        """What the broker does without being asked by whoever it concerns."""
+        broker, housekeeper, undertaker = self._broker, self._broker.housekeeper, self._broker.undertaker
+        out.one("buried_messages_total", "counter", "Messages moved to dead letter.", undertaker.buried)
+        unreadable = undertaker.unreadable
+        out.one("buried_unreadable_messages_total", "counter", "Of these, lost to rot: no copy was made.", unreadable)
+        out.one("redriven_messages_total", "counter", "Dead letters sent back.", broker.steer.redriver.redriven)
+        out.one("retired_segments_total", "counter", "Segments that retention took.", housekeeper.retired_segments)
+        out.one("retired_bytes_total", "counter", "Bytes of the message log in them.", housekeeper.retired_bytes)
+        forsaken = housekeeper.forsaken
+        out.one("forsaken_messages_total", "counter", "Messages taken from groups too far behind.", forsaken)
+        out.one("removed_groups_total", "counter", "Groups removed because nobody used them.", housekeeper.removed)
+
     # --- groups ------------------------------------------------------------------------------------------------------
 
     def _groups(self, out: Exposition) -> None:
@@ -172,6 +188,8 @@ class Metrics:
             field = name.removesuffix("_total")
             figures = [(labels, getattr(self._seen[host.id], field)) for labels, host in named]
             out.family(f"group_{name}", kind, about, figures)
+        dead = [(labels, self._dead[host.id]) for labels, host in named if host.id in self._dead]
+        out.family("group_dead", "gauge", "Messages in the dead-letter subject, not redriven.", dead)
         members = [(labels, len(self._seen[host.id].consumers)) for labels, host in named]
         out.family("group_consumers", "gauge", "Members.", members)
         times = [(labels, actor) for labels, host in named if (actor := desk.scheduler.find(host.key)) is not None]
@@ -196,6 +214,7 @@ class Metrics:
     def _look(self, hosts: list[GroupHost]) -> None:
         """See as many groups anew as there is time for, in turn."""
         self._seen = {host.id: self._seen[host.id] for host in hosts if host.id in self._seen}
+        self._dead = {host.id: self._dead[host.id] for host in hosts if host.id in self._dead}
         clock, log = self._broker.clock, self._broker.store.messages
         end_ns = clock.monotonic_ns() + LOOK_NS_MAX
         for host in self._in_turn(hosts):
@@ -203,7 +222,9 @@ class Metrics:
             if now_ns >= end_ns:
                 break
             end = log.end_sequence(host.subject_id)
-            self._seen[host.id] = host.law.describe(end, now_ns=now_ns, now_ms=clock.wall_ms())
+            self._seen[host.id] = host.describe(end, now_ns=now_ns, now_ms=clock.wall_ms())
+            if host.main is None:  # an inbox has the dead letters of its group
+                self._dead[host.id] = dead_letters_of(self._broker.desk, host)
             self._next += 1
 
     def _in_turn(self, hosts: list[GroupHost]) -> Iterator[GroupHost]:

@@ -31,7 +31,7 @@ class ProduceProcessor:
         self.bytes = 0
 
     def process(self, request: BrokerRequest[Produce], actor: Actor) -> Verdict:
-        subject = Subject.parse(request.message.subject)
+        subject = Subject(request.message.subject)  # parsed before it became an actor's name
         if self._is_read_only(subject):
             raise Refused(
                 Code.READ_ONLY, f"subject {subject} takes no messages, by command: resume it, or send elsewhere"

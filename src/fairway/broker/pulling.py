@@ -7,13 +7,14 @@ a crash the group believes the acks of what it forgot that it had handed out."""
 from __future__ import annotations
 
 from fairway import limits
+from fairway.broker import fitting
 from fairway.broker.desk import Desk, refusal
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
-from fairway.broker.reading import Reader, missing
+from fairway.broker.reading import SKIPPED_BATCHES_MAX, Reader
 from fairway.broker.requests import BrokerRequest
 from fairway.errors import FairwayError, Refused
-from fairway.groups import Handout, Outcome, Pulled
+from fairway.groups import Handout, Mode, Outcome, Pulled
 from fairway.groups import Verdict as Settlement
 from fairway.names import Consumer
 from fairway.protocol import Message, messages
@@ -22,7 +23,9 @@ from fairway.scheduling import Actor, Verdict
 from fairway.storage.message_log import StoredBatch
 
 EMPTY = messages.Pulled(0, [], [])
+SKIPPED_MESSAGES_MAX = SKIPPED_BATCHES_MAX  # passed over and not noted; no more than what one look passes over
 _TRIES_MAX = 8  # a pull decides again when what it chose cannot be read or is too much; each try leaves some out
+_ROOMY_FRAME_BYTES = 128 * limits.KIB  # beside the batches that were chosen by their size there is room in it
 
 
 class Puller:
@@ -48,36 +51,48 @@ class Puller:
     def _pull_from(
         self, source: GroupHost, request: BrokerRequest[Message], message: Pull, name: Consumer, actor: Actor
     ) -> Verdict:
-        if not self._reader.is_indexed(actor, source.subject_id, source.law.cursor):
+        if not self._reader.is_indexed(actor, source.subject_id, source.next_fresh):
             return Verdict.AGAIN
+        frame_bytes_max = request.session.frame_bytes_max
         messages_max = self._inboxes.messages_max(source, message.messages_max)
         for _ in range(_TRIES_MAX):
             pulled = self._decide(source, message, name, messages_max, actor)
             refused = refusal(pulled)
             if refused is not None:
-                request.refuse(refused)
+                self._desk.refuse(request, refused)
                 return Verdict.DONE
             if not pulled.lots:
                 return self._skip(source, request, pulled)
-            fewer = self._fewer(source, pulled, message.bytes_max)
-            if fewer is not None:
-                messages_max = fewer
+            fitting_count = self._fitting(source, pulled, message.bytes_max, frame_bytes_max)
+            if fitting_count is not None:
+                messages_max = fitting_count
+                if pulled.is_again:  # to a smaller frame than the first time: the rest is anybody's
+                    rest = fitting.beyond(pulled.lots, fitting_count)
+                    self._settle(source, name, Settlement.RELEASE, rest)
                 continue
             batches = self._reader.batches(actor, source.subject_id, pulled.lots)
             if batches is None:
                 return Verdict.AGAIN
-            absent = missing(pulled.lots, batches)
-            if not absent:
-                self._hand_out(request, source, pulled, batches, actor)
-                return Verdict.DONE
-            for lot in absent:
-                self._leave_out(source, name, lot, pulled)
+            absent = fitting.missing(pulled.lots, batches)
+            if absent:
+                self._leave_out(source, name, absent, pulled)
+                continue
+            if frame_bytes_max < limits.FRAME_BYTES_MAX:
+                large = fitting.too_large(pulled.lots, batches, frame_bytes_max)
+                if large:
+                    messages_max = self._keep_back(source, name, large, pulled, frame_bytes_max) or messages_max
+                    continue
+            self._hand_out(request, source, pulled, batches, actor)
+            return Verdict.DONE
         return Verdict.AGAIN
 
     def _decide(self, source: GroupHost, message: Pull, name: Consumer, messages_max: int, actor: Actor) -> Pulled:
         law = source.law
         bytes_max = self._reader.response_bytes(actor, message.bytes_max)
-        fresh = self._reader.fresh(source.subject_id, law.cursor, law.config, max(messages_max, 1), bytes_max)
+        fresh = self._reader.fresh(source.subject_id, source.next_fresh, law.config, max(messages_max, 1), bytes_max)
+        if fresh is not None and not fresh[1] and fresh[0] - law.cursor < SKIPPED_MESSAGES_MAX:
+            source.note_skipped(fresh[0])
+            fresh = None
         other = source.main or source.inbox
         return law.pull(
             name,
@@ -91,31 +106,76 @@ class Puller:
 
     def _skip(self, source: GroupHost, request: BrokerRequest[Message], pulled: Pulled) -> Verdict:
         """Nothing to hand out; batches may have been skipped. A slice's worth of them: the rest comes later."""
+        if not pulled.events:
+            return Verdict.WAIT
         self._desk.carry_out(source, pulled)
-        if not pulled.events or pulled.outcome is not Outcome.EMPTY:
+        if pulled.outcome is not Outcome.EMPTY:
             return Verdict.WAIT
         if request.wait_until_ns:
             return Verdict.AGAIN
         request.respond(EMPTY)
         return Verdict.DONE
 
-    def _fewer(self, source: GroupHost, pulled: Pulled, bytes_max: int) -> int | None:
+    def _fitting(self, source: GroupHost, pulled: Pulled, bytes_max: int, frame_bytes_max: int) -> int | None:
         """How many messages to ask for instead, where these are too many bytes: retries lie far apart."""
-        count = sum(count for lot in pulled.lots for _, count in lot.ranges)
-        if count == 1 or pulled.is_again or all(lot.first >= source.law.cursor for lot in pulled.lots):
-            return None  # what is fresh was chosen by its size
-        size = self._reader.size_bytes(source.subject_id, pulled.lots)
-        return max(count // 2, 1) if size > min(bytes_max, limits.BATCH_RAW_BYTES_MAX) else None
+        is_fresh = all(lot.first >= source.law.cursor for lot in pulled.lots)  # and so chosen by its size
+        if is_fresh and frame_bytes_max >= _ROOMY_FRAME_BYTES:
+            return None
+        wanted = frame_bytes_max if pulled.is_again else bytes_max  # the first time it was what was wanted
+        entries = self._reader.entries(source.subject_id, pulled.lots)
+        return fitting.fitting(pulled.lots, entries, wanted, frame_bytes_max)
 
-    def _leave_out(self, source: GroupHost, name: Consumer, lot: Handout, pulled: Pulled) -> None:
-        """Nothing of the lot can be read: there is nothing to hand out, now or later."""
-        now_ms = self._desk.clock.wall_ms()
-        law = source.law
+    def _leave_out(self, source: GroupHost, name: Consumer, absent: list[Handout], pulled: Pulled) -> None:
+        """These cannot be read: there is nothing to hand out, now or later. What is fresh of them is stepped over the
+        next time, for it is known to be damaged by then."""
         if pulled.is_again:  # it was there when it went out the first time, and its consumer holds it
-            decision = law.settle(name, Settlement.ACK, lot.first, lot.attempt, lot.ranges, now_ms=now_ms)
-            self._desk.carry_out(source, decision)
+            self._settle(source, name, Settlement.ACK, absent)
+            return
+        for lot in absent:
+            hole = self._reader.hole(source.subject_id, *lot.ranges[0])
+            whole = lot._replace(ranges=(hole, *lot.ranges[1:]))  # beyond what was chosen, too: a hole may be long
+            self._desk.carry_out(source, source.law.drop(whole, now_ms=self._desk.clock.wall_ms()))
+
+    def _keep_back(
+        self, source: GroupHost, name: Consumer, large: list[Handout], pulled: Pulled, frame_bytes_max: int
+    ) -> int | None:
+        """Too large for this consumer's frames: a failed attempt, so that others may try, and dead letter in the end.
+        What else was chosen goes out as a response that has not arrived yet."""
+        reason = f"too large for a frame of {frame_bytes_max} bytes"
+        if source.law.config.mode is Mode.AT_MOST_ONCE and not pulled.is_again:
+            return self._lose(source, large[0], pulled, reason)
+        if not pulled.is_again:
+            self._desk.carry_out(source, pulled)
+        self._settle(source, name, Settlement.RETRY, large, reason)
+        return None
+
+    def _lose(self, source: GroupHost, large: Handout, pulled: Pulled, reason: str) -> int | None:
+        """To hand it out is to settle it, so there is no attempt that could fail: it is counted as lost. How many
+        messages to ask for instead, where others come before it."""
+        law, now_ms = source.law, self._desk.clock.wall_ms()
+        first, count = large.ranges[0]
+        before = sum(max(min(first - at, messages), 0) for lot in pulled.lots for at, messages in lot.ranges)
+        if first < law.cursor:  # from a time when the group's mode was another
+            self._desk.carry_out(source, law.reject(large, reason, now_ms=now_ms))
+        elif before:
+            return before
         else:
-            self._desk.carry_out(source, law.drop(lot, now_ms=now_ms))
+            self._desk.carry_out(source, law.skip(first, first + count, is_lost=True, now_ms=now_ms))
+        return None
+
+    def _settle(
+        self, source: GroupHost, name: Consumer, verdict: Settlement, lots: list[Handout], reason: str = ""
+    ) -> None:
+        """In the consumer's name; `Refused` where a bound stands in the way."""
+        for lot in lots:
+            now_ms = self._desk.clock.wall_ms()
+            decision = source.law.settle(
+                name, verdict, lot.first, lot.attempt, lot.ranges, now_ms=now_ms, reason=reason
+            )
+            refused = refusal(decision)
+            if refused is not None:
+                raise refused
+            self._desk.carry_out(source, decision)
 
     def _hand_out(
         self,

@@ -17,6 +17,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
 
 from fairway.broker.fetching import Fetches, Piece, Shelf
+from fairway.broker.recent import Recent
 from fairway.groups import GroupConfig, Handout, Range
 from fairway.limits import KIB, LOT_MESSAGES_MAX, MIB
 from fairway.scheduling import Actor
@@ -30,6 +31,9 @@ BEHIND_BYTES_MAX = 64 * KIB  # the same for one that is behind: 0.2 ms of the lo
 RECENT_BYTES = 16 * MIB  # of the log's end: written just now, so in memory unless the machine is in trouble
 FETCH_BYTES_MAX = MIB  # in one read, unless a batch is larger: a scan may ask for 64 MiB, and others wait
 GAP_BYTES_MAX = 64 * KIB  # read over a gap this wide: another read would cost more
+SHARED_BYTES = 2 * MIB  # of the log's end: there many groups read the same, one after another
+ANSWERS_MAX = 1_000  # remembered until the next commit
+ANSWER_BATCHES_MAX = 64  # a longer one is for a group that is behind, and nobody else asks for it
 BEHIND_MAX = 10_000  # actors known to be behind; one that is forgotten misses once more
 
 _Span = tuple[int, int]  # position and size
@@ -47,6 +51,9 @@ class Reader:
         self._fetches = fetches
         self._behind: OrderedDict[Hashable, None] = OrderedDict()
         self._chosen: tuple[int, list[Entry]] = (0, [])  # by the last `fresh`, contiguous; entries never change
+        self._answers: dict[Hashable, tuple[Range | None, list[Entry]]] = {}  # of `fresh`
+        self._answers_as_of = (0, 0)
+        self._recent = Recent()
 
     # --- what there is -----------------------------------------------------------------------------------------------
 
@@ -80,7 +87,27 @@ class Reader:
     def fresh(
         self, subject_id: int, cursor: int, config: GroupConfig, messages_max: int, bytes_max: int
     ) -> Range | None:
-        """The first contiguous wanted range at or above the cursor, as (first, count); a count of 0 only skips."""
+        """The first contiguous wanted range at or above the cursor, as (first, count); a count of 0 only skips.
+
+        Seventy groups at the end of one subject ask the same: the answer holds until something is committed.
+        """
+        log = self._messages.log
+        as_of = (log.committed_end, log.segments[0].base if log.segments else 0)
+        if as_of != self._answers_as_of or len(self._answers) >= ANSWERS_MAX:
+            self._answers_as_of = as_of
+            self._answers.clear()
+        question = (subject_id, cursor, config.tags.tags, config.tags.is_all, messages_max, bytes_max)
+        answer = self._answers.get(question)
+        if answer is None:
+            answer = self._find_fresh(subject_id, cursor, config, messages_max, bytes_max)
+            if len(answer[1]) <= ANSWER_BATCHES_MAX and self._is_near_end(answer[1]):
+                self._answers[question] = answer
+        self._chosen = (subject_id, answer[1])
+        return answer[0]
+
+    def _find_fresh(
+        self, subject_id: int, cursor: int, config: GroupConfig, messages_max: int, bytes_max: int
+    ) -> tuple[Range | None, list[Entry]]:
         first = cursor
         count = size = seen = 0
         chosen: list[Entry] = []
@@ -100,14 +127,20 @@ class Reader:
             chosen.append(entry)
             if count >= messages_max:
                 break
-        self._chosen = (subject_id, chosen)
-        return (first, min(count, messages_max)) if count or first > cursor else None
+        is_cut_short = seen >= SKIPPED_BATCHES_MAX
+        if not count and not is_cut_short and self._messages.views.subjects.by_id(subject_id).next_sequence > first:
+            # a hole up to the end, such as a power cut left
+            first = max(first, self._messages.end_sequence(subject_id))
+        return ((first, min(count, messages_max)) if count or first > cursor else None), chosen
 
-    def size_bytes(self, subject_id: int, lots: Sequence[Handout]) -> int:
-        """Of the batches that hold the messages of these lots."""
-        return sum(entry.size for entry in self._entries(subject_id, lots))
+    def hole(self, subject_id: int, first: int, count: int) -> Range:
+        """A range in which nothing can be read, up to the next message that can, or to the end of a lot."""
+        entry = next(self._messages.readable(subject_id, first), None)
+        end = first + LOT_MESSAGES_MAX if entry is None else min(entry.first_sequence, first + LOT_MESSAGES_MAX)
+        return first, max(end - first, count)
 
-    def _entries(self, subject_id: int, lots: Sequence[Handout]) -> list[Entry]:
+    def entries(self, subject_id: int, lots: Sequence[Handout]) -> list[Entry]:
+        """Of the batches that hold the messages of these lots, in order."""
         wanted: dict[int, Entry] = {}
         for lot in lots:
             for first, count in lot.ranges:
@@ -128,9 +161,13 @@ class Reader:
 
     def batches(self, actor: Actor, subject_id: int, lots: Sequence[Handout]) -> list[StoredBatch] | None:
         """The batches that hold the messages of these lots, in order, each once. None: they are being fetched."""
-        entries = self._entries(subject_id, lots)
+        entries = self.entries(subject_id, lots)
         if self._fetches is None:
             return self._messages.read_entries(subject_id, entries)
+        recent = self._recent.find(entries)
+        if recent is not None:
+            self._fetches.clear(actor)
+            return recent
         shelf = self._fetches.shelf(actor) or _EMPTY
         found: list[Piece] = []
         absent: list[_Span] = []
@@ -143,8 +180,17 @@ class Reader:
         if absent:
             self._fetch(actor, self._merge(absent), found)
             return None
-        self._fetches.clear(actor)
-        return self._parse(subject_id, entries, found)
+        batches = self._parse(subject_id, entries, found)
+        if shelf is not _EMPTY:
+            self._fetches.clear(actor)
+        elif self._is_near_end(entries):
+            self._recent.note(batches)
+        return batches
+
+    def _is_near_end(self, entries: Sequence[Entry]) -> bool:
+        """There groups follow one another closely. Farther back each pays for its own: else the one that comes second
+        is charged less for the same, and with few pulls in flight falls short of its share (bench/fairness)."""
+        return not entries or entries[0].position >= self._messages.log.committed_end - SHARED_BYTES
 
     def prefix(
         self, actor: Actor, subject_id: int, entries: Sequence[Entry]
@@ -191,9 +237,13 @@ class Reader:
     def _parse(self, subject_id: int, entries: Iterable[Entry], found: Iterable[Piece]) -> list[StoredBatch]:
         at_hand = {piece.position: piece.data for piece in found}
         log = self._messages.log
-        return self._messages.read_entries(
-            subject_id, entries, lambda position, size: at_hand[position] or log.read(position, size)
+        wanted = list(entries)
+        batches = self._messages.read_entries(
+            subject_id, wanted, lambda position, size: at_hand[position] or log.read(position, size)
         )
+        if len(batches) < len(wanted):
+            self._answers.clear()  # damage was met: what was found before may hold it
+        return batches
 
     def _fetch(self, actor: Actor, spans: Iterable[_Span], found: Iterable[Piece]) -> None:
         if self._fetches is not None:
@@ -233,13 +283,3 @@ def _first_span(entries: Sequence[Entry]) -> _Span:
     stretch = side_by_side(entries)[0]
     start = stretch[0].position
     return _span([stretch[0], *(e for e in stretch[1:] if e.position + e.size - start <= FETCH_BYTES_MAX)])
-
-
-def missing(lots: Sequence[Handout], batches: Sequence[StoredBatch]) -> list[Handout]:
-    """The lots of which nothing could be read."""
-    spans = [(each.entry.first_sequence, each.entry.end_sequence) for each in batches]
-    return [
-        lot
-        for lot in lots
-        if not any(begin < first + count and first < end for first, count in lot.ranges for begin, end in spans)
-    ]

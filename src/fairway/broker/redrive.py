@@ -41,8 +41,7 @@ class _Job(Errand):
         self.end = 0
         self.found: set[batch.MessageId] = set()
         self.count = 0
-        self.written_end = 0
-        self.undos = 0
+        self.undos = 0  # of the log when it began
 
     @property
     def unknown(self) -> list[str]:
@@ -50,11 +49,12 @@ class _Job(Errand):
 
 
 class Redriver:
-    """Handles REDRIVE."""
+    """Handles REDRIVE. `redriven` counts messages."""
 
     def __init__(self, desk: Desk, inboxes: Inboxes) -> None:
         self._desk = desk
         self._inboxes = inboxes
+        self.redriven = 0
 
     def begin(self, request: BrokerRequest[Message], message: Redrive) -> None:
         if message.ids is not None and len(message.ids) > limits.REDRIVE_IDS_MAX:
@@ -66,6 +66,7 @@ class Redriver:
         if dead is None:
             request.respond(Redriven(0, job.unknown))
             return
+        job.undos = len(log.log.flusher.undone_from)
         job.at, job.end = log.first_sequence(dead.id), log.end_sequence(dead.id)
         inbox = self._desk.store.ensure_subject(self._inboxes.subject_of(host))
 
@@ -75,6 +76,15 @@ class Redriver:
                 if outcome is not None:
                     raise outcome
                 self._inboxes.open(host, inbox.id)
+                self._desk.when_durable(None, start)
+            except FairwayError as error:
+                request.fail(error)
+
+        def start(outcome: FairwayError | None) -> None:
+            """An inbox that is new is durable before anything lies in it: made again, it would begin behind that."""
+            try:
+                if outcome is not None:
+                    raise outcome
                 self._desk.scheduler.dispatch(("redrive", host.id), job, self)
             except FairwayError as error:
                 request.fail(error)
@@ -111,7 +121,6 @@ class Redriver:
         job.request.expire(expiry)
 
     def fail(self, job: _Job, error: Exception) -> None:
-        job.host.redriven = None
         job.request.fail(error)
 
     def _redrive(self, job: _Job, dead_id: int, entry: Entry, copies: Copies, actor: Actor) -> None:
@@ -134,24 +143,24 @@ class Redriver:
         sequence = base + first
         stream = stream_of(job.dead, job.host.name)
         data = encoded(taken_from(source, first, count), source.header, stream=stream, sequence=sequence)
-        receipt = self._desk.store.produce_own(self._inboxes.subject_of(job.host), data)
+        self._desk.store.produce_own(self._inboxes.subject_of(job.host), data)
         copies.add(sequence, count)
-        job.written_end, job.undos = receipt.end, receipt.undos
 
     def _finish(self, job: _Job) -> None:
         inbox = job.host.inbox
 
         def durable(outcome: FairwayError | None) -> None:
             if outcome is not None:
-                job.host.redriven = None  # a full disk has undone some: look again the next time
                 job.request.settle(outcome, Redriven(0, []))
                 return
+            self.redriven += job.count
             rated = None if inbox is None else self._desk.set_rate(inbox, job.message.rate_per_s)
             answer = Redriven(job.count, job.unknown)
             self._desk.when_durable(rated, lambda told: job.request.settle(told, answer))
             self._desk.scheduler.wake(job.host.key)
 
-        self._desk.store.messages.log.flusher.when_durable(job.written_end, durable, job.undos or None)
+        log = self._desk.store.messages.log
+        log.flusher.when_durable(log.end, durable, job.undos)  # with what a request before this one had begun
 
 
 def redriven(desk: Desk, host: GroupHost, dead: Subject) -> Copies:

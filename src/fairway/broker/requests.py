@@ -10,10 +10,13 @@ from typing import Generic, Protocol, TypeVar
 
 from fairway.errors import BadName, Code, FairwayError, Misuse, Refused, RemoteProtocolError, StorageFault
 from fairway.protocol import Bytes, Message
+from fairway.protocol.admin import Scan
+from fairway.protocol.messages import Pull
 from fairway.scheduling import Expiry
 
 MessageT = TypeVar("MessageT", bound=Message)
 
+_UNREAD = Refused(Code.BUSY, "answers wait on this connection: read them before asking for more", retry_after_ms=1_000)
 _LATE = Refused(Code.EXPIRED, "the request could not be answered in time: the broker is busy", retry_after_ms=50)
 
 
@@ -24,6 +27,14 @@ class Asker(Protocol):
 
     @property
     def is_gone(self) -> bool: ...
+
+    @property
+    def is_swamped(self) -> bool:
+        """Whether so much waits for it to be read that more would be of no use."""
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The largest frame that it takes."""
 
     def respond(self, correlation: int, message: Message, attachments: Sequence[Bytes] = ()) -> None: ...
 
@@ -56,7 +67,9 @@ class BrokerRequest(Generic[MessageT]):
 
     @property
     def is_cancelled(self) -> bool:
-        return self.session.is_gone
+        """Whether nobody reads the answer: its asker is gone, or does not read the large ones that it has asked for."""
+        session = self.session
+        return session.is_gone or (session.is_swamped and isinstance(self.message, Pull | Scan))
 
     def end(self) -> None:
         """It is answered, or never will be: what was held for it is free."""
@@ -90,6 +103,8 @@ class BrokerRequest(Generic[MessageT]):
             self.refuse(_LATE)
         elif expiry is Expiry.STOPPED:
             self.refuse(Refused(Code.DRAINING, "this broker is about to stop: connect again"))
+        elif expiry is Expiry.GONE and not self.session.is_gone:
+            self.refuse(_UNREAD)
         else:
             self.end()
 

@@ -79,7 +79,7 @@ class Settler:
             [(span.first, span.count) for span in outcome.spans],
             now_ms=self._desk.clock.wall_ms(),
             after_ms=outcome.after_ms,
-            draw=self._rng.uniform(),
+            draw=0.0 if outcome.kind is messages.Settlement.ACK else self._rng.uniform(),
             reason=outcome.reason,
         )
 

@@ -40,7 +40,7 @@ class SteeringProcessor:
     def __init__(self, desk: Desk, inboxes: Inboxes, broker_state: Callable[[], BrokerState]) -> None:
         self._desk = desk
         self._inboxes = inboxes
-        self._redriver = Redriver(desk, inboxes)
+        self.redriver = Redriver(desk, inboxes)
         self._broker_state = broker_state
 
     def process(self, request: BrokerRequest[Message], actor: Actor) -> Verdict:
@@ -58,7 +58,7 @@ class SteeringProcessor:
             written = self._desk.set_weight(host, message.weight)
             self._desk.when_durable(written, lambda outcome: request.settle(outcome, Done()))
         elif isinstance(message, Redrive):
-            self._redriver.begin(request, message)
+            self.redriver.begin(request, message)
         else:
             raise Refused(Code.UNSUPPORTED, f"this broker does not answer {type(message).__name__} yet")
         return Verdict.DONE

@@ -1,263 +1,313 @@
-"""`make run`: the log at work. Append, crash, recover, let a bit rot, verify, inspect.
+"""`make run`, `fairway demo`: a broker, a shop and a stream of orders, live; and what to try meanwhile.
 
-A child process appends batches through the real store and says on stdout what has been confirmed to it; it is killed
-with SIGKILL in the middle. Then this process opens the directory as any broker would after a crash and compares:
-everything that was confirmed must be there, and nothing that was never sent. Until there is a server, this is what
-Fairway does.
+The broker (`fairway up`) and the shop (`demo_shop`) are processes of their own. A broker that is killed is started
+again, on the same port and directory; nobody else is told, so that one sees the clients wait and go on.
 """
 
 from __future__ import annotations
 
-import asyncio
+import shutil
 import tempfile
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from fairway import limits
-from fairway.cli import inspect, output, verify
-from fairway.cli.look import look
-from fairway.errors import FairwayError, Misuse, StorageFault
-from fairway.names import Subject
+from fairway.cli import demo_log, output, top
+from fairway.cli.client import describe
+from fairway.cli.rates import GroupRow, Watch
+from fairway.errors import FairwayError, StorageFault
+from fairway.world import host
+from fairway.world.clock import RealClock
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
-    from fairway.storage.store import Store
+    from fairway import Client
+    from fairway.cli.demo_shop import Told
+    from fairway.client.many import PendingMany
+    from fairway.world.process import Child
+    from fairway.world.workers import Ending
 
-_SUBJECTS = (Subject("order.changed"), Subject("stock.moved"), Subject("invoice.sent"))
-_BATCH_MESSAGES = 100
-_IN_FLIGHT_MAX = 8  # batches that the child has appended and not yet heard of
-_GROUP_ID = 7  # the consumer group whose acks the child writes
-_KILL_AFTER = 400  # confirmed batches, and up to as many more by chance: a second or two, and several segments
-_SILENCE_S = 30.0  # the child speaks within milliseconds; a machine that swaps may need longer
-_CREATED_MS = 1_700_000_000_000
+    _Update: TypeAlias = Callable[[RenderableType, bool], None]
 
-DataDirectory = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="Use and keep this directory; it must be new or empty.")
+app = typer.Typer(invoke_without_command=True)
+app.command("log")(demo_log.log)
+
+_ORDERS_PER_S = 300
+_TICK_S = 0.05
+_LOOK_S = 1.0
+_SAY_S = 5.0  # between two tables, where nobody watches a screen
+_START_S = 60.0  # a machine that swaps is slow, not broken
+_ANSWER_S = 2.0  # of a broker, before the screen says that it is away
+_DRAIN_S = 10.0  # for the quick groups to finish what was sent
+_END_S = 30.0
+
+Seconds = Annotated[
+    float | None, typer.Option("--seconds", min=1, metavar="N", help="End by itself after so long; else Ctrl-C.")
 ]
-IsWriter = Annotated[bool, typer.Option("--writer", hidden=True, help="The child that is killed.")]
+DataDirectory = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="Use and keep this directory; else a temporary one.")
+]
 
 
-def demo(data: DataDirectory = None, writer: IsWriter = False) -> None:
-    """Append, crash, recover, let a bit rot, verify, inspect."""
-    with output.failures("demo"):
-        if writer and data is not None:
-            asyncio.run(_write(data))
-            return
-        with _place(data) as root:
-            is_right = _Show(output.console(), root).run()
-    if not is_right:
+@app.callback()
+def demo(context: typer.Context, seconds: Seconds = None, data: DataDirectory = None) -> None:
+    """Watch it work: orders, three groups of which one is slow and one fails now and then, and a live table.
+
+    Exit status 0: every order that was stored reached the group `billing`. `fairway demo log` shows the log alone:
+    append, crash, recover, let a bit rot, verify.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    with output.failures("demo"), _directory(data) as root, host.asked_to_end() as ending:
+        is_whole = _Demo(output.console(), root, ending).run(seconds)
+    if not is_whole:
         raise typer.Exit(output.Exit.DAMAGE)
 
 
+@app.command("shop", hidden=True)
+def shop(url: str) -> None:
+    """The three groups; `demo` starts this."""
+    from fairway.cli import demo_shop
+
+    with output.failures("demo shop"):
+        output.write_json_line(demo_shop.run(url))
+
+
 @contextmanager
-def _place(data: Path | None) -> Iterator[Path]:
-    if data is None:
-        with tempfile.TemporaryDirectory(prefix="fairway-") as made:
-            yield Path(made) / "data"
-    elif data.exists() and (not data.is_dir() or any(data.iterdir())):
-        raise Misuse(f"{data} is not empty: the demonstration damages what it finds there, so name a new directory")
-    else:
+def _directory(data: Path | None) -> Iterator[Path]:
+    if data is not None:
         yield data
-
-
-# --- the child --------------------------------------------------------------------------------------------------------
-
-
-def _batch(number: int) -> tuple[Subject, bytes]:
-    """The batch that the child appends as its `number`-th: both processes can make it."""
-    from fairway import batch
-
-    subject = number % len(_SUBJECTS)
-    first = number // len(_SUBJECTS) * _BATCH_MESSAGES
-    payloads = [f"{_SUBJECTS[subject]} {first + index}".encode().ljust(100, b".") for index in range(_BATCH_MESSAGES)]
-    data = batch.encode(payloads, producer_id=subject + 1, first_sequence=first, created_ms=_CREATED_MS + number)
-    return _SUBJECTS[subject], data
-
-
-def _open(root: Path) -> Store:
-    from fairway.storage.store import Store, StoreOptions
-    from fairway.world.clock import RealClock
-    from fairway.world.real_disk import RealDisk
-    from fairway.world.rng import RealRng
-
-    loop = asyncio.get_running_loop()
-    disk = RealDisk(root, post=loop.call_soon_threadsafe)
-    options = StoreOptions(  # small, so that a short run has several segments and needs little room
-        segment_bytes=limits.MIB, action_segment_bytes=64 * limits.KIB, low_water_bytes=8 * limits.MIB
-    )
+        return
+    made = tempfile.mkdtemp(prefix="fairway-")
     try:
-        return Store.open(disk, RealClock(), RealRng(), defer=loop.call_soon, options=options)
-    except FairwayError:
-        disk.close()
-        raise
-
-
-async def _write(root: Path) -> None:
-    """Append until killed, or until nobody listens any more."""
-    store = _open(root)
-    try:
-        await _append_for_ever(store)
-    except BrokenPipeError:
-        pass
+        yield Path(made) / "data"
     finally:
-        await store.close()
+        shutil.rmtree(made, ignore_errors=True)
 
 
-async def _append_for_ever(store: Store) -> None:
-    """Print the number of each batch once it is durable."""
-    from fairway.storage.action_log import Action, ActionKind
-    from fairway.world.clock import RealClock
+class _Server:
+    """`fairway up` in a process of its own, started again when somebody kills it."""
 
-    clock = RealClock()
-    waiting: deque[tuple[int, asyncio.Task[None]]] = deque()
-    number = 0
-    while True:
-        subject, data = _batch(number)
-        receipt = store.produce(subject, data)
-        waiting.append((number, asyncio.ensure_future(store.durable(receipt))))
-        span = (receipt.first_sequence, receipt.count)
-        store.act([Action(ActionKind.ACK, _GROUP_ID, receipt.subject_id, clock.wall_ms(), ranges=(span,))])
-        number += 1
-        while len(waiting) >= _IN_FLIGHT_MAX:
-            confirmed, durable = waiting.popleft()
-            await durable
-            print(confirmed, flush=True)
-
-
-# --- the show ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What a store serves: the batches by number, and how many messages are not what was sent."""
-
-    numbers: set[int]
-    phantom: int
-
-    @property
-    def messages(self) -> int:
-        return len(self.numbers) * _BATCH_MESSAGES
-
-
-class _Show:
-    """The acts, in order."""
-
-    def __init__(self, out: Console, root: Path) -> None:
-        self._out = out
+    def __init__(self, root: Path) -> None:
         self._root = root
+        self.lives = 0
+        self.url = ""
+        self._start("0")
 
-    def run(self) -> bool:
-        """Whether everything was as it should be."""
-        confirmed = self._append_and_crash()
-        self._act("Recover: open the directory as a broker would after the crash")
-        recovered = asyncio.run(self._recover())
-        lost = len(confirmed - recovered.numbers) * _BATCH_MESSAGES
-        self._say(
-            f"acknowledged {len(confirmed) * _BATCH_MESSAGES:,}, recovered {recovered.messages:,}, "
-            f"[bold]lost {lost:,}, phantom {recovered.phantom:,}[/bold]"
-        )
-        self._say("(what was recovered beyond the acknowledged had reached the disk, but not its acknowledgement)")
-        is_found = self._rot()
-        self._act("Open it once more: the rest is served")
-        served = asyncio.run(self._recover())
-        self._say(
-            f"{served.messages:,} of {recovered.messages:,} messages served, {served.phantom} of them wrong: "
-            "the damaged batch is held back, not guessed at"
-        )
-        self._act("fairway inspect")
-        inspect.show(self._out, self._root.name, look(self._root, verify=False))
-        is_served = len(recovered.numbers - served.numbers) == 1
-        return not lost and not recovered.phantom and not served.phantom and is_found and is_served
-
-    def _act(self, title: str) -> None:
-        self._out.print()
-        self._out.rule(f"[bold]{title}", align="left", characters="─")
-
-    def _say(self, sentence: str) -> None:
-        self._out.print(f"  {sentence}", soft_wrap=True)
-
-    def _append_and_crash(self) -> set[int]:
+    def _start(self, port: str) -> None:
         from fairway.world.process import Child
-        from fairway.world.rng import RealRng
 
-        enough = _KILL_AFTER + RealRng().below(_KILL_AFTER)
-        self._act("Append, then kill -9")
-        confirmed: set[int] = set()
-        with (
-            self._out.status("a child process appends batches of 100 messages, synced") as status,
-            Child("fairway.cli.demo", "--writer", "--data", str(self._root)) as child,
-        ):
-            while len(confirmed) < enough:
-                line = child.line(timeout_s=_SILENCE_S)
-                if line is None:
-                    raise StorageFault(f"the writing process {child.pid} ended by itself: see its message above")
-                confirmed.add(int(line))
-                if not len(confirmed) % 20:
-                    status.update(f"process {child.pid}: {len(confirmed) * _BATCH_MESSAGES:,} messages acknowledged")
-            child.kill()
-            while (line := child.line(timeout_s=_SILENCE_S)) is not None:  # what it had said before it died
-                confirmed.add(int(line))
-            self._say(f"process {child.pid} killed in the middle of its work: {len(confirmed):,} batches acknowledged")
-        return confirmed
+        self.child = Child("fairway.cli.main", "up", "--data", str(self._root), "--port", port)
+        ready = self.child.line(timeout_s=_START_S)
+        if ready is None:
+            raise StorageFault("the broker did not start: see its message above")
+        self.url = next(word for word in ready.split() if word.startswith("fairway://")).rstrip(",")
+        self.lives += 1
 
-    async def _recover(self) -> _Found:
-        """Open, read everything back, compare with what was sent, close."""
-        store = _open(self._root)
-        for each in store.findings:
-            size = each.damage.end - each.damage.start
-            kept = f", kept in {each.aside}" if each.aside else ""
-            self._say(f"{each.verdict.value}: {output.size(size)} at {each.damage.start:,} ({each.damage.why}){kept}")
-        if not store.findings:
-            self._say("both logs are whole up to their last record: nothing to cut")
-        found: set[int] = set()
-        phantom = 0
-        for subject in _SUBJECTS:
-            for number, data in _stored(store, subject):
-                if data == _batch(number)[1]:
-                    found.add(number)
+    def revive(self) -> bool:
+        """Whether it was dead."""
+        if self.child.is_alive:
+            return False
+        self._close()
+        self._start(self.url.rpartition(":")[2])
+        return True
+
+    def stop(self) -> None:
+        _end(self.child)
+        self._close()
+
+    def _close(self) -> None:
+        self.child.__exit__(None, None, None)
+
+
+def _end(child: Child) -> list[str]:
+    """Ask it to end; its last words."""
+    child.terminate()
+    words = []
+    while (line := child.line(timeout_s=_END_S)) is not None:
+        words.append(line)
+    child.wait(timeout_s=_END_S)
+    return words
+
+
+class _Demo:
+    """The show: start everything, send orders and look at the groups, end everything, sum up."""
+
+    def __init__(self, out: Console, root: Path, ending: Ending) -> None:
+        self._out = out
+        self._ending = ending
+        self._root = root
+        self._clock = RealClock()
+        self._watch = Watch()
+        self._pending: list[PendingMany] = []
+        self._sent = 0
+        self._stored = 0
+        self._failed = 0
+
+    def run(self, seconds: float | None) -> bool:
+        """Whether every order that was stored reached `billing`."""
+        import fairway
+        from fairway.world.process import Child
+
+        self._server = _Server(self._root)
+        try:
+            with (
+                Child("fairway.cli.main", "demo", "shop", self._server.url) as shop,
+                fairway.Client(self._server.url) as client,  # which waits for nobody: the broker may be killed by now
+            ):
+                self._say_what_to_try()
+                self._show(client, seconds)
+                self._drain(client)
+                told = self._last_words(_end(shop))
+                rows = self._look(client)
+                self._collect(is_final=True)
+            return self._sum_up(told, rows)
+        finally:
+            self._server.stop()
+
+    # --- live --------------------------------------------------------------------------------------------------------
+
+    def _show(self, client: Client, seconds: float | None) -> None:
+        start_ns = looked_ns = said_ns = self._clock.monotonic_ns()
+        with self._screen() as update:
+            while not self._ending.wait(_TICK_S):
+                now_ns = self._clock.monotonic_ns()
+                if seconds is not None and now_ns - start_ns >= seconds * 1e9:
+                    return
+                self._send(client, (now_ns - start_ns) / 1e9)
+                if self._server.revive():
+                    self._out.print(f"the broker was gone; it is process {self._server.child.pid} now")
+                if now_ns - looked_ns >= _LOOK_S * 1e9:
+                    looked_ns = now_ns
+                    is_due = now_ns - said_ns >= _SAY_S * 1e9
+                    said_ns = now_ns if is_due else said_ns
+                    update(self._view(client), is_due)
+
+    @contextmanager
+    def _screen(self) -> Iterator[_Update]:
+        """A place for the newest table: on a terminal it is drawn over the one before."""
+        from rich.live import Live
+
+        if not self._out.is_terminal:
+            yield lambda view, is_due: self._out.print(view) if is_due else None
+            return
+        with Live(console=self._out, auto_refresh=False) as live:
+            yield lambda view, _is_due: live.update(view, refresh=True)
+
+    def _send(self, client: Client, elapsed_s: float) -> None:
+        """As many orders as are due by now; those of a time without a broker are sent when it is back."""
+        from fairway.cli.demo_shop import SUBJECT, order
+
+        due = min(round(elapsed_s * _ORDERS_PER_S) - self._sent, _ORDERS_PER_S)
+        if due > 0:
+            numbers = range(self._sent + 1, self._sent + 1 + due)
+            keys = [f"o-{number}" for number in numbers]
+            self._pending.append(client.send_many(SUBJECT, [order(number) for number in numbers], keys=keys))
+            self._sent += due
+        self._collect(is_final=False)
+
+    def _collect(self, *, is_final: bool) -> None:
+        """Count what is stored; at the end, what is not known by then is no order that we may miss."""
+        waiting = []
+        for many in self._pending:
+            if not many.done():
+                waiting.append(many)
+                continue
+            for batch in many.batches:
+                if batch.exception() is None:
+                    self._stored += batch.receipt().count
                 else:
-                    phantom += _BATCH_MESSAGES
-        await store.close()
-        return _Found(found, phantom)
+                    self._failed += batch.count
+        self._pending = [] if is_final else waiting
 
-    def _rot(self) -> bool:
-        """Flip one bit of a batch in the middle of the log; whether verify finds exactly that."""
-        self._act("Rot: flip one bit in the middle of the log, then fairway verify")
-        before = look(self._root, verify=False, records_max=_KILL_AFTER)
-        batches = [each for each in before.records if each.kind == "DATA"]
-        victim = batches[len(batches) // 2]
-        home = max((each for each in before.messages.segments if each.base <= victim.position), key=lambda s: s.base)
-        path = self._root / home.file
-        data = bytearray(path.read_bytes())
-        data[victim.position - home.base + victim.bytes // 2] ^= 1
-        path.write_bytes(data)
-        self._say(f"one bit of {home.file}, in the batch of {victim.subject} from sequence {victim.first_sequence:,}")
-        self._out.print()
-        found = look(self._root, verify=True)
-        verify.show(self._out, self._root.name, found)
-        return [(each.start, each.verdict) for each in found.damages] == [(victim.position, "rotten")]
+    def _look(self, client: Client) -> list[GroupRow]:
+        from fairway.protocol.admin import Depth
 
+        self._broker, subjects = describe(client, Depth.CONSUMERS, timeout_s=_ANSWER_S)
+        rows = self._watch.look(subjects, now_ns=self._clock.monotonic_ns(), now_ms=self._clock.wall_ms())
+        return sorted((row for row in rows if ":" not in row.subject), key=lambda row: row.group)
 
-def _stored(store: Store, subject: Subject) -> Iterator[tuple[int, bytes]]:
-    """(number, bytes) of every batch of a subject that the store serves."""
-    state = store.messages.views.subjects.find(subject)
-    sequence = 0
-    while state is not None and sequence < state.next_sequence:
-        read = store.messages.read(state.id, sequence, messages_max=10_000, bytes_max=4 * limits.MIB)
-        for stored in read:
-            yield (
-                stored.entry.first_sequence // _BATCH_MESSAGES * len(_SUBJECTS) + _SUBJECTS.index(subject),
-                stored.data,
+    def _view(self, client: Client) -> RenderableType:
+        try:
+            rows = self._look(client)
+        except (TimeoutError, FairwayError) as error:
+            return f"the broker is away, everybody waits: {error}"
+        return top.table(top.title(self._broker, self._clock.wall_ms()), rows, self._out.width)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _drain(self, client: Client) -> None:
+        """Until everything sent is stored and the quick groups have it, or for a while."""
+        from fairway.cli.demo_shop import GROUPS, MAILER
+
+        end_ns = self._clock.monotonic_ns() + int(_DRAIN_S * 1e9)
+        while self._clock.monotonic_ns() < end_ns:
+            self._server.revive()
+            self._collect(is_final=False)
+            try:
+                rows = [row for row in self._look(client) if row.group != MAILER]
+            except TimeoutError:
+                continue
+            has_begun = len(rows) == len(GROUPS) - 1
+            if has_begun and not self._pending and not any(row.lag + row.in_flight + row.waiting for row in rows):
+                return
+            host.sleep(_TICK_S)
+
+    def _last_words(self, words: list[str]) -> dict[str, Told]:
+        import msgspec
+
+        from fairway.cli.demo_shop import Told
+
+        if not words:
+            raise StorageFault("the shop has said nothing: see its message above")
+        return msgspec.json.decode(words[-1], type=dict[str, Told])
+
+    def _sum_up(self, told: dict[str, Told], rows: list[GroupRow]) -> bool:
+        from fairway.cli.demo_shop import BILLING
+
+        left = {row.group: row for row in rows}
+        columns = ("orders>", "handled>", "retried>", "dead>", "still waiting>", "send to handler, median>", "99 %>")
+        table = output.table("what the groups did", "group", *columns)
+        for group, each in told.items():
+            row = left.get(group)
+            table.add_row(
+                group,
+                f"{each.seen:,}",
+                f"{each.handled:,}",
+                f"{each.retried:,}",
+                f"{row.dead if row else 0:,}",
+                f"{row.lag + row.in_flight + row.waiting if row else 0:,}",
+                output.age(each.p50_ms / 1_000) if each.p50_ms >= 1_000 else f"{each.p50_ms:.0f} ms",
+                output.age(each.p99_ms / 1_000) if each.p99_ms >= 1_000 else f"{each.p99_ms:.0f} ms",
             )
-        sequence = read[-1].entry.end_sequence if read else sequence + _BATCH_MESSAGES  # past a batch that is held back
+        self._out.print(table)
+        missing = max(self._stored - told[BILLING].seen, 0)
+        deaths = self._server.lives - 1
+        killed = f", and the broker died {'once' if deaths == 1 else f'{deaths} times'} meanwhile" if deaths else ""
+        failed = f", {self._failed:,} were refused" if self._failed else ""
+        self._out.print(
+            f"{self._stored:,} orders stored{failed}{killed}; [bold]{missing:,} lost on the way to billing[/bold]",
+            soft_wrap=True,
+        )
+        return not missing
 
-
-if __name__ == "__main__":
-    typer.run(demo)
+    def _say_what_to_try(self) -> None:
+        tries = {
+            f"export FAIRWAY_URL={self._server.url} PATH=.venv/bin:$PATH": "",
+            "fairway top": "who gets what",
+            "fairway tail order.changed --json": "what is sent",
+            "fairway dead list order.changed fraud": "what fraud has given up",
+            "fairway dead redrive order.changed fraud --all": "and to it again",
+            "fairway pause order.changed billing": "and resume: it catches up",
+            "fairway doctor": "",
+            f"kill -9 {self._server.child.pid}": "the broker: it comes back, nothing is lost",
+        }
+        who = "billing is quick, mailer is slow, fraud fails now and then"
+        self._out.print(f"{_ORDERS_PER_S} orders a second; {who}. In another shell:")
+        for command, what in tries.items():
+            self._out.print(f"  {command:48} # {what}" if what else f"  {command}", markup=False, soft_wrap=True)
+        self._out.print()

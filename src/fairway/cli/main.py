@@ -1,4 +1,7 @@
-"""`fairway`: the entry point, and which verbs there are."""
+"""`fairway`: the entry point, and which verbs there are.
+
+The modules of the verbs import little more than typer; whatever they need is imported when they run.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,15 @@ from typing import Annotated
 import typer
 
 from fairway import __version__
-from fairway.cli.broker import broker
-from fairway.cli.inspect import inspect
+from fairway.cli import bench, broker, config, consume, dead, demo, doctor, inspect, produce, steer, subjects, tail, top
 from fairway.cli.verify import verify
 
 app = typer.Typer(
     name="fairway",
-    help="A message queue for Python shops whose data platform is Spark.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # so that the lines of a docstring flow
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -34,12 +35,34 @@ def _root(
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Run a broker, or look at a data directory."""
+    """A message queue for Python shops whose data platform is Spark.
+
+    Exit status: 0 ok, 1 failed, 2 usage, 3 nobody answers, 4 found damage or imbalance.
+    """
 
 
-app.command()(broker)
-app.command()(inspect)
-app.command()(verify)
+_RUN, _USE, _WATCH, _STEER, _CARE = "Run", "Send and consume", "Watch", "Steer", "Care"
+
+app.command("up", help=broker.UP_HELP, rich_help_panel=_RUN)(broker.serve)
+app.command("broker", help=broker.BROKER_HELP, rich_help_panel=_RUN)(broker.serve)
+app.add_typer(demo.app, name="demo", rich_help_panel=_RUN)
+app.command(rich_help_panel=_USE)(produce.produce)
+app.command(rich_help_panel=_USE)(consume.consume)
+app.command(rich_help_panel=_USE)(tail.tail)
+app.command(rich_help_panel=_WATCH)(top.top)
+app.command(rich_help_panel=_WATCH)(subjects.subjects)
+app.command(rich_help_panel=_WATCH)(subjects.groups)
+app.command(rich_help_panel=_WATCH)(subjects.lag)
+app.command(rich_help_panel=_STEER)(steer.seek)
+app.command(rich_help_panel=_STEER)(steer.weight)
+app.command(rich_help_panel=_STEER)(steer.pause)
+app.command(rich_help_panel=_STEER)(steer.resume)
+app.add_typer(dead.app, name="dead", rich_help_panel=_STEER)
+app.command(rich_help_panel=_CARE)(doctor.doctor)
+app.command(rich_help_panel=_CARE)(bench.bench)
+app.command(rich_help_panel=_CARE)(inspect.inspect)
+app.command(rich_help_panel=_CARE)(verify)
+app.add_typer(config.app, name="config", rich_help_panel=_CARE)
 
 
 def main() -> None:

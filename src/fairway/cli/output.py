@@ -7,19 +7,24 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fairway.errors import FairwayError, Unreachable
+from fairway.errors import FairwayError, Misuse, Unreachable
 
 if TYPE_CHECKING:
-    import msgspec
     from rich.console import Console
     from rich.table import Table
 
 _PIPED_COLUMNS = 140  # what is not a terminal has no width; our widest table fits
+_MOMENT_NS = 1_000_000_000  # what is done by then needs no bar
+_REDRAW_NS = 100_000_000
 _ROWS_MAX = 50  # per table: ten thousand subjects are for --json
+
+
+# What is not in the core install, and which extra brings it.
+EXTRAS = {"numpy": "server", "uvloop": "server", "pyarrow": "arrow"}
 
 
 class Exit(enum.IntEnum):
@@ -47,16 +52,57 @@ def failures(verb: str) -> Iterator[None]:
     """An error that Fairway raised on purpose is one sentence on stderr and an exit status, never a traceback."""
     try:
         yield
-    except FairwayError as error:
+    except (FairwayError, TimeoutError) as error:
         typer.echo(f"fairway {verb}: {error}", err=True)
-        raise typer.Exit(Exit.UNREACHABLE if isinstance(error, Unreachable) else Exit.FAILED) from error
+        raise typer.Exit(_status(error)) from error
+    except ExceptionGroup as group:
+        failed, other = group.split(FairwayError)
+        if other is not None or failed is None:
+            raise
+        for sentence in dict.fromkeys(str(error) for error in failed.exceptions):
+            typer.echo(f"fairway {verb}: {sentence}", err=True)
+        raise typer.Exit(Exit.FAILED) from group
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        typer.echo(f"fairway {verb}: this needs {error.name}: {install(extra)}", err=True)
+        raise typer.Exit(Exit.FAILED) from error
 
 
-def write_json(value: msgspec.Struct) -> None:
+def _status(error: Exception) -> Exit:
+    if isinstance(error, Unreachable | TimeoutError):
+        return Exit.UNREACHABLE
+    return Exit.USAGE if isinstance(error, Misuse) else Exit.FAILED
+
+
+def install(extra: str) -> str:
+    """The command that brings an extra."""
+    return f"pip install 'fairway[{extra}]'"
+
+
+def write_json(value: object) -> None:
     """One document, indented, and a newline."""
     import msgspec
 
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def write_json_line(value: object) -> None:
+    """One document on one line, at once: for what goes on and on."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+def named(value: object) -> Any:
+    """A message of the protocol, which is an array on the wire, with the names of its fields."""
+    import msgspec
+
+    if isinstance(value, msgspec.Struct):
+        return {field: named(getattr(value, field)) for field in value.__struct_fields__}
+    return [named(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 @contextmanager
@@ -77,6 +123,36 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
+@contextmanager
+def slow_bar(title: str, total: int | None, *, is_wanted: bool = True) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, in messages, if a person is watching and it takes longer than a moment. Call it with (done)."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from fairway.world.clock import RealClock
+
+    errors, clock = console(stderr=True), RealClock()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    progress = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
+    task = progress.add_task(title, total=total)
+    start_ns, shown_ns = clock.monotonic_ns(), 0
+
+    def advance(done: int) -> None:
+        nonlocal shown_ns
+        now_ns = clock.monotonic_ns()
+        if now_ns - max(start_ns + _MOMENT_NS - _REDRAW_NS, shown_ns) < _REDRAW_NS:
+            return
+        if not shown_ns:
+            progress.start()
+        shown_ns = now_ns
+        progress.update(task, completed=done)
+
+    try:
+        yield advance if errors.is_terminal and is_wanted else lambda _done: None
+    finally:
+        if shown_ns:
+            progress.stop()
+
+
 def table(title: str, *columns: str) -> Table:
     """A plain table; a column whose heading ends in `>` is of numbers and flush right."""
     from rich import box
@@ -88,11 +164,20 @@ def table(title: str, *columns: str) -> Table:
     return made
 
 
-def fill(into: Table, rows: Sequence[Sequence[str]]) -> None:
+def show_rows(into: Table, rows: Sequence[Sequence[str]], if_none: str, rows_max: int = _ROWS_MAX) -> None:
+    """Print the table, or a sentence where it would be empty."""
+    if not rows:
+        typer.echo(if_none)
+        return
+    fill(into, rows, rows_max)
+    console().print(into)
+
+
+def fill(into: Table, rows: Sequence[Sequence[str]], rows_max: int = _ROWS_MAX) -> None:
     """Add the rows: the newest ones where there are too many to read, and a word about the others."""
     from rich.text import Text
 
-    left_out = len(rows) - _ROWS_MAX
+    left_out = len(rows) - rows_max
     for row in rows[max(left_out, 0) :]:
         into.add_row(*map(Text, row))
     if left_out > 0:
@@ -114,6 +199,19 @@ def count(number: int, noun: str) -> str:
     """`1 batch`, `12,000 batches`."""
     plural = f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
+
+
+def age(seconds: float) -> str:
+    """`0.3 s`, `12 s`, `5 min`, `3.5 h`, `12 d`."""
+    for most, unit_s, unit in ((10, 1, "s"), (120, 1, "s"), (7_200, 60, "min"), (172_800, 3_600, "h")):
+        if seconds < most:
+            return f"{seconds / unit_s:.{int(most == 10)}f} {unit}"
+    return f"{seconds / 86_400:,.0f} d"
+
+
+def share(part: float) -> str:
+    """`12 %`; a trace of something is not nothing."""
+    return "<1 %" if 0 < part < 0.01 else f"{part:.0%}".replace("%", " %")
 
 
 def moment(ms: int | None) -> str:

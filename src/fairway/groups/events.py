@@ -12,6 +12,7 @@ same numbers. What a field means for each kind:
     PULL          id        of lot               name of lot        handed out       number of the response
     ACK           id or 0   of lot               name of lot        done             (0: nobody held it)
     RETRY         id        of lot   when again  name of lot        failed           reason
+    RETRY         id        of lot   when again  name of lot        in doubt         UNSURE: counts as no attempt
     RETRY         id        of lot   RELEASED    name of lot        handed back
     RETRY         id or 0   of lot   REJECTED    name of lot        to die           reason
     DEAD                    of lot               name of lot        in dead letter
@@ -34,9 +35,15 @@ from fairway.groups.lot import Range
 RELEASED = 0
 REJECTED = -1
 
+UNSURE = b"\xff"  # no text: what a consumer gives as a reason is never this
+
 SKIPPED = b"skipped"  # filtered out, or never there
 LOST = b"lost"  # retention took it before this group had it
 SOUGHT = b"sought"
+
+# Why messages die that nobody gave back; part of the law, for the next life finds it out from the events.
+LEASE_ENDED = "the consumer's lease ended"
+HELD_TOO_LONG = "held longer than max_handling"
 
 _NUMBER = struct.Struct("<Q")
 
@@ -101,6 +108,11 @@ def returned(
 ) -> Event:
     """A RETRY: `due_ms` is a time, RELEASED or REJECTED."""
     return Event(Kind.RETRY, time_ms, consumer_id, attempt, due_ms, lot, ranges, reason)
+
+
+def doubted(consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], due_ms: int, time_ms: int) -> Event:
+    """A RETRY of what a consumer may hold, or may have been told is settled."""
+    return Event(Kind.RETRY, time_ms, consumer_id, attempt, due_ms, lot, ranges, UNSURE)
 
 
 def died(attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int) -> Event:

@@ -52,7 +52,13 @@ class Group:
         `end` is the end of what is committed: acks for messages below it are believed, for their PULL may be lost.
         """
         self._state.begin_life(end, now_ns)
-        return tuple(Dying(lot.base, lot.attempt, lot.ranges, "") for lot in self._state.dying)
+        return tuple(
+            Dying(lot.base, lot.attempt, lot.ranges, lot.reason.decode(errors="replace")) for lot in self._state.dying
+        )
+
+    def doubt(self, *, now_ms: int) -> Decision:
+        """After `begin_life`, where an answer had not meant durable: nobody is known to hold anything any more."""
+        return membership.decide_doubt(self._state, now_ms)
 
     def snapshot(self) -> bytes:
         return snapshot.write(self._state)
@@ -193,8 +199,16 @@ class Group:
         return steering.decide_bury(self._state, dying, now_ms)
 
     def drop(self, lot: Handout, *, now_ms: int) -> Decision:
-        """A lot that a pull chose, and of which nothing exists. Instead of the pull's events; then pull again."""
-        return steering.decide_drop(self._state, lot.first, lot.attempt, now_ms)
+        """What does not exist of a lot that a pull chose. Instead of the pull's events; then pull again."""
+        return steering.decide_drop(self._state, lot, now_ms)
+
+    def reject(self, lot: Handout, reason: str, *, now_ms: int) -> Decision:
+        """A lot that a pull chose out of what nobody holds, and that cannot be handed out: it dies."""
+        return steering.decide_reject(self._state, lot, reason, now_ms)
+
+    def skip(self, first: int, to: int, *, is_lost: bool = False, now_ms: int) -> Decision:
+        """Nothing from the cursor to `to` is to be handed out; from `first` on it is lost, where it `is_lost`."""
+        return steering.decide_skip(self._state, first, to, is_lost, now_ms)
 
     def forsake(self, first_kept: int, *, now_ms: int) -> Decision:
         """Retention takes what is below: pulled messages die (copy them first), others are counted as lost."""

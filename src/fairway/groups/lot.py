@@ -21,14 +21,16 @@ Name = tuple[int, int]  # first sequence, attempt
 
 
 class Lot(msgspec.Struct, eq=False, gc=False):
-    """Some messages of one subject, all at the same attempt, in one place. Numbers alone: no work for the collector."""
+    """Some messages of one subject, all at the same attempt, in one place. No work for the collector."""
 
     base: int
     mask: int
     attempt: int
     due_ms: int = 0  # while nobody holds it: when it may be handed out, wall clock; 0 is at once
-    number: int = 0  # while it is held: the response that it went out in
+    number: int = 0  # while it is held: the response that it went out in, the last one
     handed_ns: int = 0  # and when, monotonic
+    reason: bytes = b""  # while it dies: why
+    parts: tuple[tuple[int, int], ...] = ()  # (response, mask) where it went out in several, one after another
 
     @property
     def name(self) -> Name:
@@ -45,6 +47,12 @@ class Lot(msgspec.Struct, eq=False, gc=False):
     @property
     def ranges(self) -> tuple[Range, ...]:
         return ranges_of(self.mask, self.base)
+
+    def open_in_response(self, number: int) -> int:
+        """The bits that are open and went out in that response."""
+        if not self.parts:
+            return self.mask if number == self.number else 0
+        return self.mask & next((mask for each, mask in self.parts if each == number), 0)
 
     def part(self, mask: int, attempt: int, due_ms: int = 0) -> Lot:
         """A lot of its own from some of the messages, named for the first of them."""

@@ -33,12 +33,10 @@ class Member:
 
     def hold(self, lot: Lot) -> Lot | None:
         """A part that was handed back and comes again takes in the rest of the lot it came from, by the same name;
-        that rest is the answer."""
+        that rest is the answer. Each part stays in the response that it came in: only that one is sent again."""
         rest = self.lots.get(lot.name)
         if rest is not None:
-            invariant(rest.mask & lot.mask == 0, "a message is in one place")
-            lot.mask |= rest.mask
-            self.close(rest, rest.mask)
+            self._take_in(lot, rest)
         self.lots[lot.name] = lot
         if lot.number in self.responses:
             self.responses[lot.number].append(lot)
@@ -48,16 +46,42 @@ class Member:
         self.number = max(self.number, lot.number)
         return rest
 
+    def _take_in(self, lot: Lot, rest: Lot) -> None:
+        invariant(rest.mask & lot.mask == 0, "a message is in one place")
+        before = rest.parts or ((rest.number, rest.mask),)
+        lot.parts = (*before, (lot.number, lot.mask))
+        lot.mask |= rest.mask
+        for number, _ in before:
+            response = self.responses[number]
+            response[response.index(rest)] = lot
+
     def close(self, lot: Lot, mask: int) -> None:
         """These messages are no longer held; with its last message the lot goes."""
         invariant(mask & ~lot.mask == 0, "only an open message can be closed")
         lot.mask ^= mask
-        if lot.mask:
-            return
-        del self.lots[lot.name]
-        response = self.responses[lot.number]
+        if lot.parts:
+            self._close_parts(lot)
+        elif not lot.mask:
+            self._strike(lot, lot.number)
+        if not lot.mask:
+            del self.lots[lot.name]
+
+    def _close_parts(self, lot: Lot) -> None:
+        left = []
+        for number, mask in lot.parts:
+            if mask & lot.mask:
+                left.append((number, mask & lot.mask))
+            else:
+                self._strike(lot, number)
+        lot.parts = tuple(left) if len(left) > 1 else ()
+        if left:
+            lot.number = left[-1][0]
+
+    def _strike(self, lot: Lot, number: int) -> None:
+        """Nothing of the lot is left in that response."""
+        response = self.responses[number]
         if len(response) == 1:
-            del self.responses[lot.number]
+            del self.responses[number]
         else:
             response.remove(lot)
 

@@ -19,9 +19,7 @@ from fairway.names import Consumer
 MS_NS = 1_000_000
 EXPIRED_LOTS_PER_TURN = 250  # about 1 ms; the rest is still due, so the caller's timer fires again at once
 
-LEASE_ENDED = "the consumer's lease ended"
 RESTARTED = "the consumer restarted"
-HELD_TOO_LONG = "held longer than max_handling"
 
 
 def decide_join(
@@ -64,6 +62,17 @@ def decide_leave(member: Member, now_ms: int) -> Decision:
     return Decision(Outcome.DONE, (events.left(member.id, now_ms),))
 
 
+def decide_doubt(state: State, now_ms: int) -> Decision:
+    """All that is held, where a crash may have taken acks that were answered: whoever was told that a message is done
+    does not come back to it. It is handed out again after a lease; until then an ack of whoever has it is believed."""
+    due_ms = now_ms + state.config.lease_ms
+    happened = [
+        events.doubted(member.id, lot.attempt, lot.base, lot.ranges, due_ms, now_ms)
+        for member, lot in state.roster.held()
+    ]
+    return Decision(Outcome.DONE, tuple(happened))
+
+
 def decide_expire(state: State, now_ns: int, now_ms: int) -> Decision:
     """Members whose lease has ended, and lots that are held too long."""
     happened: list[Event] = []
@@ -72,7 +81,7 @@ def decide_expire(state: State, now_ns: int, now_ms: int) -> Decision:
     lots_left = EXPIRED_LOTS_PER_TURN
     for member in state.roster.silent_since(now_ns - state.config.lease_ms * MS_NS):
         happened.append(events.expired(member.id, now_ms))
-        dying += _last_attempts(state.config, member, LEASE_ENDED)
+        dying += _last_attempts(state.config, member, events.LEASE_ENDED)
         gone.add(member.id)
         lots_left -= 1 + len(member.lots)
         if lots_left <= 0:
@@ -84,7 +93,7 @@ def decide_expire(state: State, now_ns: int, now_ms: int) -> Decision:
                 break
             if member.id not in gone:
                 happened.append(events.held_too_long(member.id, lot.attempt, lot.base, lot.ranges, now_ms))
-                dying += _dying_of(lot, HELD_TOO_LONG) if lot.attempt >= state.config.attempts_max else ()
+                dying += _dying_of(lot, events.HELD_TOO_LONG) if lot.attempt >= state.config.attempts_max else ()
                 lots_left -= 1
     return Decision(Outcome.DONE, tuple(happened), tuple(dying))
 

@@ -40,11 +40,15 @@ def decide(
 
 
 def _unarrived(member: Member) -> Pulled | None:
-    """No event: the same lots under the same number, less what has been settled since."""
+    """No event: the same lots under the same number, less what has been settled since, and less what the consumer had
+    of the same lot before."""
     if not member.unarrived:
         return None
     number = member.unarrived[0]
-    lots = tuple(Handout(lot.base, lot.attempt, lot.ranges) for lot in member.responses[number])
+    lots = tuple(
+        Handout(lot.base, lot.attempt, ranges_of(lot.open_in_response(number), lot.base))
+        for lot in member.responses[number]
+    )
     return Pulled(Outcome.DONE, number=number, lots=lots, is_again=True)
 
 

@@ -48,6 +48,7 @@ class _Snapshot(msgspec.Struct, array_like=True, frozen=True):
     members: list[_Member]
     stock: list[_Lot]
     dying: list[_Lot]
+    reasons: list[bytes] = []  # of those that die, in the same order
 
 
 def write(state: State) -> bytes:
@@ -65,6 +66,7 @@ def write(state: State) -> bytes:
             members,
             [_packed(lot, lot.due_ms) for lot in _by_name(state.stock)],
             [_packed(lot, 0) for lot in _by_name(state.dying)],
+            [lot.reason for lot in _by_name(state.dying)],
         )
     )
 
@@ -92,8 +94,13 @@ def read(data: bytes) -> State:
         state.held_count += len(member.lots)
     for packed in found.stock:
         state.stock.add(_lot(packed, due_ms=packed.extra))
-    for packed in found.dying:
-        state.dying.add(_lot(packed))
+    reasons = found.reasons or [b""] * len(found.dying)
+    if len(reasons) != len(found.dying):
+        raise RemoteProtocolError("a group's snapshot has not one reason for each lot that dies")
+    for packed, reason in zip(found.dying, reasons, strict=True):
+        lot = _lot(packed)
+        lot.reason = reason
+        state.dying.add(lot)
     return state
 
 
@@ -102,7 +109,11 @@ def _by_name(lots: Iterable[Lot]) -> list[Lot]:
 
 
 def _member(member: Member) -> _Member:
-    lots = [_packed(lot, lot.number) for lot in member.lots.values()]
+    lots = [
+        _packed(Lot(lot.base, mask, lot.attempt), number)
+        for lot in member.lots.values()
+        for number, mask in lot.parts or ((lot.number, lot.mask),)
+    ]
     return _Member(member.id, str(member.name), member.version, member.number, lots)
 
 

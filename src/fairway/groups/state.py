@@ -96,7 +96,7 @@ class State:
             self._part(event, attempts=1)
             return
         taken = self._take(event)
-        self._fail(taken, taken.attempt, attempts=1, due_ms=0)
+        self._fail(taken, taken.attempt, attempts=1, due_ms=0, reason=events.HELD_TOO_LONG.encode())
 
     def _part(self, event: Event, attempts: int) -> None:
         """A member goes; what it holds is anybody's at once."""
@@ -104,7 +104,7 @@ class State:
         self.held_count -= len(member.lots)
         for lot in member.lots.values():
             self.handling.pop(lot, None)
-            self._fail(lot, lot.attempt, attempts, due_ms=0)
+            self._fail(lot, lot.attempt, attempts, due_ms=0, reason=events.LEASE_ENDED.encode())
         if not len(self.roster):
             self.absent_since_ms = event.time_ms
 
@@ -143,11 +143,11 @@ class State:
     def _retry(self, event: Event, now_ns: int) -> None:
         taken = self._take(event)
         if event.due_ms == events.REJECTED:
-            self.dying.add(taken)
-        elif event.due_ms == events.RELEASED:
-            self._fail(taken, event.attempt, attempts=0, due_ms=0)
+            self._kill(taken, event.detail)
+        elif event.due_ms == events.RELEASED or event.detail == events.UNSURE:
+            self._fail(taken, event.attempt, attempts=0, due_ms=event.due_ms)
         else:
-            self._fail(taken, event.attempt, attempts=1, due_ms=event.due_ms)
+            self._fail(taken, event.attempt, attempts=1, due_ms=event.due_ms, reason=event.detail)
 
     def _dead(self, event: Event, now_ns: int) -> None:
         """Harmless when repeated: what is not dying any more (a seek, a second DEAD) is left alone."""
@@ -205,12 +205,17 @@ class State:
         lot, mask = self._close(event)
         return lot.part(mask, lot.attempt)
 
-    def _fail(self, lot: Lot, attempt: int, attempts: int, due_ms: int) -> None:
+    def _fail(self, lot: Lot, attempt: int, attempts: int, due_ms: int, reason: bytes = b"") -> None:
         """Nobody holds it now: it waits for its next attempt, or has had its last."""
         if attempts and attempt >= self.config.attempts_max:
-            self.dying.add(lot.part(lot.mask, attempt))
+            self._kill(lot.part(lot.mask, attempt), reason)
         else:
             self.stock.add(lot.part(lot.mask, attempt + attempts, due_ms))
+
+    def _kill(self, lot: Lot, reason: bytes) -> None:
+        """The next life may have to say why."""
+        lot.reason = reason
+        self.dying.add(lot)
 
     def _believe(self, event: Event) -> None:
         """An ack for what went out in a PULL that a crash took: nobody holds it, so far as is known.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fairway import limits
 from fairway.groups import events
 from fairway.groups.config import GroupConfig
-from fairway.groups.decisions import Decision, Dying, Outcome, Sought
+from fairway.groups.decisions import Decision, Dying, Handout, Outcome, Sought
 from fairway.groups.events import Event
-from fairway.groups.lot import Lot, ranges_of
+from fairway.groups.lot import Lot, Range, ranges_of
 from fairway.groups.state import State
 from fairway.groups.stock import open_in
 from fairway.names import Consumer
@@ -48,12 +48,41 @@ def decide_seek(state: State, to: int, now_ms: int) -> Sought:
     )
 
 
-def decide_drop(state: State, first: int, attempt: int, now_ms: int) -> Decision:
-    """A lot in the stock whose messages do not exist (a hole that rot has left): there is nothing to hand out."""
-    lot = state.stock.get((first, attempt))
-    if lot is None:
+def decide_drop(state: State, absent: Handout, now_ms: int) -> Decision:
+    """Messages in the stock that do not exist (a hole that rot has left): there is nothing to hand out."""
+    ranges = _stocked(state, absent)
+    return Decision(Outcome.DONE, (events.acked(0, absent.attempt, absent.first, ranges, now_ms),) if ranges else ())
+
+
+def decide_reject(state: State, lot: Handout, reason: str, now_ms: int) -> Decision:
+    """Messages in the stock that go to dead letter without having been handed out."""
+    ranges = _stocked(state, lot)
+    if not ranges:
         return Decision(Outcome.DONE)
-    return Decision(Outcome.DONE, (events.acked(0, attempt, first, lot.ranges, now_ms),))
+    event = events.returned(0, lot.attempt, lot.first, ranges, events.REJECTED, reason.encode(), now_ms)
+    return Decision(Outcome.DONE, (event,), (Dying(ranges[0][0], lot.attempt, ranges, reason),))
+
+
+def _stocked(state: State, wanted: Handout) -> tuple[Range, ...]:
+    """What of these the stock has, under this name."""
+    lot = state.stock.get((wanted.first, wanted.attempt))
+    if lot is None:
+        return ()
+    mask = 0
+    for first, count in wanted.ranges:
+        mask |= open_in(lot, first, count)
+    return ranges_of(mask, lot.base)
+
+
+def decide_skip(state: State, first: int, to: int, is_lost: bool, now_ms: int) -> Decision:
+    happened = []
+    if not is_lost:
+        first = max(first, to)
+    if first > state.cursor:
+        happened.append(events.skipped(state.cursor, first, events.SKIPPED, now_ms))
+    if to > max(first, state.cursor):
+        happened.append(events.skipped(max(first, state.cursor), to, events.LOST, now_ms))
+    return Decision(Outcome.DONE, tuple(happened))
 
 
 def decide_bury(state: State, dying: Dying, now_ms: int) -> Decision:
@@ -89,5 +118,5 @@ def decide_forsake(state: State, first_kept: int, now_ms: int) -> Decision:
     return Decision(Outcome.DONE, tuple(happened), tuple(dying))
 
 
-def _below(lot: Lot, end: int) -> tuple[tuple[int, int], ...]:
+def _below(lot: Lot, end: int) -> tuple[Range, ...]:
     return ranges_of(open_in(lot, lot.base, end - lot.base), lot.base) if end > lot.base else ()

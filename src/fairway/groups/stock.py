@@ -53,7 +53,9 @@ class Shelf:
         invariant(taken & ~lot.mask == 0, "only what is in a lot can be taken from it")
         rest = lot.mask & ~taken
         if rest:
-            self.add(lot.part(rest, lot.attempt, lot.due_ms))
+            left = lot.part(rest, lot.attempt, lot.due_ms)
+            left.reason = lot.reason
+            self.add(left)
         return lot.part(taken, lot.attempt)
 
     def clear(self) -> None:

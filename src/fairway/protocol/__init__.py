@@ -5,6 +5,8 @@
     codec       verbs ↔ message types, and their bytes
     states      the states of a connection, as a table                    handshake, heartbeat    its decisions
     connection  all of it together: what client and broker drive
+    line        a client's connection, lost and found again                session    what lives on it
+    producing   the producer's session: lane (sending again), filling, pending, breaker, backoff
 
 `docs/protocol.md` is the specification, for those who write a client in another language.
 """
@@ -16,6 +18,7 @@ from fairway.protocol.events import (
     HandshakeDone,
     PeerLeaving,
     RefusalReceived,
+    RefusalSent,
     RequestReceived,
     ResponseReceived,
     Why,
@@ -38,6 +41,7 @@ __all__ = [
     "Options",
     "PeerLeaving",
     "RefusalReceived",
+    "RefusalSent",
     "RequestReceived",
     "ResponseReceived",
     "Role",

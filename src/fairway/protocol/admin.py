@@ -118,6 +118,7 @@ class GroupState(Message, frozen=True):
     consumers_count: Natural
     consumers: list[ConsumerState] = []  # noqa: RUF012  (msgspec copies an empty default)
     actor: ActorState | None = None
+    oldest_ms: Natural | None = None  # when the oldest that it is not done with was stored; None: done with all
 
 
 class SubjectState(Message, frozen=True):
@@ -137,6 +138,10 @@ class BrokerState(Message, frozen=True):
     is_read_only: bool
     started_ms: Natural
     connections: Natural
+    now_ms: Natural = 0  # by its clock
+    durability: str = ""  # sync or memory
+    free_bytes: Natural = 0  # on the disk of its data
+    connections_max: Natural = 0
 
 
 class Described(Message, frozen=True):

@@ -15,6 +15,7 @@ A server refuses what exceeds `requests_max` as BUSY and what arrives while it d
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from fairway import limits
@@ -26,6 +27,7 @@ from fairway.protocol.events import (
     HandshakeDone,
     PeerLeaving,
     RefusalReceived,
+    RefusalSent,
     RequestReceived,
     ResponseReceived,
     Why,
@@ -83,28 +85,38 @@ class Connection:
 
     @property
     def buffered_bytes(self) -> int:
-        """What has arrived of a frame that is not yet complete: for the owner's memory budget."""
+        """What has arrived of a frame that is not yet complete, and what is unread: for the owner's memory budget."""
         return self._reader.buffered_bytes
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether `feed` has stopped at its bound: another call, with nothing, goes on."""
+        return self._reader.has_unread
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
-    def feed(self, data: Bytes, now_ns: int) -> list[Event]:
-        """Take what arrived; what it means. After the end, nothing does."""
+    def feed(self, data: Bytes, now_ns: int, *, frames_max: int = sys.maxsize) -> list[Event]:
+        """Take what arrived; what it means. After the end, nothing does. At most so many frames are read."""
         events: list[Event] = []
         if self.closed is not None:
             return events
-        if self.state is not State.GREETING:  # the handshake has one deadline, however slowly it trickles in
-            self._pulse.heard(now_ns)
+        self.heard(now_ns)
         reader = self._reader
         reader.feed(data)
         try:
-            while self.state is not State.CLOSED and (frame := reader.next_frame()) is not None:
+            while frames_max > 0 and self.state is not State.CLOSED and (frame := reader.next_frame()) is not None:
+                frames_max -= 1
                 event = self._on_frame(frame, now_ns)
                 if event is not None:
                     events.append(event)
         except RemoteProtocolError as error:
             self.fail(error.with_traceback(None))  # whose frames would keep the other side's bytes alive
         return events
+
+    def heard(self, now_ns: int) -> None:
+        """The other side is there. Said by `feed`, and by an owner who knows it without reading."""
+        if self.state is not State.GREETING:  # the handshake has one deadline, however slowly it trickles in
+            self._pulse.heard(now_ns)
 
     def next_deadline(self) -> int | None:
         """When `on_time` is to be called, on the clock of `now_ns`; None: never again."""
@@ -220,19 +232,18 @@ class Connection:
         if heard not in self._may_hear:
             raise RemoteProtocolError(f"{heard.name} came to a {self.role.value} that is {self.state.value}")
 
-    def _on_request(self, frame: Frame) -> Event | None:
+    def _on_request(self, frame: Frame) -> Event:
         correlation, verb = frame.correlation, frame.verb
         if correlation == 0 or correlation in self._in_flight:
             raise RemoteProtocolError(f"a request with correlation id {correlation}, which is not free")
         if not codec.knows(verb):
-            self._refuse(verb, correlation, Refused(Code.UNSUPPORTED, f"this server does not know verb {verb}"))
-            return None
+            unknown = Refused(Code.UNSUPPORTED, f"this server does not know verb {verb}")
+            return self._refuse(verb, correlation, unknown)
         message = codec.decode_request(verb, frame.control)
         if len(frame.attachments) != codec.attachments_of(message):
             raise RemoteProtocolError(_miscounted(message, len(frame.attachments)))
         if self.state is not State.OPEN or len(self._in_flight) >= self.requests_max:
-            self._refuse(verb, correlation, self._not_now())
-            return None
+            return self._refuse(verb, correlation, self._not_now())
         self._in_flight[correlation] = verb
         return RequestReceived(correlation, _VERBS[verb], message, frame.attachments, len(frame.control))
 
@@ -306,9 +317,9 @@ class Connection:
     def _on_hello(self, said: Hello, now_ns: int) -> Event | None:
         answer = self._turned_away or handshake.answer(said, self.options)
         if isinstance(answer, Refused):
-            self._refuse(Verb.HELLO, 0, answer)
+            refusal = self._refuse(Verb.HELLO, 0, answer)
             self._end_turned_away(answer)
-            return None
+            return refusal
         self._write(Verb.HELLO, RESPONSE, 0, answer)
         return self._begin(handshake.agreed_by_server(said, answer), now_ns)
 
@@ -374,8 +385,9 @@ class Connection:
             raise Misuse(f"no request with correlation id {correlation} waits for an answer of this {self.role.value}")
         return verb
 
-    def _refuse(self, verb: int, correlation: int, refused: Refused) -> None:
+    def _refuse(self, verb: int, correlation: int, refused: Refused) -> RefusalSent:
         self._write(verb, RESPONSE | REFUSED, correlation, codec.refusal_of(refused))
+        return RefusalSent(correlation, refused.code)
 
     def _write(self, verb: int, flags: int, correlation: int, message: Message, batches: Sequence[Bytes] = ()) -> None:
         if len(batches) != codec.attachments_of(message):

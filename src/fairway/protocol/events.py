@@ -48,6 +48,13 @@ class RefusalReceived(msgspec.Struct, frozen=True, gc=False):
     refused: Refused
 
 
+class RefusalSent(msgspec.Struct, frozen=True, gc=False):
+    """To the server: the connection has refused a request, or the handshake (0), by itself. There is nothing to do."""
+
+    correlation: int
+    code: Code
+
+
 class PeerLeaving(msgspec.Struct, frozen=True, gc=False):
     """The other side has said goodbye. What is in flight will still be answered; then the connection closes itself."""
 
@@ -55,7 +62,7 @@ class PeerLeaving(msgspec.Struct, frozen=True, gc=False):
     retry_after_ms: int | None
 
 
-Event: TypeAlias = HandshakeDone | RequestReceived | ResponseReceived | RefusalReceived | PeerLeaving
+Event: TypeAlias = HandshakeDone | RequestReceived | ResponseReceived | RefusalReceived | RefusalSent | PeerLeaving
 
 
 class Why(enum.Enum):

@@ -118,8 +118,16 @@ class FrameReader:
         """What has arrived and is not yet part of a frame."""
         return len(self._chunk) - self._at + (len(self._partial) if self._partial is not None else 0)
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether `next_frame` has bytes to look at."""
+        return self._at < len(self._chunk)
+
     def feed(self, data: Bytes) -> None:
-        """Take what arrived, and do not change it any more. Read `frames()` to the end before the next call."""
+        """Take what arrived, and do not change it any more. Read `frames()` to the end before the next call: what is
+        left is copied."""
+        if not data:
+            return
         rest = len(self._chunk) - self._at
         self._chunk = b"".join((memoryview(self._chunk)[self._at :], data)) if rest else data
         self._at = 0

@@ -19,7 +19,7 @@ from typing import Protocol
 from fairway.scheduling.actor import Actor
 
 LEAD_NS_MAX = 100_000_000  # 0.1 s: so long a single charge (a disk that hangs for a minute) may hold an actor back
-CREDIT_NS = 1_000_000  # 1 ms, two slices: as long as a consumer's way to its next request (bench/fairness)
+CREDIT_NS = 1_000_000  # 1 ms, five slices: as long as a consumer's way to its next request (bench/slices)
 
 
 class Order(Protocol):

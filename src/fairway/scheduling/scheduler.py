@@ -48,7 +48,7 @@ class Loop(TimerLoop, Protocol):
 class SchedulerOptions:
     """What an operator may set."""
 
-    slice_ns: int = 500_000  # a turn costs 1 µs, and 70 ready groups must not add up to a missed heartbeat
+    slice_ns: int = 200_000  # half the wait of 0.5 ms, for 1 to 3 % of the loop's time (docs/adr/0005, bench/slices)
     turn_slices_max: int = 256  # actors with one short request each; one per turn would poll the system for each
     floor_ns: int = 2_000  # the least a request is charged: about what one costs that finds nothing
     byte_cost_ns: float = 0.25  # of a response: copying it out goes at about 4 GB/s

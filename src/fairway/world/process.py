@@ -67,6 +67,14 @@ class Child:
         self._process.kill()
         self._process.wait()
 
+    def terminate(self) -> None:
+        """SIGTERM: ask it to end by itself. One that has ended already does not mind."""
+        self._process.terminate()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
     def wait(self, *, timeout_s: float) -> int:
         """Its exit status, once it has ended by itself; negative is the signal that ended it."""
         try:

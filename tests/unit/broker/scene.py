@@ -24,7 +24,7 @@ from fairway.errors import Code, Refused
 from fairway.groups import GroupConfig
 from fairway.groups.config import encode
 from fairway.limits import KIB, MIB
-from fairway.protocol import Message
+from fairway.protocol import Message, Options
 from fairway.protocol import messages as m
 from fairway.protocol.admin import (
     Configure,
@@ -235,9 +235,9 @@ class Scene:
 
     # --- people
 
-    async def connect(self) -> Client:
+    async def connect(self, options: Options | None = None) -> Client:
         self._hosts += 1
-        return await Client.connect(self.sim.net.host(f"client-{self._hosts}"), self.clock, BROKER, PORT)
+        return await Client.connect(self.sim.net.host(f"client-{self._hosts}"), self.clock, BROKER, PORT, options)
 
     async def worker(
         self, name: str, *, group: str = GROUP, subject: str = SUBJECT, arrived: int = 0, is_joining: bool = True

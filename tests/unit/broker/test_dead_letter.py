@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fairway import batch
+from fairway.broker.copies import Copies, stream_of
 from fairway.broker.dead_letter import (
     HISTORY_ATTEMPTS,
     HISTORY_GROUP,
@@ -13,6 +14,8 @@ from fairway.broker.dead_letter import (
 )
 from fairway.errors import Code
 from fairway.groups import Backoff, GroupConfig
+from fairway.names import Group as GroupName
+from fairway.names import Subject
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Lever
 from fairway.storage import segment
@@ -248,3 +251,53 @@ async def test_a_disk_without_room_delays_a_burial(scene: Scene) -> None:
     await scene.sleep(5)
     assert (await scene.describe()).dying == 0
     assert [each.payload for each in await scene.scan(DEAD)] == [b"a"]
+
+
+@staged
+async def test_the_reason_outlives_a_crash(scene: Scene) -> None:
+    ann = await scene.worker("ann")
+    await scene.send(b"a", b"b")
+    handed = await ann.pull()
+    scene.broker.desk.undertaker = None  # the power goes before anybody gets to it
+    await ann.reject(handed, "no such hotel")
+    await scene.power_cut()
+    await scene.sleep(1)
+    assert [each.headers[HISTORY_REASON] for each in await scene.scan(DEAD)] == ["no such hotel"] * 2
+
+
+@staged
+async def test_a_message_is_sure_to_die_before_it_is_copied(scene: Scene) -> None:
+    """Else a power cut may leave it alive, and its copy in dead letter."""
+    ann = await scene.worker("ann")
+    await scene.send(b"a")
+    handed = await ann.pull()
+    await scene.sleep(1)
+    scene.disk.slowness = 1_000
+    rejecting = scene.sim.loop.create_task(ann.reject(handed))
+    actions = scene.broker.store.actions.log
+    before = actions.end
+    while actions.end == before:
+        await scene.sleep(0.001)
+    said = actions.end
+    while scene.broker.store.messages.views.subjects.find(Subject(DEAD)) is None:
+        await scene.sleep(0.001)
+    assert actions.committed_end >= said
+    await rejecting
+
+
+@staged
+async def test_what_is_on_its_way_to_dead_letter_is_not_copied_again(scene: Scene) -> None:
+    ann = await scene.worker("ann")
+    await scene.send(b"a", b"b")
+    await ann.reject(await ann.pull(most=1))
+    await scene.sleep(1)
+    log = scene.broker.store.messages
+    dead = scene.broker.desk.subject(DEAD)
+    copies = Copies(log, dead.id, stream_of(Subject("orders"), GroupName("billing")))
+    copies.refresh()
+    assert copies.missing(0, 2) == [(1, 1)]
+    stream = stream_of(Subject("orders"), GroupName("billing"))
+    letter = batch.encode([b"b"], producer_id=stream, first_sequence=1, created_ms=1)
+    log.append_own(Subject(DEAD), letter, batch.check(letter))
+    copies.refresh()
+    assert copies.missing(0, 2) == []

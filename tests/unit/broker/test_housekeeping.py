@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fairway.broker.dead_letter import HISTORY_REASON
 from fairway.errors import Code
-from fairway.groups import GroupConfig
+from fairway.groups import GroupConfig, TagFilter
 from fairway.limits import KIB
 from fairway.protocol import messages as m
 from fairway.storage.retention import Policy
@@ -140,3 +140,14 @@ async def test_above_the_ceiling_pulled_messages_die_and_others_are_lost_loudly(
     assert 0 < len(rest) == 10 - 1 - state.lost
     await scene.restart()
     assert (await scene.describe()).lost == state.lost
+
+
+@staged_with(options_of(store=keeping(Policy(age_ms_max=HOUR_S * 1_000, owed_bytes_max=1 << 20))))
+async def test_what_a_filter_passed_over_is_not_owed(scene: Scene) -> None:
+    await scene.configure(GroupConfig(lease_ms=86_400_000, tags=TagFilter(("red",))))
+    ann = await scene.worker("ann")
+    await fill(scene, 3)
+    assert not (await ann.pull()).lots
+    await scene.sleep(2 * HOUR_S)
+    assert segments(scene) < 3
+    assert (await scene.describe()).lost == 0

@@ -6,6 +6,8 @@ from fairway import batch, limits
 from fairway.broker.dead_letter import HISTORY_ATTEMPTS, HISTORY_SEQUENCE, HISTORY_SUBJECT
 from fairway.errors import Code
 from fairway.groups import GroupConfig
+from fairway.names import Group as GroupName
+from fairway.names import Subject
 from fairway.protocol.admin import Lever
 from tests.unit.broker.scene import Scene, Worker, refused, staged
 
@@ -204,3 +206,23 @@ async def test_there_may_be_nothing_to_redrive(scene: Scene) -> None:
     assert await refused(scene.redrive(group="nobody")) is Code.NO_SUCH_GROUP
     assert await refused(scene.redrive(["short"])) is Code.BAD_REQUEST
     assert await refused(scene.redrive([text_id(0)] * (limits.REDRIVE_IDS_MAX + 1))) is Code.TOO_LARGE
+
+
+@staged
+async def test_an_inbox_is_durable_before_anything_lies_in_it(scene: Scene) -> None:
+    """A power cut that took the inbox and left its messages would lose them: a new one begins behind what is there."""
+    ann = await scene.worker("ann")
+    await scene.send(b"a")
+    await ann.reject(await ann.pull())
+    await scene.sleep(1)
+    scene.disk.slowness = 1_000
+    redriving = scene.sim.loop.create_task(scene.redrive())
+    store = scene.broker.store
+    while (inbox := store.messages.views.subjects.find(Subject("inbox:billing:orders"))) is None:
+        await scene.sleep(0.001)
+    while not inbox.next_sequence:
+        await scene.sleep(0.001)
+    made = scene.broker.desk.groups.find(inbox.id, GroupName("billing"))
+    assert made is not None
+    assert store.actions.log.committed_end == store.actions.log.end
+    assert (await redriving).count == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,8 @@ from fairway.errors import Code, Misuse, Refused, Unreachable
 from fairway.limits import FRAME_BYTES_MAX, KIB, MIB
 from fairway.protocol import Options, Why
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Depth, Describe, Scan, Scanned
+from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned
+from fairway.scheduling import SchedulerOptions
 from fairway.world.sim_disk import SimDisk
 from tests.support.client import ConnectionEnded, Stream
 from tests.support.raw import PING, Raw, beginning_of_a_frame
@@ -93,9 +95,85 @@ async def test_a_handshake_that_does_not_come_ends_the_connection(scene: Scene) 
 async def test_a_flood_of_pings_is_hung_up_on(scene: Scene) -> None:
     flood = await raw(scene, "flood")
     flood.send(PING * 2_048)
-    await asyncio.sleep(1)
-    assert flood.is_lost
+    await asyncio.wait_for(flood.lost, 10)
     assert flood.received < 200 * len(PING)
+
+
+@staged
+async def test_whoever_broke_the_rules_is_told_at_once_and_let_go_later(scene: Scene) -> None:
+    rude = await raw(scene)
+    rude.send(bytes(64))
+    await asyncio.sleep(0.5)
+    assert rude.connection.closed is not None
+    assert rude.connection.closed.code is Code.PROTOCOL_ERROR
+    assert (rude.is_lost, len(scene.broker.hall)) == (False, 1)
+    await asyncio.sleep(1)
+    assert (rude.is_lost, len(scene.broker.hall)) == (True, 0)
+
+
+@staged
+async def test_whoever_does_penance_does_not_hold_up_the_end(scene: Scene) -> None:
+    rude = await raw(scene)
+    rude.send(bytes(64))
+    await asyncio.sleep(0.1)
+    begun = scene.clock.monotonic_ns()
+    await scene.restart()
+    assert scene.clock.monotonic_ns() - begun < 500_000_000
+    assert rude.is_lost
+
+
+@staged
+async def test_many_requests_at_once_are_all_answered_and_a_lone_one_does_not_wait_for_them(scene: Scene) -> None:
+    await scene.send(b"a")
+    many = await raw(scene, "many")
+    for _ in range(1_000):
+        many.connection.request(Describe(Depth.SUBJECTS))
+    parts = many.connection.take()
+    lone = await scene.connect()
+    many.send(*parts)
+    await lone.ask(Describe(Depth.SUBJECTS), Described)
+    await asyncio.sleep(5)
+    assert many.answered == 1_000
+    assert not many.is_lost
+
+
+@staged
+async def test_a_flood_of_what_is_refused_as_busy_is_heard_again_when_it_may_come_back(scene: Scene) -> None:
+    """A thousand at once are more than an actor takes: some are refused, all are answered, none at once."""
+    options = replace(
+        scene.options, scheduler=SchedulerOptions(mailbox_requests_max=8), connection=Options(requests_max=2_000)
+    )
+    await scene.restart(options)
+    scene.disk.stall(0.2)
+    flood = await raw(scene, "flood")
+    stream = Stream(3)
+    for _ in range(200):
+        flood.connection.request(m.Produce("orders"), [stream.batch([b"x"])])
+    flood.send(*flood.connection.take())
+    await asyncio.sleep(0.2)
+    assert flood.answered < 200
+    await asyncio.sleep(10)
+    assert flood.answered == 200
+    assert scene.broker.meters.refusals[Code.BUSY] > 0
+
+
+@staged
+async def test_who_does_not_read_large_answers_gets_no_more_of_them(scene: Scene) -> None:
+    stream = Stream(1)
+    for _ in range(2):
+        await scene.send(bytes(900 * KIB), stream=stream)
+    deaf = await raw(scene, "deaf")
+    deaf.stop_reading()
+    for _ in range(100):
+        deaf.ask(Scan("orders", m.Whence.EARLIEST, 0, None, MIB))
+    await asyncio.sleep(5)
+    assert scene.broker.hall.outgoing.taken_bytes < 7 * MIB
+    transport = deaf.transport
+    assert transport is not None
+    transport.resume_reading()
+    await asyncio.sleep(5)
+    assert deaf.answered == 100
+    assert scene.broker.meters.refusals[Code.BUSY] > 80
 
 
 @staged_with(TIGHT)

@@ -72,6 +72,52 @@ async def test_a_group_that_filters_gets_only_batches_with_its_tags(scene: Scene
 
 
 @staged
+async def test_what_a_filter_passes_over_is_not_written_down_step_by_step(scene: Scene) -> None:
+    await scene.configure(RED)
+    ann = await scene.worker("ann")
+    await scene.send_tagged((b"a", "blue"))
+    assert not (await ann.pull()).lots
+    log = scene.broker.store.actions.log
+    before = log.end
+    for _ in range(50):
+        await scene.send_tagged((b"b", "blue"))
+        assert not (await ann.pull()).lots
+    assert log.end == before
+    state = await scene.describe()
+    assert (state.cursor, state.lag, state.oldest_unacked) == (51, 0, 51)
+    await scene.send_tagged((b"c", "red"))
+    assert await ann.drain() == [b"c"]
+    await scene.power_cut()
+    assert not (await (await scene.worker("ann")).pull()).lots
+    assert (await scene.describe()).cursor == 52
+
+
+@staged
+async def test_it_is_once_it_is_much(scene: Scene) -> None:
+    await scene.configure(RED)
+    ann = await scene.worker("ann")
+    stream = Stream(9)
+    for _ in range(3):
+        await scene.send(*[b"x"] * 400, stream=stream)
+        assert not (await ann.pull()).lots
+    await scene.restart()
+    assert (await scene.describe()).cursor == 1_200
+
+
+@staged
+async def test_a_new_filter_and_a_seek_look_again(scene: Scene) -> None:
+    await scene.configure(RED)
+    ann = await scene.worker("ann")
+    await scene.send_tagged((b"a", "blue"), (b"b", "blue"))
+    assert not (await ann.pull()).lots
+    await scene.configure(GroupConfig(version=2, tags=TagFilter(("blue",))), expected=1)
+    await ann.join()
+    assert await ann.drain() == [b"a", b"b"]
+    await scene.seek(m.Whence.SEQUENCE, 1)
+    assert await ann.drain() == [b"b"]
+
+
+@staged
 async def test_any_and_all_of_the_tags(scene: Scene) -> None:
     await scene.configure(GroupConfig(tags=TagFilter(("red", "blue"))), group="any")
     await scene.configure(GroupConfig(tags=TagFilter(("red", "blue"), is_all=True)), group="all")

@@ -355,7 +355,7 @@ def test_disk_without_room_for_a_first_start(small_disk: Path) -> None:
 
 def test_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    with Child("fairway.cli.demo", "--writer", "--data", str(root)) as first:
+    with Child("fairway.cli.main", "demo", "log", "--writer", "--data", str(root)) as first:
         assert first.line(timeout_s=30) == "0"
         with pytest.raises(DirectoryLocked, match=f"process {first.pid} is using it; stop it or choose another"):
             asyncio.run(_open_and_close(root))

@@ -6,7 +6,7 @@ import pytest
 
 from fairway import limits
 from fairway.errors import InvariantViolated
-from fairway.groups import Handout, Kind, Mode, Outcome, Verdict
+from fairway.groups import Group, Handout, Kind, Mode, Outcome, Verdict
 from fairway.names import Consumer
 from tests.unit.groups.scene import Scene
 
@@ -114,6 +114,46 @@ def test_what_was_settled_is_not_sent_again() -> None:
     assert scene.pull("ann", arrives=False).lots == (Handout(0, 1, ((4, 6),)),)
     scene.ack("ann", lot, [(4, 6)])
     assert scene.pull("ann").lots[0].first == 10
+
+
+def handed_back_and_lost(scene: Scene) -> Handout:
+    """Ann has 0 to 9, gives 0 to 2 back, and the response that brings them again is lost."""
+    scene.join("ann")
+    lot = scene.lot("ann")
+    scene.settle("ann", Verdict.RELEASE, lot, [(0, 3)])
+    (part,) = scene.pull("ann", 3, arrives=False).lots
+    assert part == Handout(0, 1, ((0, 3),))
+    return part
+
+
+def test_a_part_that_comes_again_brings_nothing_that_the_consumer_has() -> None:
+    scene = Scene()
+    part = handed_back_and_lost(scene)
+    assert scene.pull("ann").lots == (part,)
+    assert scene.ack("ann", Handout(0, 1, ((0, 10),))).settled == 10
+
+
+def test_it_does_not_after_a_crash_either() -> None:
+    scene = Scene()
+    part = handed_back_and_lost(scene)
+    scene.crash()
+    assert scene.group.snapshot() == Group.restore(scene.group.snapshot()).snapshot()
+    scene.join("ann", arrived=1)
+    assert scene.pull("ann").lots == (part,)
+
+
+def test_a_consumer_that_remembers_less_gets_both_parts_each_under_its_number() -> None:
+    scene = Scene()
+    scene.join("ann")
+    scene.ack("ann", scene.lot("ann"))
+    lot = scene.lot("ann")
+    scene.settle("ann", Verdict.RELEASE, lot, [(10, 3)])
+    scene.pull("ann", 3)
+    scene.join("ann", arrived=1)
+    scene.arrived["ann"] = 1
+    first, second = scene.pull("ann"), scene.pull("ann")
+    assert (first.number, first.lots) == (2, (Handout(10, 1, ((13, 7),)),))
+    assert (second.number, second.lots) == (3, (Handout(10, 1, ((10, 3),)),))
 
 
 def test_a_consumer_that_reconnects_gets_what_did_not_arrive() -> None:

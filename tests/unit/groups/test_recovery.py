@@ -203,3 +203,30 @@ def test_an_event_is_an_action_without_group_and_subject() -> None:
     assert again == scene.events
     numbers = {kind.name: kind.value for kind in ActionKind}
     assert {kind.name: numbers[kind.name] for kind in Kind} == {kind.name: kind.value for kind in Kind}
+
+
+def test_why_a_message_dies_is_in_the_events_and_in_the_snapshot() -> None:
+    scene = Scene(attempts_max=1)
+    scene.join("ann")
+    scene.settle("ann", Verdict.REJECT, scene.lot("ann", 2), [(1, 1)], reason="no such hotel")
+    scene.wait(scene.group.config.lease_ms)
+    scene.expire()
+    restored = Group.restore(scene.group.snapshot())
+    scene.crash()
+    for group in (scene.group, restored):
+        dying = {each.first: each.reason for each in group.begin_life(scene.end, 0)}
+        assert dying == {1: "no such hotel", 0: "the consumer's lease ended"}
+
+
+def test_what_is_in_doubt_waits_for_a_lease_and_its_ack_is_believed_meanwhile() -> None:
+    scene = Scene()
+    scene.join("ann")
+    scene.join("ben")
+    lot = scene.lot("ann")
+    scene.crash()
+    scene.happen(scene.group.doubt(now_ms=scene.now_ms))
+    assert scene.ack("ann", lot, [(0, 4)]).settled == 4
+    assert not scene.pull("ben", fresh=(10, 0)).lots
+    scene.wait(scene.group.config.lease_ms)
+    scene.crash()
+    assert scene.pull("ben", fresh=(10, 0)).lots == (Handout(4, 1, ((4, 6),)),)

@@ -12,6 +12,7 @@ from fairway.protocol import (
     Connection,
     Options,
     RefusalReceived,
+    RefusalSent,
     RequestReceived,
     ResponseReceived,
     Role,
@@ -95,13 +96,37 @@ def test_beyond_the_bound_a_server_refuses_and_lives() -> None:
     assert pair.client.room == 0
     with pytest.raises(Misuse, match="2 requests are in flight"):
         pair.client.request(LEAVE)
-    assert pair.server.feed(frame(b"\x94\xa1s\xa1g\xa1c\x00", verb=21, correlation=3), 0) == []
+    assert pair.server.feed(frame(b"\x94\xa1s\xa1g\xa1c\x00", verb=21, correlation=3), 0) == [RefusalSent(3, Code.BUSY)]
     [refusal] = _answers(pair, 3)
     assert refusal.refused.code is Code.BUSY
     assert refusal.refused.retry_after_ms == 50
     pair.server.respond(asked[0], PRODUCED)
     pair.to_client()
     assert pair.client.room == 1
+
+
+def test_no_more_frames_are_read_than_the_owner_wants_and_none_is_lost() -> None:
+    pair = opened()
+    asked = [pair.client.request(PRODUCE, [BATCH]) for _ in range(5)]
+    data = b"".join(pair.client.take())
+    seen = [pair.server.feed(data[:-8], 0, frames_max=2)]
+    while pair.server.has_unread:
+        seen.append(pair.server.feed(b"", 0, frames_max=2))
+    assert pair.server.buffered_bytes > 0
+    seen.append(pair.server.feed(data[-8:], 0, frames_max=2))
+    assert [len(events) for events in seen] == [2, 2, 0, 1]
+    assert [event.correlation for events in seen for event in events if isinstance(event, RequestReceived)] == asked
+    assert pair.server.buffered_bytes == 0
+
+
+def test_bytes_may_be_taken_in_and_read_later() -> None:
+    pair = opened()
+    pair.client.request(PRODUCE, [BATCH])
+    assert pair.server.feed(b"".join(pair.client.take()), 0, frames_max=0) == []
+    assert pair.server.has_unread
+    pair.client.request(PRODUCE, [BATCH])
+    assert len(pair.server.feed(b"".join(pair.client.take()), 0)) == 2
+    assert not pair.server.has_unread
 
 
 def _answers(pair: Pair, correlation: int, verb: int = 21) -> list[RefusalReceived]:
@@ -112,7 +137,8 @@ def _answers(pair: Pair, correlation: int, verb: int = 21) -> list[RefusalReceiv
 
 def test_an_unknown_verb_is_refused_and_the_connection_kept() -> None:
     pair = opened()
-    assert pair.server.feed(frame(b"\x91\x01", verb=1_000, correlation=9, attachments=BATCH), 0) == []
+    unknown = frame(b"\x91\x01", verb=1_000, correlation=9, attachments=BATCH)
+    assert pair.server.feed(unknown, 0) == [RefusalSent(9, Code.UNSUPPORTED)]
     [refusal] = _answers(pair, 9, verb=1_000)
     assert refusal.refused.code is Code.UNSUPPORTED
     assert pair.server.is_open

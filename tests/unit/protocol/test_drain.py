@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from fairway.errors import Code, Misuse
-from fairway.protocol import PeerLeaving, RefusalReceived, ResponseReceived, Role, State, Why, messages
+from fairway.protocol import PeerLeaving, RefusalReceived, RefusalSent, ResponseReceived, Role, State, Why, messages
 from tests.unit.protocol.feeding import BATCH, Pair, opened
 
 PRODUCE = messages.Produce("order.changed")
@@ -65,7 +65,7 @@ def test_requests_that_cross_the_goodbye_are_refused() -> None:
     pair = with_requests(1)
     pair.server.drain("the server stops")
     late = pair.client.request(PRODUCE, [BATCH])
-    assert pair.to_server() == []
+    assert pair.to_server() == [RefusalSent(late, Code.DRAINING)]
     leaving, refusal = pair.to_client()
     assert isinstance(leaving, PeerLeaving)
     assert isinstance(refusal, RefusalReceived)

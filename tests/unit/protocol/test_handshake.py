@@ -8,7 +8,7 @@ import pytest
 
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused
-from fairway.protocol import Connection, HandshakeDone, Options, Role, State, Why, codec, frames, messages
+from fairway.protocol import Connection, HandshakeDone, Options, RefusalSent, Role, State, Why, codec, frames, messages
 from fairway.protocol.events import Closed
 from tests.unit.protocol.feeding import JUNK, WAYS, Pair, joined
 
@@ -116,7 +116,7 @@ def test_a_welcome_that_was_not_asked_for_breaks_the_connection(welcome: message
 def test_a_full_server_turns_clients_away_with_a_time_to_come_back() -> None:
     pair = Pair()
     pair.server.turn_away(Refused(Code.TOO_MANY_CONNECTIONS, "10,000 are here", retry_after_ms=1_000))
-    assert pair.to_server() == []
+    assert pair.to_server() == [RefusalSent(0, Code.TOO_MANY_CONNECTIONS)]
     assert pair.to_client() == []
     assert (
         pair.client.closed

@@ -28,3 +28,14 @@ def test_silence_is_an_error() -> None:
         child.kill()
         assert child.line(timeout_s=30) is None
         assert child.wait(timeout_s=30) == -signal.SIGKILL
+
+
+def test_a_child_that_is_asked_to_end_ends() -> None:
+    with Child("http.server", "--bind", "127.0.0.1", "0") as child:
+        child.line(timeout_s=30)
+        lives = [child.is_alive]
+        child.terminate()
+        assert child.wait(timeout_s=30) == -signal.SIGTERM
+        lives.append(child.is_alive)
+        assert lives == [True, False]
+        child.terminate()

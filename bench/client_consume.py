@@ -1,0 +1,162 @@
+"""What the consumer's core costs per message: from the bytes of a pull's answer to the bytes of the acks, no socket.
+
+    python -m bench.client_consume            a table
+    python -m bench.client_consume --json     the same figures for a program
+
+Answers of 1,000 messages of 100 bytes. Four ways, interleaved: `decode` is the batch alone, a floor; `one by one` hands
+out and calls `message.ack()` on each; `as a list` acks a list at once; `a record each` is the usual design, an object
+with an entry in a dictionary for each message, on the same decoded batch. The target is 1.0 µs per message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fairway import batch
+from fairway.protocol.consuming import Consuming
+from fairway.protocol.consumption import ConsumingOptions
+from fairway.protocol.messages import AttachedBatch, Joined, Lot, Pull, Pulled, SettleAll, Settled, Span
+from fairway.protocol.session import Answer
+from fairway.world.rng import SeededRng
+
+MESSAGES = 1_000
+PAYLOAD = b"x" * 100
+LEASE_MS = 3_600_000
+ROUNDS = 15
+CALLS = 50  # answers per round
+TARGET_NS = 1_000
+CONFIG = b"\x80"  # an empty map: every default
+
+
+class Stage:
+    """A session on a line that answers every pull at once."""
+
+    def __init__(self) -> None:
+        self.session = Consuming(ConsumingOptions("orders", "billing", "ann"), SeededRng(1))
+        self.data = batch.encode([PAYLOAD] * MESSAGES, producer_id=7, first_sequence=0, created_ms=1)
+        self.number = 0
+        self.session.opened(0)
+        [join] = self.session.asks(8, 0)
+        self.session.answered(join.token, Answer(Joined(CONFIG, 1, LEASE_MS)), 0)
+
+    def answer(self) -> None:
+        """Everything that the session asks now."""
+        for ask in self.session.asks(8, 0):
+            if isinstance(ask.message, Pull):
+                first = self.number * MESSAGES
+                self.number += 1
+                lots = [Lot(first, 1, [Span(first, MESSAGES)])]
+                pulled = Pulled(self.number, lots, [AttachedBatch(first, 1)])
+                self.session.answered(ask.token, Answer(pulled, [self.data]), 0)
+            elif isinstance(ask.message, SettleAll):
+                count = sum(span.count for outcome in ask.message.outcomes for span in outcome.spans)
+                self.session.answered(ask.token, Answer(Settled(count, 0)), 0)
+
+    def one_by_one(self) -> None:
+        self.answer()
+        for message in self.session.take_messages():
+            message.ack()
+
+    def as_a_list(self) -> None:
+        self.answer()
+        self.session.ack(self.session.take_messages())
+
+    def decode(self) -> None:
+        batch.decode(self.data)
+
+    def a_record_each(self) -> None:
+        """Sequence → record; acks are a list of sequences, folded to ranges by sorting."""
+        opened = batch.decode(self.data)
+        unacked: dict[int, Record] = {}
+        acked: list[int] = []
+        for sequence, payload in enumerate(opened.payloads):
+            unacked[sequence] = Record(payload, sequence, unacked, acked)
+        for record in list(unacked.values()):
+            record.ack()
+        acked.sort()
+        ranges: list[list[int]] = []
+        for sequence in acked:
+            if ranges and ranges[-1][1] == sequence:
+                ranges[-1][1] += 1
+            else:
+                ranges.append([sequence, sequence + 1])
+
+
+@dataclass(slots=True)
+class Record:
+    payload: bytes
+    sequence: int
+    unacked: dict[int, Record]
+    acked: list[int]
+
+    def ack(self) -> None:
+        del self.unacked[self.sequence]
+        self.acked.append(self.sequence)
+
+
+def nanoseconds(call: Callable[[], None]) -> float:
+    """Of processor time, per message."""
+    started = time.thread_time_ns()
+    for _ in range(CALLS):
+        call()
+    return (time.thread_time_ns() - started) / (CALLS * MESSAGES)
+
+
+def measure(rounds: int) -> list[dict[str, Any]]:
+    ways: dict[str, Callable[[], None]] = {
+        "decode": Stage().decode,
+        "one by one": Stage().one_by_one,
+        "as a list": Stage().as_a_list,
+        "a record each": Stage().a_record_each,
+    }
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    gc.collect()
+    for _ in range(rounds):
+        for name, way in ways.items():
+            found[name].append(nanoseconds(way))
+    usual = statistics.median(found["a record each"])
+    rows = []
+    for name, figures in found.items():
+        middle = statistics.median(figures)
+        row: dict[str, Any] = {"way": name, "ns": round(middle), "least_ns": round(min(figures))}
+        rows.append(row | {"per_s": round(1e9 / middle), "ratio": round(usual / middle, 2)})
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    table = Table("way", "ns per message", "least", "messages/s", "× a record each", title="hand out and ack")
+    for row in rows:
+        table.add_row(row["way"], f"{row['ns']:,}", f"{row['least_ns']:,}", f"{row['per_s']:,}", f"{row['ratio']}")
+    Console().print(table)
+    print(f"target: {TARGET_NS:,} ns or less, one by one")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="what the consumer's core costs per message")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    rows = measure(options.rounds)
+    machine = f"{platform.machine()}, Python {platform.python_version()}"
+    if options.json:
+        print(json.dumps({"machine": machine, "rows": rows}))
+        return 0
+    show(rows)
+    print(machine)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""What every driver shares: the task it is given, the gate at which it waits, the load it makes, what it hands back.
+
+A driver is a client process of one peer: `python -m bench.peers.drive MODULE TASK`. It imports the standard library and
+that peer's client, nothing else, and runs in the environment that has it. It sets up, says `ready` at the gate, waits
+for a line on its standard input, works, and prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+PAYLOAD_BYTES = 100
+CHUNK = 500  # messages between two looks at the clock; a pipeline, a fetch, a batch
+IN_FLIGHT = 1_000
+IDLE_S_MAX = 20.0  # a consumer that hears nothing for so long has failed
+
+_STAMP = struct.Struct("<Q")
+PAYLOAD = bytes(range(PAYLOAD_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One workload on one server."""
+
+    workload: str
+    url: str
+    subject: str
+    seconds: float = 1.0
+    warm_s: float = 0.3
+    count: int = 0  # consumers: how many messages there are to take
+    rate_per_s: int = 0  # latency: the pace
+    variant: str = ""  # what a driver needs to know of the server, such as the type of queue
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How many in which time; for latency, also each message's way in microseconds."""
+
+    messages: int
+    elapsed_s: float
+    latencies_us: tuple[int, ...] = ()
+
+
+Driver: TypeAlias = Callable[[Task, "Gate"], Result]
+
+
+class Gate:
+    """Where a driver that has set up waits for its turn."""
+
+    def open(self) -> float:
+        """Say `ready`, wait for the word; the time at which it came."""
+        print("ready", flush=True)
+        sys.stdin.readline()
+        return time.perf_counter()
+
+
+def stamped() -> bytes:
+    """A payload that carries the time at which it was made: CLOCK_MONOTONIC, one for all processes of a machine."""
+    return _STAMP.pack(time.monotonic_ns()) + PAYLOAD[_STAMP.size :]
+
+
+def age_us(payload: bytes) -> int:
+    made_ns: int = _STAMP.unpack_from(payload)[0]
+    return (time.monotonic_ns() - made_ns) // 1_000
+
+
+def paced(task: Task) -> Iterator[None]:
+    """Yield at the task's rate, on a fixed timetable, sleeping in between; for a producer that blocks."""
+    for due_s in timetable(task):
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        yield
+
+
+def timetable(task: Task) -> Iterator[float]:
+    start_s = time.monotonic() + 0.05
+    for place in range(latency_count(task)):
+        yield start_s + place / task.rate_per_s
+
+
+def latency_count(task: Task) -> int:
+    return max(1, int(task.rate_per_s * task.seconds))
+
+
+def run_one(drivers: dict[str, Driver], task: Task) -> dict[str, Any]:
+    return asdict(drivers[task.workload](task, Gate()))

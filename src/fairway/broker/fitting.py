@@ -1,0 +1,114 @@
+"""How much of what a pull chose goes into one answer: what the consumer asked for in bytes, and what its frames hold.
+
+Batches go out whole, so at least one comes, however large. One that is too large for the consumer's frames does not
+come at all: that counts as a failed attempt (docs/protocol.md, PULL).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+from fairway.groups import Handout, Range
+from fairway.storage.consume_log import Entry
+from fairway.storage.message_log import StoredBatch
+
+# An answer that is not batches, at its worst: the numbers of MessagePack have up to 9 bytes.
+_FRAME_BYTES = 48  # the frame's header, the answer's own fields, padding
+_LOT_BYTES = 28
+_SPAN_BYTES = 16
+_BATCH_BYTES = 24
+ALONE_BYTES = _FRAME_BYTES + _LOT_BYTES + _SPAN_BYTES + _BATCH_BYTES  # beside a batch that has a frame to itself
+
+
+def fitting(lots: Sequence[Handout], entries: Sequence[Entry], bytes_max: int, frame_bytes_max: int) -> int | None:
+    """How many messages of the lots, from the first on, one answer can carry; None: all. `entries` hold them, in
+    order."""
+    firsts = [entry.first_sequence for entry in entries]
+    carried: set[int] = set()
+    count = size = 0
+    frame = _FRAME_BYTES
+    for lot in lots:
+        frame += _LOT_BYTES
+        for first, messages in lot.ranges:
+            frame += _SPAN_BYTES
+            if carried and frame > frame_bytes_max:
+                return count
+            for entry in _holding(entries, firsts, first, messages):
+                if entry.first_sequence in carried:
+                    continue
+                size += entry.size
+                frame += entry.size + _BATCH_BYTES
+                if carried and (size > bytes_max or frame > frame_bytes_max):
+                    return count + max(entry.first_sequence - first, 0)
+                carried.add(entry.first_sequence)
+            count += messages
+    return None
+
+
+def _holding(entries: Sequence[Entry], firsts: Sequence[int], first: int, messages: int) -> Iterable[Entry]:
+    at = max(bisect_right(firsts, first) - 1, 0)
+    while at < len(entries) and entries[at].first_sequence < first + messages:
+        if entries[at].end_sequence > first:
+            yield entries[at]
+        at += 1
+
+
+def beyond(lots: Iterable[Handout], count: int) -> list[Handout]:
+    """What of the lots comes behind their first `count` messages."""
+    rest = []
+    for lot in lots:
+        ranges = []
+        for first, messages in lot.ranges:
+            kept = min(messages, count)
+            count -= kept
+            if kept < messages:
+                ranges.append((first + kept, messages - kept))
+        if ranges:
+            rest.append(Handout(lot.first, lot.attempt, tuple(ranges)))
+    return rest
+
+
+def missing(lots: Sequence[Handout], batches: Sequence[StoredBatch]) -> list[Handout]:
+    """What of the lots is in none of the batches: nothing could be read of it."""
+    return _outside(lots, [each.entry for each in batches])
+
+
+def too_large(lots: Sequence[Handout], batches: Sequence[StoredBatch], frame_bytes_max: int) -> list[Handout]:
+    """What of the lots lies in batches that the consumer's frames cannot hold."""
+    small = [each.entry for each in batches if len(each.data) + ALONE_BYTES <= frame_bytes_max]
+    return _outside(lots, small) if len(small) < len(batches) else []
+
+
+def _outside(lots: Iterable[Handout], entries: Iterable[Entry]) -> list[Handout]:
+    """What of the lots lies in none of these batches, which are in order."""
+    begins: list[int] = []  # of runs without a gap
+    ends: list[int] = []
+    for entry in entries:
+        first, end = entry.first_sequence, entry.first_sequence + entry.count
+        if ends and ends[-1] == first:
+            ends[-1] = end
+        else:
+            begins.append(first)
+            ends.append(end)
+    outside = []
+    for lot in lots:
+        left = [part for first, count in lot.ranges for part in _left(first, first + count, begins, ends)]
+        if left:
+            outside.append(lot._replace(ranges=tuple(left)))
+    return outside
+
+
+def _left(first: int, end: int, begins: Sequence[int], ends: Sequence[int]) -> Sequence[Range]:
+    """What of [first, end) lies in no run; as a rule all of it lies in one."""
+    at = max(bisect_right(begins, first) - 1, 0)
+    if at < len(begins) and begins[at] <= first and end <= ends[at]:
+        return ()
+    left = []
+    while first < end:
+        begin = begins[at] if at < len(begins) else end
+        if begin > first:
+            left.append((first, min(begin, end) - first))
+        first = max(first, ends[at] if at < len(ends) else end)
+        at += 1
+    return left

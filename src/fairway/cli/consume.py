@@ -1,0 +1,101 @@
+"""`fairway consume SUBJECT --group GROUP`: be a consumer of the group; print what it gets, then ack it."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fairway.cli import messages, output
+from fairway.cli.client import AsJson, Patience, Subject, Url, connected
+from fairway.cli.settings import ConfigFile
+from fairway.world import host
+
+if TYPE_CHECKING:
+    from fairway import Consumer, Message
+    from fairway.world.workers import Ending
+
+_HANDFUL = 256  # printed between two flushes, after which they are acked
+_PREFETCH = 2_000
+_LOOK_S = 0.2  # between two looks at whether to end
+
+
+class Start(enum.Enum):
+    """Where a group that is new begins."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+InGroup = Annotated[str, typer.Option("--group", "-g", metavar="GROUP", help="The group.", show_default=False)]
+Count = Annotated[int | None, typer.Option("--count", "-n", min=1, metavar="N", help="End after so many messages.")]
+Ack = Annotated[bool, typer.Option("--ack/--no-ack", help="Without ack they go back to the group at the end.")]
+NewStart = Annotated[Start, typer.Option("--start", help="Where a group that is new begins.")]
+Idle = Annotated[
+    float | None,
+    typer.Option("--idle-s", min=0.01, metavar="SECONDS", help="End when none has come for so long; else never."),
+]
+
+
+def consume(
+    subject: Subject,
+    group: InGroup,
+    count: Count = None,
+    ack: Ack = True,
+    start: NewStart = Start.EARLIEST,
+    idle_s: Idle = None,
+    json: AsJson = False,
+    url: Url = None,
+    patience_s: Patience = None,
+    config: ConfigFile = None,
+) -> None:
+    """Print the payloads that a group is owed, one a line, as a consumer of it; each is acked once it is printed.
+
+    Ctrl-C or SIGTERM ends it: what was printed is acked, the rest goes back to the group at once.
+    """
+    with connected("consume", config, url, patience_s) as client:
+        from fairway.protocol.messages import Whence
+
+        prefetch = min(count or _PREFETCH, _PREFETCH)
+        whence = Whence.LATEST if start is Start.LATEST else Whence.EARLIEST
+        with client.consumer(subject, group, start=whence, prefetch_messages=prefetch) as consumer:
+            printed = _Printing(consumer, as_json=json, is_acking=ack)
+            with host.asked_to_end() as ending:
+                printed.run(count, idle_s, ending)
+        if sys.stderr.isatty():
+            verb = "printed and acked" if ack else "printed and handed back"
+            typer.echo(f"{output.count(printed.count, 'message')} {verb}", err=True)
+
+
+class _Printing:
+    """One consumer's messages on stdout."""
+
+    def __init__(self, consumer: Consumer, *, as_json: bool, is_acking: bool) -> None:
+        self._consumer = consumer
+        self._as_json = as_json
+        self._is_acking = is_acking
+        self.count = 0
+
+    def run(self, count: int | None, idle_s: float | None, ending: Ending) -> None:
+        quiet_s = 0.0
+        while not ending.is_asked and (count is None or self.count < count) and (idle_s is None or quiet_s < idle_s):
+            most = _HANDFUL if count is None else min(_HANDFUL, count - self.count)
+            wait_s = _LOOK_S if idle_s is None else min(_LOOK_S, idle_s - quiet_s)
+            found = self._consumer.take(most, wait_s)
+            quiet_s = 0.0 if found else quiet_s + wait_s
+            if found:
+                self._print(found)
+
+    def _print(self, found: list[Message]) -> None:
+        """What leaves this process is acked, and nothing else is."""
+        for message in found:
+            if self._as_json:
+                messages.write_line(messages.of_message(message))
+            else:
+                messages.write_payload(message.payload)
+        messages.flush()
+        self.count += len(found)
+        if self._is_acking:
+            self._consumer.ack(found)

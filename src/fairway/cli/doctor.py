@@ -1,0 +1,194 @@
+"""`fairway doctor`: is this machine fit, does the broker answer, is anything about it unwise? Each with a remedy."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import msgspec
+import typer
+
+from fairway import __version__, limits
+from fairway.cli import output
+from fairway.cli.broker import Data
+from fairway.cli.client import AsJson, Patience, Url, describe
+from fairway.cli.options import Options
+from fairway.cli.settings import ConfigFile, Settings, resolve
+from fairway.errors import Unreachable
+from fairway.world import host
+from fairway.world.clock import RealClock
+
+if TYPE_CHECKING:
+    from fairway.protocol.admin import GroupState
+
+_PYTHON_MIN = (3, 11)
+_DESCRIPTORS_WANTED = 10_256  # ten thousand connections, and what the broker itself needs
+_ROOM_BYTES_LOW = limits.GIB  # a busy broker writes this in a minute
+_CLOCKS_APART_MS_MAX = 1_000  # what retention, times and people notice
+_CONNECTIONS_HIGH = 0.8
+_EXTRAS = {
+    "numpy": "large batches are checked much faster with it",
+    "uvloop": "a broker's loop is faster with it",
+}
+
+
+class State(enum.Enum):
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One question and its answer."""
+
+    name: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+def doctor(
+    data: Data = None,
+    json: AsJson = False,
+    url: Url = None,
+    patience_s: Patience = None,
+    config: ConfigFile = None,
+) -> None:
+    """Check this machine, the settings and the broker; say what to do about each thing that is not right.
+
+    Exit status: 0 nothing is wrong (warnings are not), 3 the broker does not answer, 1 something else has failed.
+    """
+    with output.failures("doctor"):
+        settings = resolve(config, url=url, patience_s=patience_s, data=data)
+        checks = [*_machine(settings.options), *_settings(settings), *_broker(settings.options)]
+    if json:
+        output.write_json({"checks": checks})
+    else:
+        _show(checks)
+    failed = [each.name for each in checks if each.state is State.FAILED]
+    if failed:
+        raise typer.Exit(output.Exit.UNREACHABLE if failed == ["broker"] else output.Exit.FAILED)
+
+
+def _show(checks: list[Check]) -> None:
+    out = output.console()
+    colours = {State.OK: "green", State.WARNING: "yellow", State.FAILED: "red"}
+    for each in checks:
+        colour = colours[each.state]
+        out.print(f"[{colour}]{each.state.value:8}[/{colour}] {each.name}: ", end="")
+        out.print(each.found, markup=False, soft_wrap=True)
+        if each.remedy:
+            out.print(f"         {each.remedy}", markup=False, soft_wrap=True)
+
+
+def _verdict(name: str, found: str, *, is_ok: bool, remedy: str, otherwise: State = State.WARNING) -> Check:
+    return Check(name, State.OK, found) if is_ok else Check(name, otherwise, found, remedy)
+
+
+# --- this machine -----------------------------------------------------------------------------------------------------
+
+
+def _machine(options: Options) -> Iterator[Check]:
+    version = host.python_version()
+    yield _verdict(
+        "python",
+        ".".join(map(str, version)),
+        is_ok=version >= _PYTHON_MIN,
+        remedy="use Python 3.11 or newer",
+        otherwise=State.FAILED,
+    )
+    for name, why in _EXTRAS.items():
+        is_there = find_spec(name) is not None
+        remedy = f"{why}, where a broker runs: {output.install(output.EXTRAS[name])}"
+        yield _verdict(name, "installed" if is_there else "not installed", is_ok=is_there, remedy=remedy)
+    most = host.descriptors_max()
+    if most is not None:
+        yield _verdict(
+            "descriptors",
+            f"a process may have {most:,}",
+            is_ok=most >= _DESCRIPTORS_WANTED,
+            remedy=f"a broker here takes fewer connections: raise the hard limit to {_DESCRIPTORS_WANTED:,} "
+            "(ulimit -Hn, LimitNOFILE= of systemd)",
+        )
+    if options.data:
+        yield from _directory(options.data, options.low_water_mib * limits.MIB)
+
+
+def _directory(data: str, low_water_bytes: int) -> Iterator[Check]:
+    yield _verdict(
+        "data directory",
+        data,
+        is_ok=host.may_write(data),
+        remedy="this user may not write there: change its owner, or name another with --data",
+        otherwise=State.FAILED,
+    )
+    free = host.free_bytes(data)
+    yield _room("disk room", free, is_full=free < low_water_bytes)
+
+
+def _room(name: str, free_bytes: int, *, is_full: bool) -> Check:
+    found = f"{output.size(free_bytes)} free"
+    if is_full:
+        return Check(name, State.FAILED, found, "no messages are taken until there is room: free some, or add a disk")
+    remedy = "soon no messages will be taken: free some, or keep less (keep_hours, keep_gib)"
+    return _verdict(name, found, is_ok=free_bytes >= _ROOM_BYTES_LOW, remedy=remedy)
+
+
+def _settings(settings: Settings) -> Iterator[Check]:
+    found = "defaults" if settings.file is None else str(settings.file)
+    strangers = ", ".join(settings.strangers)
+    yield _verdict(
+        "settings",
+        f"{found}; set in vain: {strangers}" if strangers else found,
+        is_ok=not strangers,
+        remedy="these variables mean nothing to Fairway: see fairway config show for those that do",
+    )
+
+
+# --- the broker -------------------------------------------------------------------------------------------------------
+
+
+def _broker(options: Options) -> Iterator[Check]:
+    import fairway
+    from fairway.protocol.admin import Depth
+
+    clock = RealClock()
+    try:
+        with fairway.connect(options.url, patience=options.patience_s) as client:
+            asked_ms = clock.wall_ms()
+            state, subjects = describe(client, Depth.GROUPS)
+            answered_ms = clock.wall_ms()
+    except (Unreachable, TimeoutError) as error:
+        yield Check("broker", State.FAILED, str(error), "start one (fairway up --data DIR), or name it with --url")
+        return
+    yield Check("broker", State.OK, f"answers at {options.url} in {answered_ms - asked_ms} ms")
+    yield _verdict(
+        "version",
+        f"broker {state.server}, here fairway {__version__}",
+        is_ok=state.server == f"fairway {__version__}",
+        remedy="they understand each other, but run one version: upgrade the older",
+    )
+    if state.now_ms:
+        apart_ms = max(asked_ms - state.now_ms, state.now_ms - answered_ms, 0)
+        remedy = "set both by NTP: times of messages and what is deleted by age depend on it"
+        is_ok = apart_ms <= _CLOCKS_APART_MS_MAX
+        yield _verdict("clock", f"{output.age(apart_ms / 1_000)} from the broker's", is_ok=is_ok, remedy=remedy)
+    if state.free_bytes:
+        yield _room("broker's disk", state.free_bytes, is_full=state.is_read_only)
+    if state.durability:
+        remedy = "a power cut takes the last 100 ms: restart with --durability sync unless that was meant"
+        yield _verdict("durability", state.durability, is_ok=state.durability == "sync", remedy=remedy)
+    if state.connections_max:
+        is_ok = state.connections < _CONNECTIONS_HIGH * state.connections_max
+        found = f"{state.connections:,} of {state.connections_max:,}"
+        yield _verdict("connections", found, is_ok=is_ok, remedy="raise the broker's limit of descriptors")
+    forsaken = [f"{each.name} on {on.name}" for on in subjects for each in on.groups if _is_forsaken(each)]
+    remedy = "start consumers, or move them (fairway seek SUBJECT GROUP latest): what they owe is kept"
+    found = f"behind and without consumers: {', '.join(forsaken[:5])}" if forsaken else "none is forsaken"
+    yield _verdict("groups", found, is_ok=not forsaken, remedy=remedy)
+
+
+def _is_forsaken(group: GroupState) -> bool:
+    return group.lag > 0 and not group.consumers_count

@@ -1,0 +1,131 @@
+"""Everything that can be set, in one class: flags, environment variables, the keys of `fairway.toml` and
+docs/configuration.md all come from it.
+
+A field `port` is `--port` on the command line, `FAIRWAY_PORT` in the environment and `port = ...` in the file. To add
+one, add a field here with its description, use it, and add its row to docs/configuration.md (a test compares them).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from msgspec import Meta
+
+ENVIRONMENT_PREFIX = "FAIRWAY_"
+
+
+class Durability(enum.Enum):
+    """`fairway.storage` has the same; it is not imported for the sake of a help text."""
+
+    SYNC = "sync"
+    MEMORY = "memory"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user may set. The description of a field is its help text and its documentation."""
+
+    # --- commands that speak to a broker
+    url: Annotated[
+        str, Meta(description="The broker to speak to: fairway://HOST:PORT, several with commas between them.")
+    ] = "fairway://127.0.0.1:20880"
+    patience_s: Annotated[
+        float, Meta(ge=0, description="How many seconds to wait for a broker that does not answer yet.")
+    ] = 0.0
+
+    # --- commands that run a broker
+    data: Annotated[str | None, Meta(description="The data directory; made where it is missing.")] = None
+    host: Annotated[str, Meta(description="The address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535, description="The port to listen on; 0: any that is free.")] = 20880
+    http_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65_535)] | None,
+        Meta(description="Serve /metrics, /livez and /readyz there, too; 0: any that is free."),
+    ] = None
+    allow_remote: Annotated[
+        bool, Meta(description="Listen where others can connect, although nobody is asked who they are.")
+    ] = False
+    durability: Annotated[
+        Durability,
+        Meta(
+            description="When a message or an ack is answered. sync: when it survives a power cut. memory: when it "
+            "survives the death of the process; it is synced ten times a second, and a power cut takes what was not."
+        ),
+    ] = Durability.SYNC
+    buffer_mib: Annotated[
+        int,
+        Meta(
+            ge=66,
+            description="Memory for parts of frames, for requests that wait, and for answers that clients do not read: "
+            "for each.",
+        ),
+    ] = 128
+    keep_hours: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Delete messages that are older, once no group owes them; unset: keep them for ever."),
+    ] = None
+    keep_gib: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Delete the oldest messages beyond this size, once no group owes them; unset: no bound."),
+    ] = None
+    keep_owed_gib: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Beyond this size delete even what a group still owes, and count it as lost; unset: never."),
+    ] = None
+    low_water_mib: Annotated[
+        int, Meta(ge=64, description="With less room than this on the disk no messages are taken, only acks.")
+    ] = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of `Options`, under all its names."""
+
+    name: str
+    type: Any
+    default: Any
+    description: str
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        return f"{ENVIRONMENT_PREFIX}{self.name.upper()}"
+
+    @property
+    def shown_default(self) -> str:
+        return shown(self.default)
+
+
+def shown(value: object) -> str:
+    """A value as people write it."""
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value.value) if isinstance(value, enum.Enum) else str(value)
+
+
+def _description(hint: Any) -> str:
+    found = [each.description for each in getattr(hint, "__metadata__", ()) if isinstance(each, Meta)]
+    return next((each for each in found if each), "")
+
+
+SETTINGS: dict[str, Setting] = {
+    field.name: Setting(field.name, field.type, field.default, _description(field.type))
+    for field in msgspec.structs.fields(Options)
+}
+
+
+def flag(name: str, metavar: str | None = None) -> Any:
+    """The option of a command for a setting. Its value is None unless it is given: see `settings.resolve`."""
+    setting = SETTINGS[name]
+    names = [f"{setting.flag}/--no-{setting.flag[2:]}"] if setting.default is False else [setting.flag]
+    words = f"{setting.description} ({setting.variable}; {setting.shown_default})"
+    return typer.Option(*names, metavar=metavar, help=words, show_default=False)

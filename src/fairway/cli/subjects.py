@@ -1,0 +1,161 @@
+"""`fairway subjects`, `groups` and `lag`: what there is, and who is behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fairway.cli import output
+from fairway.cli.client import AsJson, Patience, Url, connected, describe, groups_of
+from fairway.cli.settings import ConfigFile
+from fairway.world.clock import RealClock
+
+if TYPE_CHECKING:
+    from fairway.protocol.admin import GroupState, SubjectState
+
+MaybeSubject = Annotated[str | None, typer.Argument(metavar="[SUBJECT]", help="Only this subject.", show_default=False)]
+MaybeGroup = Annotated[str | None, typer.Option("--group", "-g", metavar="GROUP", help="Only this group.")]
+All = Annotated[bool, typer.Option("--all", help="Those of the broker's own, too: dead letters.")]
+Above = Annotated[
+    int | None, typer.Option("--above", min=0, metavar="N", help="Exit status 4 if a group is further behind.")
+]
+Older = Annotated[
+    float | None,
+    typer.Option("--older-s", min=0, metavar="SECONDS", help="Exit status 4 if a group owes an older message."),
+]
+
+
+def subjects(
+    all_of_them: All = False,
+    json: AsJson = False,
+    url: Url = None,
+    patience_s: Patience = None,
+    config: ConfigFile = None,
+) -> None:
+    """The subjects, and how much is stored of each."""
+    with connected("subjects", config, url, patience_s) as client:
+        from fairway.protocol.admin import Depth
+
+        _, found = describe(client, Depth.SUBJECTS)
+        found = [each for each in found if all_of_them or ":" not in each.name]
+        if json:
+            output.write_json({"subjects": [_without_groups(each) for each in found]})
+            return
+        table = output.table("subjects", "subject", "messages>", "first>", "next>", "groups>", "")
+        rows = [
+            (
+                each.name,
+                f"{each.committed_end - each.first_sequence:,}",
+                f"{each.first_sequence:,}",
+                f"{each.committed_end:,}",
+                f"{each.groups_count:,}",
+                "read-only" if each.is_read_only else "",
+            )
+            for each in found
+        ]
+        output.show_rows(table, rows, "no subjects yet: nothing was sent")
+
+
+def _without_groups(subject: SubjectState) -> dict[str, object]:
+    named: dict[str, object] = output.named(subject)
+    del named["groups"]
+    return named
+
+
+def groups(
+    subject: MaybeSubject = None,
+    group: MaybeGroup = None,
+    json: AsJson = False,
+    url: Url = None,
+    patience_s: Patience = None,
+    config: ConfigFile = None,
+) -> None:
+    """The groups on every subject: what each has in hand, and what waits. With --json: its consumers, too."""
+    with connected("groups", config, url, patience_s) as client:
+        from fairway.protocol.admin import Depth
+
+        found = groups_of(client, subject, group, Depth.CONSUMERS)
+        if json:
+            output.write_json({"groups": [_with_subject(*each) for each in found]})
+            return
+        columns = ("consumers>", "lag>", "in flight>", "waiting>", "dead>", "lost>", "weight>", "")
+        table = output.table("groups", "subject", "group", *columns)
+        rows = [
+            (
+                on.name,
+                each.name,
+                f"{each.consumers_count:,}",
+                f"{each.lag:,}",
+                f"{each.in_flight:,}",
+                f"{each.returned + each.retrying + each.dying + each.inbox:,}",
+                f"{each.dead:,}",
+                f"{each.lost:,}",
+                f"{each.weight:g}",
+                "paused" if each.is_paused else "",
+            )
+            for on, each in found
+        ]
+        output.show_rows(table, rows, "no groups yet: nobody has consumed")
+
+
+def _with_subject(subject: SubjectState, group: GroupState) -> dict[str, object]:
+    return {"subject": subject.name, **output.named(group)}
+
+
+def lag(
+    subject: MaybeSubject = None,
+    group: MaybeGroup = None,
+    above: Above = None,
+    older_s: Older = None,
+    json: AsJson = False,
+    url: Url = None,
+    patience_s: Patience = None,
+    config: ConfigFile = None,
+) -> None:
+    """How far behind each group is: messages it was not handed yet, and the age of the oldest it is not done with.
+
+    For a watchdog: with --above or --older-s the exit status is 4 if any group shown is beyond that, otherwise 0.
+    """
+    with connected("lag", config, url, patience_s) as client:
+        now_ms = RealClock().wall_ms()
+        found = groups_of(client, subject, group)
+    behind = [(on, each, _oldest_s(each, now_ms)) for on, each in found]
+    if json:
+        output.write_json({"groups": [_lag_document(*each) for each in behind]})
+    else:
+        table = output.table("lag", "subject", "group", "lag>", "in flight>", "waiting>", "oldest>", "consumers>")
+        rows = [
+            (
+                on.name,
+                each.name,
+                f"{each.lag:,}",
+                f"{each.in_flight:,}",
+                f"{each.returned + each.retrying + each.dying + each.inbox:,}",
+                "" if oldest_s is None else output.age(oldest_s),
+                f"{each.consumers_count:,}",
+            )
+            for on, each, oldest_s in behind
+        ]
+        output.show_rows(table, rows, "no groups yet: nobody has consumed")
+    is_far = above is not None and any(each.lag > above for _, each, _ in behind)
+    is_old = older_s is not None and any(oldest_s is not None and oldest_s > older_s for *_, oldest_s in behind)
+    if is_far or is_old:
+        raise typer.Exit(output.Exit.DAMAGE)
+
+
+def _oldest_s(group: GroupState, now_ms: int) -> float | None:
+    return None if group.oldest_ms is None else max(now_ms - group.oldest_ms, 0) / 1_000
+
+
+def _lag_document(subject: SubjectState, group: GroupState, oldest_s: float | None) -> dict[str, object]:
+    return {
+        "subject": subject.name,
+        "group": group.name,
+        "lag": group.lag,
+        "in_flight": group.in_flight,
+        "waiting": group.returned + group.retrying + group.dying + group.inbox,
+        "oldest_s": oldest_s,
+        "consumers": group.consumers_count,
+        "is_paused": group.is_paused,
+    }

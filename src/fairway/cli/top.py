@@ -1,0 +1,179 @@
+"""`fairway top`: a live table of groups. Rate, lag, oldest, share of the broker's time, share of cold reads."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fairway.cli import output
+from fairway.cli.client import AsJson, Patience, Url, connected, describe
+from fairway.cli.rates import GroupRow, Watch
+from fairway.cli.settings import ConfigFile
+from fairway.world import host
+from fairway.world.clock import RealClock
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fairway import Client
+    from fairway.protocol.admin import BrokerState
+    from fairway.world.workers import Ending
+
+_ROWS_MAX = 40  # on a screen; --json has all
+_NAMES = 2  # columns of names, before those of numbers
+_NAME_CHARS_MIN = 8
+
+
+class Sort(enum.Enum):
+    """What the busiest group is."""
+
+    SHARE = "share"
+    RATE = "rate"
+    LAG = "lag"
+    OLDEST = "oldest"
+    NAME = "name"
+
+
+_KEYS = {
+    Sort.SHARE: lambda row: (-row.share, -row.rate, row.subject, row.group),
+    Sort.RATE: lambda row: (-row.rate, row.subject, row.group),
+    Sort.LAG: lambda row: (-row.lag, row.subject, row.group),
+    Sort.OLDEST: lambda row: (-(row.oldest_s or 0), row.subject, row.group),
+    Sort.NAME: lambda row: (row.subject, row.group),
+}
+
+OnlySubject = Annotated[str | None, typer.Argument(metavar="[SUBJECT]", help="Only this subject.", show_default=False)]
+Once = Annotated[bool, typer.Option("--once", help="Look for one interval, print, end.")]
+Interval = Annotated[float, typer.Option("--interval-s", min=0.1, metavar="SECONDS", help="Between two looks.")]
+SortBy = Annotated[Sort, typer.Option("--sort", help="Which groups are on top.")]
+
+
+def top(
+    subject: OnlySubject = None,
+    once: Once = False,
+    interval_s: Interval = 1.0,
+    sort: SortBy = Sort.SHARE,
+    json: AsJson = False,
+    url: Url = None,
+    patience_s: Patience = None,
+    config: ConfigFile = None,
+) -> None:
+    """A live table of groups, until Ctrl-C.
+
+    rate: messages settled for good, a second. oldest: age of the oldest message that the group is not done with. share:
+    of the time of the broker's loop. cold: of the group's own time, spent on reads that missed the page cache. With
+    --json: a line for each look.
+    """
+    with connected("top", config, url, patience_s) as client:
+        look = _Look(client, subject, sort)
+        with host.asked_to_end() as ending:
+            if once or json:
+                _print(look, interval_s, ending, is_once=once, as_json=json)
+            else:
+                _live(look, interval_s, ending)
+
+
+class _Look:
+    """One look after the other at the same broker."""
+
+    def __init__(self, client: Client, subject: str | None, sort: Sort) -> None:
+        self._client = client
+        self._subject = subject
+        self._sort = sort
+        self._watch = Watch()
+        self._clock = RealClock()
+
+    def again(self) -> tuple[BrokerState, list[GroupRow]]:
+        from fairway.protocol.admin import Depth
+
+        broker, subjects = describe(self._client, Depth.CONSUMERS, self._subject)
+        now_ns, now_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
+        rows = self._watch.look(subjects, now_ns=now_ns, now_ms=now_ms)
+        return broker, sorted(rows, key=_KEYS[self._sort])
+
+    def table(self) -> Table:
+        broker, rows = self.again()
+        return table(title(broker, self._clock.wall_ms()), rows, output.console().width)
+
+
+def _print(look: _Look, interval_s: float, ending: Ending, *, is_once: bool, as_json: bool) -> None:
+    out = output.console()
+    look.again()
+    while not ending.wait(interval_s):
+        broker, rows = look.again()
+        if as_json:
+            document = {"broker": output.named(broker), "groups": rows}
+            (output.write_json if is_once else output.write_json_line)(document)
+        else:
+            out.print(table(title(broker, RealClock().wall_ms()), rows, out.width))
+        if is_once:
+            return
+
+
+def _live(look: _Look, interval_s: float, ending: Ending) -> None:
+    from rich.live import Live
+
+    with Live(look.table(), console=output.console(), auto_refresh=False, screen=False) as live:
+        while not ending.wait(interval_s):
+            try:
+                live.update(look.table(), refresh=True)
+            except TimeoutError as error:  # it may come back, and so do we
+                live.console.print(f"{error}; still waiting", soft_wrap=True)
+
+
+def title(broker: BrokerState, now_ms: int) -> str:
+    """One line about the broker itself."""
+    state = ", READ-ONLY" if broker.is_read_only else ""
+    up = output.age(max(now_ms - broker.started_ms, 0) / 1_000)
+    durability = f", {broker.durability}" if broker.durability else ""
+    return f"{broker.server}: up {up}, {output.count(broker.connections, 'connection')}{durability}{state}"
+
+
+def table(heading: str, rows: Iterable[GroupRow], width: int) -> Table:
+    """The groups, as many as a screen holds. Where it is narrow, names are cut rather than numbers."""
+    columns = ("in/s>", "rate/s>", "lag>", "held>", "wait>", "oldest>", "dead>", "share>", "cold>")
+    made = output.table(heading, "subject", "group", *columns)
+    made.padding = (0, 0, 0, 1)
+    shown = list(rows)
+    cells = [_cells(row) for row in shown[:_ROWS_MAX]]
+    numbers = zip(columns, *(each[_NAMES:] for each in cells), strict=True)
+    widest = [max(map(len, column)) for column in numbers]
+    name_chars = max((width - sum(widest) - 2 * len(columns) - 2 * _NAMES) // _NAMES, _NAME_CHARS_MIN)
+    for column in made.columns:
+        column.no_wrap, column.overflow = True, "ellipsis"
+    for each in cells:
+        made.add_row(*(_cut(name, name_chars) for name in each[:_NAMES]), *each[_NAMES:])
+    if len(shown) > _ROWS_MAX:
+        made.caption = f"{len(shown) - _ROWS_MAX:,} more: --json lists them all"
+    if not shown:
+        made.caption = "no groups yet: nobody has consumed"
+    return made
+
+
+def _cells(row: GroupRow) -> tuple[str, ...]:
+    return (
+        row.subject,
+        f"{row.group}{_state(row)}",
+        f"{row.rate_in:,.0f}",
+        f"{row.rate:,.0f}",
+        f"{row.lag:,}",
+        f"{row.in_flight:,}",
+        f"{row.waiting:,}",
+        "" if row.oldest_s is None else output.age(row.oldest_s),
+        f"{row.dead:,}",
+        output.share(row.share),
+        output.share(row.cold_share),
+    )
+
+
+def _cut(name: str, chars: int) -> str:
+    return name if len(name) <= chars else f"{name[: chars - 1]}…"
+
+
+def _state(row: GroupRow) -> str:
+    if row.is_paused:
+        return " (paused)"
+    return "" if row.consumers else " (nobody)"

@@ -1,0 +1,1 @@
+"""The client: a synchronous and an asyncio face over the sans-IO sessions of `fairway.protocol`."""

@@ -1,0 +1,137 @@
+"""A consumer on a loop: `async for message in consumer`, or `await poll()`, or `await take()`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Self
+
+from fairway.client.core import Duration, limit_of, seconds_of
+from fairway.client.hand import HANDFUL, LEAVE_S, Hand, check_most
+from fairway.client.loop_link import LoopLink
+from fairway.protocol.consuming import Consuming
+from fairway.protocol.delivery import Message
+from fairway.protocol.line import Line
+from fairway.world.clock import Clock
+
+
+class AioConsumer(Hand):
+    """One member of a group. Several tasks may take from it; each message goes to one of them."""
+
+    def __init__(
+        self, session: Consuming, line: Line, link: LoopLink, clock: Clock, on_close: Callable[[AioConsumer], None]
+    ) -> None:
+        super().__init__(session)
+        self._line = line
+        self._link = link
+        self._clock = clock
+        self._on_close = on_close
+
+    # --- taking ------------------------------------------------------------------------------------------------------
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages as they come, for ever: until the consumer is closed."""
+        while await self._refill(None):
+            for message in self._sound():
+                yield message
+
+    async def poll(self, timeout: Duration | None = None) -> Message | None:  # noqa: ASYNC109  as in the sync face
+        """The next message; None if none comes in time. Without a timeout it waits for ever."""
+        found = await self.take(1, timeout)
+        return found[0] if found else None
+
+    async def take(self, most: int = HANDFUL, timeout: Duration | None = None) -> list[Message]:  # noqa: ASYNC109
+        """At least one message and at most so many, as soon as there are any; none if none come in time."""
+        check_most(most)
+        self._session.wish(most)
+        limit_s = limit_of(timeout)
+        end_ns = None if limit_s is None else self._clock.monotonic_ns() + int(limit_s * 1e9)
+        while await self._refill(end_ns, most):
+            if found := self._some(most):
+                return found
+        return []
+
+    async def _refill(self, end_ns: int | None, most: int = HANDFUL) -> bool:
+        """See that something is in hand; False: nothing came in time, or the consumer is closed."""
+        while not self._in_hand and not self._take_handful(most):
+            left_s = None if end_ns is None else (end_ns - self._clock.monotonic_ns()) / 1e9
+            if self._is_stopped or (left_s is not None and left_s <= 0):
+                return False
+            await self._link.wait(self._has_news, left_s)
+        return True
+
+    def _take_handful(self, most: int) -> bool:
+        self._link.check()
+        self._wake()
+        has_some = self._grab(most)
+        self._link.stir()  # what was taken makes room for more
+        return has_some
+
+    # --- steering ----------------------------------------------------------------------------------------------------
+
+    async def flush(self, timeout: Duration = LEAVE_S) -> bool:  # noqa: ASYNC109
+        """Wait until the broker has confirmed everything that was settled so far; False: it took too long.
+
+        Raises what has ended the consumer, if something has: then what was settled last may not be.
+        """
+        self._link.pump()
+        is_in_time = await self._link.wait(self._is_quiet, seconds_of(timeout))
+        self._check_lasting()
+        return is_in_time
+
+    def pause(self) -> None:
+        """Take no more messages until `resume`; what is in hand stays in hand."""
+        self._session.pause()
+
+    def resume(self) -> None:
+        self._session.resume()
+        self._link.stir()
+
+    def rest(self) -> bool:
+        """Give back what is here and was not begun, so that others may have it, and take no more until somebody asks
+        for a message again. For a program whose handlers are all busy for long; False: there was nothing to give."""
+        is_resting = self._rest()
+        self._link.stir()
+        return is_resting
+
+    # --- ending ------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Begin to end: loops over it end, what was not begun goes back at once, what is in the hands of handlers may
+        still be settled. `close` follows."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._give_back()
+            self._session.drain(self._clock.monotonic_ns())
+            self._link.stir()
+
+    async def close(self, timeout: Duration = LEAVE_S) -> None:  # noqa: ASYNC109
+        """Leave the group: what was settled is stored, what was not goes back to the others at once."""
+        if self._is_closed:
+            return
+        self._is_closed = self._is_stopped = True
+        try:
+            await self._leave(seconds_of(timeout))
+        finally:
+            self._on_close(self)
+
+    async def _leave(self, timeout_s: float) -> None:
+        self._give_back()
+        now_ns = self._clock.monotonic_ns()
+        self._session.drain(now_ns, now_ns)
+        self._link.pump()
+        try:
+            await self._link.wait(lambda: self._session.is_finished, timeout_s)
+        finally:
+            if not self._session.is_finished:
+                self._session.abandon()
+            self._line.remove(self._session)
+            self._link.stir()  # for tasks that still wait for messages
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()

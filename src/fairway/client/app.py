@@ -1,0 +1,279 @@
+"""Handlers for messages, and the program around them: run until told to end, lose nothing on the way.
+
+    app = fairway.App("fairway://127.0.0.1:20880")
+
+    @app.listener("order.changed", group="hotel", concurrency=8)
+    def on_change(message: fairway.Message) -> None: ...
+
+    app.run()                                          until SIGTERM: finish what is in hand, ack, leave
+
+Each listener is one consumer. Handlers that are plain functions run in `concurrency` threads, which take one message
+after the other; `async def` handlers in as many tasks on a loop of their own. What the end of a handler means is in
+`handling`. The lease of a message is renewed for as long as its handler runs, be it an hour; meanwhile, if all of a
+listener's workers are busy for a second, the messages that wait behind them here go back to the other consumers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, Unpack
+
+from fairway.client.aio_consumer import AioConsumer
+from fairway.client.aio_face import AioClient
+from fairway.client.aio_face import connect as aio_connect
+from fairway.client.consumer import Consumer
+from fairway.client.core import ClientOptions, Duration, seconds_of
+from fairway.client.handling import is_surprise, settle
+from fairway.client.settings import ConsumerSettings, options_of
+from fairway.client.sync import Client
+from fairway.errors import Misuse
+from fairway.protocol.consumption import ConsumingOptions
+from fairway.protocol.delivery import Message
+from fairway.world.clock import RealClock
+from fairway.world.workers import Ending, Workers
+
+HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
+
+DRAIN_S = 30.0  # for handlers to finish what they have begun: what an orchestrator waits for, too
+BATCH_MAX = 1_000  # messages in one call of a handler of batches, unless told otherwise
+_BUSY_NS = 1_000_000_000  # all workers busy for so long: what waits behind them is better off elsewhere
+_TICK_S = 0.25
+_FOR_EVER_S = 10 * 365 * 86_400.0
+
+_log = logging.getLogger("fairway.app")
+
+
+@dataclass
+class Listener:
+    """One handler, and how it wants its messages."""
+
+    handler: Callable[..., Any]
+    options: ConsumingOptions
+    concurrency: int
+    batch_max: int  # 0: one by one
+    taken_ns: int = 0  # when a worker last took something
+
+    @property
+    def name(self) -> str:
+        return f"{self.options.subject}/{self.options.group}"
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.handler)
+
+    def join(self, client: Client) -> Consumer:
+        return client.consumer(**self._consumer_options())
+
+    def join_async(self, client: AioClient) -> AioConsumer:
+        return client.consumer(**self._consumer_options())
+
+    def _consumer_options(self) -> dict[str, Any]:
+        return {name: getattr(self.options, name) for name in ConsumingOptions.__dataclass_fields__}
+
+
+class App:
+    """A program of listeners. `run` is all that most programs call; `start` and `stop` are for those that do more."""
+
+    def __init__(self, url: str, *, options: ClientOptions | None = None, drain: Duration = DRAIN_S) -> None:
+        self.url = url
+        self._options = options
+        self._drain_s = seconds_of(drain)
+        self._clock = RealClock()
+        self.listeners: list[Listener] = []
+        self._ending = Ending()
+        self._workers = Workers()
+        self._client: Client | None = None
+        self._consumers: list[tuple[Listener, Consumer]] = []
+        self._failure: BaseException | None = None
+
+    def listener(
+        self,
+        subject: str,
+        *,
+        group: str,
+        concurrency: int = 1,
+        batch: bool = False,
+        batch_max: int = BATCH_MAX,
+        **settings: Unpack[ConsumerSettings],
+    ) -> Callable[[HandlerT], HandlerT]:
+        """Handle the messages of a subject as a member of a group, so many at a time.
+
+        `batch=True` hands over lists of up to `batch_max`. The other settings are those of `Client.consumer`.
+        """
+        if concurrency < 1 or batch_max < 1:
+            raise Misuse(f"concurrency={concurrency}, batch_max={batch_max}: both are at least 1")
+        consuming = options_of(subject, group, settings)
+
+        def register(handler: HandlerT) -> HandlerT:
+            if self._client is not None:
+                raise Misuse("this app runs already: register its listeners first")
+            self.listeners.append(Listener(handler, consuming, concurrency, batch_max if batch else 0))
+            return handler
+
+        return register
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Handle messages until SIGTERM or SIGINT; then finish what is in hand, within the drain time, and leave.
+
+        Raises what made a listener end by itself, such as another program that has taken over its consumer's name.
+        """
+        restore = self._ending.on_signals()
+        try:
+            self.start()
+            while not self._ending.wait(_TICK_S):
+                self._relieve()
+        finally:
+            restore()
+            self.stop()
+        if self._failure is not None:
+            raise self._failure
+
+    def start(self) -> None:
+        """Begin to handle messages, in threads of this app; a broker that is away is waited for."""
+        if not self.listeners:
+            raise Misuse("this app has no listeners: decorate a handler with @app.listener(subject, group=...)")
+        if self._client is not None:
+            raise Misuse("this app has been started before: make another")
+        self._client = Client(self.url, self._options)
+        for listener in self.listeners:
+            if not listener.is_async:
+                self._start_threads(self._client, listener)
+        if any(each.is_async for each in self.listeners):
+            self._workers.start_loop("fairway-handlers", self._serve_async)
+
+    def stop(self) -> None:
+        """End: handlers finish what they have begun, within the drain time; what they do not finish is handed back."""
+        self._ending.ask()
+        for _, consumer in self._consumers:
+            consumer.stop()
+        unfinished = self._workers.join(self._drain_s)
+        if unfinished:
+            _log.warning("still busy after %g s, their messages are handed back: %s", self._drain_s, unfinished)
+        for _, consumer in self._consumers:
+            consumer.close()
+        if self._client is not None:
+            self._client.close()
+
+    def _relieve(self) -> None:
+        """Where all workers of a listener have been busy for long, let others have what waits behind them."""
+        now_ns = self._clock.monotonic_ns()
+        for listener, consumer in self._consumers:
+            if now_ns - listener.taken_ns > _BUSY_NS:
+                consumer.rest()
+
+    # --- plain functions ---------------------------------------------------------------------------------------------
+
+    def _start_threads(self, client: Client, listener: Listener) -> None:
+        consumer = listener.join(client)
+        self._consumers.append((listener, consumer))
+        for index in range(listener.concurrency):
+            self._workers.start(f"{listener.name}-{index}", lambda: self._work(listener, consumer))
+
+    def _work(self, listener: Listener, consumer: Consumer) -> None:
+        """One thread: message after message."""
+        with self._ends_on_failure(listener):
+            if listener.batch_max:
+                while messages := consumer.take(listener.batch_max):
+                    self.handle(listener, messages)
+            else:
+                for message in consumer:
+                    self.handle(listener, (message,))
+
+    def handle(self, listener: Listener, messages: Sequence[Message]) -> None:
+        """Have a handler handle messages, all at once or just the one, and settle them by how it ends."""
+        listener.taken_ns = self._clock.monotonic_ns()
+        try:
+            listener.handler(messages if listener.batch_max else messages[0])
+        except BaseException as error:
+            _failed(listener, messages, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            settle(messages, None)
+
+    # --- coroutines --------------------------------------------------------------------------------------------------
+
+    async def _serve_async(self) -> None:
+        """All listeners with `async def` handlers, on one loop."""
+        client = aio_connect(self.url, patience=_FOR_EVER_S, options=self._options)
+        opening = asyncio.ensure_future(client.open())
+        while not opening.done() and not self._ending.is_asked:
+            await asyncio.wait([opening], timeout=_TICK_S)
+        if not opening.done():
+            opening.cancel()
+            return
+        served = [(each, each.join_async(client)) for each in self.listeners if each.is_async]
+        tasks = [
+            asyncio.create_task(self._work_async(listener, consumer))
+            for listener, consumer in served
+            for _ in range(listener.concurrency)
+        ]
+        while not self._ending.is_asked:
+            await asyncio.sleep(_TICK_S)
+            now_ns = self._clock.monotonic_ns()
+            for listener, consumer in served:
+                if now_ns - listener.taken_ns > _BUSY_NS:
+                    consumer.rest()
+        await self._end_async(client, [consumer for _, consumer in served], tasks)
+
+    async def _end_async(
+        self, client: AioClient, consumers: list[AioConsumer], tasks: list[asyncio.Task[None]]
+    ) -> None:
+        for consumer in consumers:
+            consumer.stop()
+        _, unfinished = await asyncio.wait(tasks, timeout=self._drain_s)
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await client.close()
+
+    async def _work_async(self, listener: Listener, consumer: AioConsumer) -> None:
+        """One task: message after message."""
+        with self._ends_on_failure(listener):
+            if listener.batch_max:
+                while messages := await consumer.take(listener.batch_max):
+                    await self.handle_async(listener, messages)
+            else:
+                async for message in consumer:
+                    await self.handle_async(listener, (message,))
+
+    async def handle_async(self, listener: Listener, messages: Sequence[Message]) -> None:
+        """`handle` for a handler that is a coroutine function."""
+        listener.taken_ns = self._clock.monotonic_ns()
+        try:
+            await listener.handler(messages if listener.batch_max else messages[0])
+        except BaseException as error:
+            _failed(listener, messages, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            settle(messages, None)
+
+    # --- what goes wrong ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _ends_on_failure(self, listener: Listener) -> Iterator[None]:
+        """A listener that cannot go on (its consumer was taken over, say) ends the app: a program that looks alive and
+        handles nothing is the worse of the two."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            if not self._ending.is_asked:
+                _log.exception("listener %s cannot go on: the app ends", listener.name)
+                self._failure = error
+                self._ending.ask()
+
+
+def _failed(listener: Listener, messages: Sequence[Message], error: BaseException) -> None:
+    if is_surprise(error) and isinstance(error, Exception):
+        _log.warning("handler of %s failed, the message will be retried", listener.name, exc_info=error)
+    settle(messages, error)

@@ -1,0 +1,102 @@
+"""Questions of operators and tools, as one session of a line: each is asked once the line is open, and answered once.
+
+A question whose answer was lost with the connection is asked again where that can do no harm; otherwise its caller is
+told that nobody knows. A refusal is for the caller to judge.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+from fairway.errors import InvariantViolated, OutcomeUnknown, Refused
+from fairway.protocol import codec
+from fairway.protocol.admin import Describe, Redrive, Scan, Seek, Switch, Weigh
+from fairway.protocol.frames import Bytes
+from fairway.protocol.messages import Message
+from fairway.protocol.session import Answer, Ask, Lost, Outcome
+
+AnswerT = TypeVar("AnswerT", bound=Message)
+
+# Asked twice, these leave things as if they had been asked once. CONFIGURE is not among them: its second time would be
+# refused because of the first.
+HARMLESS_TWICE: frozenset[type[Message]] = frozenset({Describe, Scan, Seek, Switch, Weigh, Redrive})
+
+
+class Command(Generic[AnswerT]):
+    """What to ask, and the kind of answer that belongs to it."""
+
+    __slots__ = ("answer_type", "message")
+
+    def __init__(self, message: Message, answer_type: type[AnswerT]) -> None:
+        self.message = message
+        self.answer_type = answer_type
+
+
+class Question(Generic[AnswerT]):
+    """One command that was given, and what came of it."""
+
+    __slots__ = ("_answer_type", "_outcome", "_told", "is_abandoned", "message")
+
+    def __init__(self, command: Command[AnswerT], told: Callable[[], None] | None) -> None:
+        self.message = command.message
+        self.is_abandoned = False  # whoever asked has gone: do not ask any more
+        self._answer_type = command.answer_type
+        self._outcome: Outcome | None = None
+        self._told = told
+
+    def is_answered(self) -> bool:
+        return self._outcome is not None
+
+    def settle(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        if self._told is not None:
+            self._told()
+
+    def answer(self) -> tuple[AnswerT, Sequence[Bytes]]:
+        """The answer and what was attached; raises `Refused`, or `OutcomeUnknown` where the answer was lost."""
+        outcome = self._outcome
+        if isinstance(outcome, Answer) and isinstance(outcome.message, self._answer_type):
+            return outcome.message, outcome.attachments
+        if isinstance(outcome, Refused):
+            raise outcome
+        if isinstance(outcome, Lost):
+            kind = type(self.message).__name__
+            raise OutcomeUnknown(f"{kind} was asked and no answer came: {outcome.sentence}; look before asking again")
+        raise InvariantViolated(f"{type(self.message).__name__} was answered with {outcome!r}")
+
+
+class Questions:
+    """The session."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Question[Message]] = deque()
+
+    def put(self, command: Command[AnswerT], told: Callable[[], None] | None = None) -> Question[AnswerT]:
+        """Ask as soon as possible; `told` is called, in the line's thread, when the outcome is there."""
+        codec.encode(command.message)  # what cannot be written is its caller's mistake: now, not in the line's thread
+        question = Question(command, told)
+        self._waiting.append(question)  # type: ignore[arg-type]
+        return question
+
+    def opened(self, now_ns: int) -> None:
+        """Nothing to say first."""
+
+    def asks(self, room: int, now_ns: int) -> Iterator[Ask]:
+        while room and self._waiting:
+            question = self._waiting.popleft()
+            if not question.is_abandoned:
+                room -= 1
+                yield Ask(question.message, (), question)
+
+    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+        if not isinstance(token, Question):
+            raise InvariantViolated(f"an answer to {token!r}, which is not a question")
+        if isinstance(outcome, Lost) and type(token.message) in HARMLESS_TWICE:
+            self._waiting.append(token)
+        else:
+            token.settle(outcome)
+
+    def next_deadline(self) -> int | None:
+        return None

@@ -1,0 +1,117 @@
+"""What both faces have in common: a line to the broker with a producer and a desk for questions on it.
+
+The faces add the waiting, each in its own way: `sync` by a threaded link, `aio_face` on the caller's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Generic, TypeAlias, TypeVar
+
+from fairway.client.asking import Questions
+from fairway.client.url import SCHEME, Address
+from fairway.errors import Misuse, Unreachable
+from fairway.protocol.line import Line, LineOptions
+from fairway.protocol.messages import Message
+from fairway.protocol.pending import Pending, PendingBatch
+from fairway.protocol.producing import ProducerOptions, Producing
+from fairway.world.clock import Clock
+from fairway.world.rng import Rng
+
+PendingT = TypeVar("PendingT", bound=Pending)
+BatchT = TypeVar("BatchT", bound=PendingBatch)
+
+Duration: TypeAlias = float | timedelta  # seconds, or a timedelta
+
+ASK_S = 30.0  # for an answer to a question, the wait for a connection included
+CLOSE_S = 30.0  # for what is buffered to be stored when a client is closed
+
+
+def seconds_of(duration: Duration) -> float:
+    """A wait as a number of seconds."""
+    if isinstance(duration, bool) or not isinstance(duration, int | float | timedelta):
+        raise Misuse(f"a duration is seconds or a timedelta, not {type(duration).__name__}")
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
+    if not seconds >= 0:
+        raise Misuse(f"a duration of {seconds:g} s: it is 0 or more")
+    return seconds
+
+
+def limit_of(timeout: Duration | None) -> float | None:
+    """The same where None means for ever."""
+    return None if timeout is None else seconds_of(timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """How a client behaves; each part says what it offers."""
+
+    producer: ProducerOptions = field(default_factory=ProducerOptions)
+    line: LineOptions = field(default_factory=LineOptions)
+
+
+class Core(Generic[PendingT, BatchT]):
+    """One line and the sessions that every client has on it. Called under the face's lock, or on its loop."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        rng: Rng,
+        options: ClientOptions,
+        *,
+        pending_type: type[PendingT],
+        batch_type: Callable[[str, Callable[[Callable[[], None]], None]], BatchT],
+    ) -> None:
+        now_ns = clock.monotonic_ns()
+        self.line = Line(rng, options.line, now_ns=now_ns, on_trouble=self._on_trouble)
+        self.producing: Producing[PendingT, BatchT] = Producing(
+            clock,
+            rng,
+            options.producer,
+            run_later=self.line.run_later,
+            pending_type=pending_type,
+            batch_type=batch_type,  # type: ignore[arg-type]  # whatever makes one will do
+        )
+        self.questions = Questions()
+        self.line.add(self.producing, now_ns)
+        self.line.add(self.questions, now_ns)
+
+    def _on_trouble(self, sentence: str, now_ns: int) -> None:
+        self.producing.trouble(sentence, now_ns)
+
+    def is_decided(self) -> bool:
+        """Whether the first attempt to connect has succeeded or failed."""
+        return self.line.is_open or self.line.connections > 0 or self.line.trouble is not None
+
+    def is_connected(self) -> bool:
+        return self.line.connections > 0
+
+
+def unreachable(addresses: tuple[Address, ...], trouble: str | None) -> Unreachable:
+    """The sentence for who cannot be connected, with the remedy."""
+    where = ",".join(map(str, addresses))
+    why = trouble or "no answer yet"
+    return Unreachable(
+        f"no broker at {SCHEME}{where}: {why}. Is it running there (`fairway broker --port {addresses[0].port}`)? "
+        "To wait for it, connect with patience=SECONDS (--patience-s)"
+    )
+
+
+def not_stored_yet(messages: int, timeout: Duration | None) -> TimeoutError:
+    return TimeoutError(f"{messages} messages are not stored after {timeout} s: they may still be")
+
+
+def no_answer(message: Message, timeout: Duration, trouble: str | None) -> TimeoutError:
+    return TimeoutError(f"no answer to {type(message).__name__} after {timeout} s: {trouble or 'the broker is silent'}")
+
+
+def failures(unseen: list[Exception]) -> ExceptionGroup[Exception]:
+    return ExceptionGroup("messages were sent and not stored, and nobody looked", unseen)
+
+
+def note_failures(error: BaseException, failed: ExceptionGroup[Exception]) -> None:
+    """Beside what ended a `with`, say what else went wrong."""
+    for each in failed.exceptions:
+        error.add_note(f"and a message was not stored: {each}")

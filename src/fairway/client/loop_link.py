@@ -1,0 +1,231 @@
+"""What `world.link` is to threads, on the caller's own loop: it dials, reads, writes, and keeps the line's time.
+
+Everything happens on one loop, so there is no lock. Changes of one turn of the loop are written together: a hundred
+sends between two awaits are one batch. The net is a parameter, real or simulated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from fairway.client.url import Address
+from fairway.errors import FairwayError, Unreachable
+from fairway.protocol.line import Line
+from fairway.world.clock import Clock
+from fairway.world.dialing import DIAL_S
+from fairway.world.net import Net
+
+_EARLY_S = 0.0005  # a timer that is so little too early is left as it is: making another costs more
+
+
+class LoopLinkFailed(FairwayError):
+    """The task that keeps the connection has ended by a bug of ours; the cause is attached."""
+
+
+class LoopLink:
+    """One connection to one of several addresses, found again whenever it is lost."""
+
+    def __init__(self, line: Line, addresses: Sequence[Address], net: Net, clock: Clock) -> None:
+        self._line = line
+        self._addresses = list(addresses)
+        self._net = net
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._wire: _Wire | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_stirred = False
+        self._failure: BaseException | None = None
+        self._keeper = self._loop.create_task(self._keep(), name="fairway-link")
+        self._keeper.add_done_callback(self._on_keeper_done)
+
+    # --- for the face ------------------------------------------------------------------------------------------------
+
+    def stir(self) -> None:
+        """Have `pump` called in this turn of the loop. Also from other threads."""
+        if self._is_stirred:
+            return
+        self._is_stirred = True
+        if asyncio._get_running_loop() is self._loop:
+            self._loop.call_soon(self._pump_soon)
+        else:
+            self._loop.call_soon_threadsafe(self._pump_soon)
+
+    def pump(self) -> None:
+        """Write what the line has to say, look at its deadlines again, and wake whoever waits for a change.
+
+        What the transport does not take at once it keeps: that is no more than what the sessions have in flight, and
+        they have bounds.
+        """
+        self._is_stirred = False
+        now_ns = self._clock.monotonic_ns()
+        parts = self._line.take(now_ns)
+        transport = None if self._wire is None else self._wire.transport
+        if transport is not None and not transport.is_closing():
+            if parts:
+                transport.writelines(parts)
+            if self._line.is_over():
+                transport.close()
+        self._arm(now_ns)
+        self._wake()
+        for errand in self._line.errands():
+            self._run(errand)
+
+    async def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Return when something that the line was told makes it so; False: it took too long."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not is_ready():
+                    self.check()
+                    waiter = self._loop.create_future()
+                    self._waiters.append(waiter)
+                    await waiter
+        except TimeoutError:
+            return is_ready()
+        return True
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise LoopLinkFailed("the task that keeps the connection has failed") from self._failure
+
+    async def close(self, timeout_s: float) -> None:
+        """Say goodbye, if there is time for it, and end."""
+        self._line.close(self._clock.monotonic_ns())
+        self.pump()
+        try:
+            await self.wait(lambda: self._line.is_closed or self._keeper.done(), timeout_s)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """End at once."""
+        self._line.close(self._clock.monotonic_ns())
+        self._keeper.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._wire is not None and self._wire.transport is not None:
+            self._wire.transport.abort()
+        self._wake()
+
+    # --- within ------------------------------------------------------------------------------------------------------
+
+    def _run(self, errand: Callable[[], None]) -> None:
+        try:
+            errand()
+        except Exception as error:  # a user's callback: reported as loops report theirs
+            message = "a callback of a sent message failed"
+            self._loop.call_exception_handler({"message": message, "exception": error})
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _arm(self, now_ns: int) -> None:
+        """One timer, for the next deadline; one that comes too early looks again."""
+        due_ns = self._line.next_deadline()
+        if due_ns is None or self._keeper.done():
+            return
+        when_s = self._loop.time() + max(due_ns - now_ns, 0) / 1e9
+        if self._timer is not None:
+            if self._timer.when() <= when_s + _EARLY_S and not self._timer.cancelled():
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when_s, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self._pump_soon()
+
+    def _pump_soon(self) -> None:
+        """`pump` where no caller of ours would see it fail."""
+        try:
+            self.pump()
+        except BaseException as error:
+            self._failure = error
+            self._wake()
+            raise
+
+    def _on_keeper_done(self, keeper: asyncio.Task[None]) -> None:
+        if not keeper.cancelled() and (failure := keeper.exception()) is not None:
+            self._failure = failure
+        self._wake()
+
+    # --- the connection ----------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """Dial when it is time; for ever."""
+        while not self._line.is_closed:
+            due_ns = self._line.dial_due()
+            if due_ns is None:
+                return
+            await asyncio.sleep(max(due_ns - self._clock.monotonic_ns(), 0) / 1e9)
+            wire = await self._dial()
+            if wire is not None:
+                await wire.lost
+            self.pump()
+
+    async def _dial(self) -> _Wire | None:
+        """Try every address once, beginning with the one that answered last."""
+        problems = []
+        for address in tuple(self._addresses):
+            try:
+                async with asyncio.timeout(DIAL_S):
+                    _, wire = await self._net.connect(self._new_wire, *address)
+                    return wire
+            except Unreachable as problem:
+                problems.append(str(problem))
+            except TimeoutError:
+                problems.append(f"cannot connect to {address}: no answer within {DIAL_S:g} s")
+            self._addresses.append(self._addresses.pop(0))
+        self._line.unreachable("; ".join(problems), self._clock.monotonic_ns())
+        return None
+
+    def _new_wire(self) -> _Wire:
+        return _Wire(self)
+
+    def made(self, wire: _Wire) -> None:
+        if self._line.is_closed or self._wire is not None:  # given up while it was made
+            if wire.transport is not None:
+                wire.transport.abort()
+            return
+        self._wire = wire
+        self._line.connected(self._clock.monotonic_ns())
+        self.pump()
+
+    def fed(self, wire: _Wire, data: bytes) -> None:
+        if wire is self._wire:
+            self._line.feed(data, self._clock.monotonic_ns())
+            self.pump()
+
+    def gone(self, wire: _Wire, problem: Exception | None) -> None:
+        if wire is self._wire:
+            self._wire = None
+            sentence = (
+                "the other side closed the connection" if problem is None else f"the connection was cut: {problem}"
+            )
+            self._line.lost(sentence, self._clock.monotonic_ns())
+            self.pump()
+
+
+class _Wire(asyncio.Protocol):
+    """One connection, as the loop sees it."""
+
+    def __init__(self, link: LoopLink) -> None:
+        self._link = link
+        self.transport: asyncio.Transport | None = None
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        self._link.made(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._link.fed(self, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(None)
+        self._link.gone(self, exc)

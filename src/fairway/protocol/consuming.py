@@ -1,0 +1,600 @@
+"""The consumer half of a client, without a socket: join, pull ahead, hand out, settle, keep the lease, leave.
+
+    session = Consuming(ConsumingOptions("order.changed", "hotel"), rng, on_change=wake_the_line)
+    line.add(session, now)
+    for message in session.take_messages(100): ...                  or on_messages=..., which gets lists of them
+    message.ack()     message.retry(after=30)     message.reject("why")     message.release()        from any thread
+    session.ack(messages)                                                     the same for many at once
+    session.when_settled(messages, call)                                      call(None) when it is durable
+    session.drain(now)                     what was not begun goes back at once; finish the rest; then `is_finished`
+
+One PULL is in flight at a time: a second one would say that the answer to the first had not arrived. Settlements leave
+at once while none is in flight, otherwise together after a linger; what was lost on the way is sent again, which does
+no harm. After every new connection the session joins again before it says anything else: an older connection of the
+same name may still be there, and the last that joined speaks for the name.
+
+`Message`'s methods and `ack`, `retry`, `reject`, `release` may be called from any thread. All else is for the line's
+thread, or under its owner's lock; so are the callbacks, except `on_change`, which comes from whoever settles and means:
+have `asks` called soon.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+from fairway import limits
+from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError
+from fairway.names import Group
+from fairway.protocol import terms as group_terms
+from fairway.protocol.ahead import Ahead
+from fairway.protocol.backoff import NS_PER_MS, Backoff
+from fairway.protocol.consumption import (
+    ConsumingCounts,
+    ConsumingEvent,
+    ConsumingOptions,
+    Ended,
+    Gap,
+    HasJoined,
+    Paused,
+)
+from fairway.protocol.delivery import After, Message, ack_all
+from fairway.protocol.frames import Bytes
+from fairway.protocol.lots import ACK, OPEN, RELEASE, Hook, Ledger, Stale
+from fairway.protocol.messages import (
+    Done,
+    Heartbeat,
+    Join,
+    Joined,
+    Leave,
+    Pull,
+    Pulled,
+    Renewed,
+    SettleAll,
+    Settled,
+)
+from fairway.protocol.messages import Message as Control
+from fairway.protocol.session import Answer, Ask, Lost, Outcome
+from fairway.protocol.settling import Settler, Settling
+from fairway.protocol.terms import Terms
+from fairway.protocol.unpacking import Run, Unpacker
+from fairway.world.rng import Rng
+
+_UNREADABLE_MAX = 3  # answers in a row that cannot be read: then it is not the way that damages them
+_BACKOFF_FIRST_MS = 20
+_BACKOFF_MOST_MS = 5_000
+_REJOIN_MS = 1_000  # who has joined within this time and must again waits a little first
+_SOON_MS = 50  # an empty answer that comes sooner than this did not wait: do not ask again at once
+
+# Refusals after which the same request may be granted later.
+_PASSING = frozenset(
+    {
+        Code.BUSY,
+        Code.EXPIRED,
+        Code.DRAINING,
+        Code.NOT_MASTER,
+        Code.READ_ONLY,
+        Code.DAMAGED,
+        Code.TOO_MANY_CONNECTIONS,
+        Code.NO_SUCH_SUBJECT,
+    }
+)
+_JOIN_AGAIN = frozenset({Code.NOT_A_MEMBER, Code.STALE_CONFIG, Code.NO_SUCH_GROUP})
+
+
+class _Doing(enum.Enum):
+    """What a request was for; SETTLE has a token of its own."""
+
+    JOIN = "join"
+    PULL = "pull"
+    HEARTBEAT = "heartbeat"
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The token of a request."""
+
+    doing: _Doing
+    sent_ns: int
+    life: int  # of the connection
+
+
+class _Attempts:
+    """One kind of request: whether it is in flight, and not before when it may be made."""
+
+    __slots__ = ("_backoff", "is_in_flight", "not_before_ns")
+
+    def __init__(self, rng: Rng) -> None:
+        self._backoff = Backoff(rng, first_ms=_BACKOFF_FIRST_MS, most_ms=_BACKOFF_MOST_MS)
+        self.is_in_flight = False
+        self.not_before_ns = 0
+
+    def may_ask(self, now_ns: int) -> bool:
+        return not self.is_in_flight and now_ns >= self.not_before_ns
+
+    def due_ns(self, wanted_ns: int | None) -> int | None:
+        """When what is wanted then may be asked; None: not before something happens."""
+        return None if self.is_in_flight or wanted_ns is None else max(wanted_ns, self.not_before_ns)
+
+    def granted(self) -> None:
+        self.is_in_flight = False
+        self.not_before_ns = 0
+        self._backoff.reset()
+
+    def put_off(self, now_ns: int, retry_after_ms: int | None = None) -> None:
+        self.is_in_flight = False
+        self.not_before_ns = now_ns + self._backoff.next_ns(retry_after_ms)
+
+    def abandon(self) -> None:
+        """Its outcome does not matter any more, or will never come."""
+        self.is_in_flight = False
+        self.not_before_ns = 0
+
+
+class Consuming:
+    """A consumer's session. Ends by `drain`, or by itself with an `error`: then `is_finished`."""
+
+    def __init__(
+        self,
+        options: ConsumingOptions,
+        rng: Rng,
+        *,
+        on_messages: Callable[[list[Message]], None] | None = None,
+        on_event: Callable[[ConsumingEvent], None] | None = None,
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        """With `on_messages`, messages are pushed as they arrive; without it, `take_messages` has them."""
+        self.options = options
+        self.consumer = options.consumer or f"c-{rng.bits(64):016x}"
+        self.group = str(Group.parse(f"{options.group}.{self.consumer}")) if options.is_broadcast else options.group
+        self.error: FairwayError | None = None  # why it ended by itself
+        self.is_finished = False
+        self.is_paused = False  # here
+        self.is_paused_by_broker = False
+        self.counts = ConsumingCounts()
+        self.lease_ms = 0  # from the first JOIN on
+        self._on_messages = on_messages
+        self._on_event = on_event
+        self._ledger = Ledger(options.subject, options.group, on_change)
+        self._settler = Settler(self._ledger, rng, linger_ms=options.linger_ms, enough=options.settle_messages)
+        self._shelf = self._settler.shelf
+        self._unpacker = Unpacker(self._ledger, self._shelf)
+        self._terms = Terms()
+        self._config_version = 0
+        self._waiting: deque[Run] = deque()
+        self._waiting_count = 0
+        self._arrived = 0
+        self._ahead = Ahead(options.prefetch_messages, is_bound=on_messages is None)
+        self._pulling = 0  # messages asked for
+        self._attempts = {doing: _Attempts(rng) for doing in _Doing}
+        self._is_open = False
+        self._is_joined = False
+        self._joined_ns = 0
+        self._is_cramped = False
+        self._unreadable = 0
+        self._life = 0  # counts connections
+        self._room_since_ns: int | None = None
+        self._spoke_ns = 0  # when the last request that renews the lease was sent
+        self._renewed_ns: int | None = None  # when the last of those that were answered was sent
+        self._is_draining = False
+        self._leave_at_ns: int | None = None
+
+    # --- the user ----------------------------------------------------------------------------------------------------
+
+    def take_messages(self, most: int | None = None) -> list[Message]:
+        """Messages to handle now, at most so many; none while it is paused or draining. Yours until settled."""
+        taken: list[Message] = []
+        if self.is_paused:
+            return taken
+        left = self._waiting_count if most is None else min(most, self._waiting_count)
+        self._waiting_count -= left
+        self.counts.handed_out += left
+        while left:
+            lot, page, first, end = self._waiting.popleft()
+            if end - first > left:
+                self._waiting.appendleft(Run(lot, page, first + left, end))
+                end = first + left
+            lot.fill(first - lot.first, end - lot.first, OPEN)
+            at = page.first_sequence
+            payloads = page.batch.payloads[first - at : end - at]
+            taken += map(Message, payloads, range(first, end), repeat(lot), repeat(page))
+            left -= end - first
+        return taken
+
+    def wish(self, count: int) -> None:
+        """The program takes so many at once: see that they are here, however long it may be busy with them."""
+        self._ahead.wish = count
+
+    @property
+    def waiting_count(self) -> int:
+        """Messages that `take_messages` has."""
+        return self._waiting_count
+
+    @property
+    def held_count(self) -> int:
+        """Messages that are here and not settled, as of the last look; those in the hands of handlers included."""
+        return self._shelf.held
+
+    @property
+    def unconfirmed_count(self) -> int:
+        """Messages of which the broker has not confirmed the outcome, `held_count` included."""
+        return self._shelf.owed
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the broker has confirmed everything that was settled so far."""
+        return self._settler.is_idle
+
+    def ack(self, messages: Sequence[Message]) -> None:
+        """Done. Where one was settled before, Misuse, and those before it hold; so with the others."""
+        ack_all(messages)
+
+    def retry(self, messages: Sequence[Message], after: After | None = None, reason: str = "") -> None:
+        """Failed: again after so many seconds (or a timedelta), by the group's backoff unless told."""
+        for message in messages:
+            message.retry(after, reason)
+
+    def reject(self, messages: Sequence[Message], reason: str = "") -> None:
+        """To dead letter at once."""
+        for message in messages:
+            message.reject(reason)
+
+    def release(self, messages: Sequence[Message]) -> None:
+        """Hand back untouched."""
+        for message in messages:
+            message.release()
+
+    def when_settled(self, messages: Sequence[Message], call: Hook) -> None:
+        """`call(None)` once the broker has confirmed the outcome of all of these; with `Stale`, or with what ended the
+        session, if that cannot be. Each must have been settled before."""
+        self._settler.when_settled(messages, call)
+
+    def pause(self) -> None:
+        """Pull no more and hand out no more, until `resume`; what is held stays held."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+        self._push()
+        self._ledger.call()
+
+    def hand_back(self) -> int:
+        """Give back what nobody has begun; how many messages that is. Pause it first, or as many are pulled again."""
+        count = self._give_back()
+        self._ledger.call()
+        return count
+
+    def drain(self, now_ns: int, until_ns: int | None = None) -> None:
+        """Begin to end: pull no more, and hand back at once what nobody has begun. When the user has settled the rest,
+        or at `until_ns`, leave the group, which hands back what is left. Then it `is_finished`. Calling it again may
+        set an earlier end."""
+        if until_ns is not None:
+            self._leave_at_ns = until_ns if self._leave_at_ns is None else min(self._leave_at_ns, until_ns)
+        self._is_draining = True
+        self._give_back()
+        if self.lease_ms == 0 and not self._attempts[_Doing.JOIN].is_in_flight:
+            self._finish(None)  # it never was a member
+        self._ledger.call()
+
+    def abandon(self) -> None:
+        """End now, without another word to the broker: what is held goes to others when the lease runs out."""
+        self._finish(None)
+
+    # --- the line ----------------------------------------------------------------------------------------------------
+
+    def opened(self, now_ns: int) -> None:
+        self._life += 1
+        self._is_open = True
+        self._is_joined = False
+        self._settler.hurry()
+        for attempts in self._attempts.values():
+            attempts.abandon()
+
+    def asks(self, room: int, now_ns: int) -> Iterable[Ask]:
+        self._ledger.is_called = False
+        asks: list[Ask] = []
+        if self.is_finished:
+            return asks
+        self._settler.gather(now_ns)
+        self._is_cramped = room < 1 or not self._is_open
+        if self._is_cramped:
+            return asks
+        if not self._is_joined:
+            self._join(asks, now_ns)
+            return asks
+        self._settle(asks, room, now_ns)
+        for step in (self._leave, self._pull, self._beat):
+            if len(asks) < room:
+                step(asks, now_ns)
+            else:
+                self._is_cramped = True
+        return asks
+
+    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+        if self.is_finished:
+            return
+        if isinstance(token, Settling):
+            self._on_settle_outcome(token, outcome, now_ns)
+        elif isinstance(token, _Asked) and token.life == self._life:
+            if isinstance(outcome, Lost):
+                self._is_open = self._is_joined = False
+                self._attempts[token.doing].abandon()
+            elif isinstance(outcome, Refused):
+                self._on_refused(token, outcome, now_ns)
+            else:
+                self._on_answer(token, outcome, now_ns)
+
+    def next_deadline(self) -> int | None:
+        if self.is_finished or self._is_cramped or not self._is_open:
+            return None
+        if not self._is_joined:
+            return self._attempts[_Doing.JOIN].due_ns(0)
+        dues = (
+            self._settler.deadline_ns(is_urgent=self._is_draining),
+            self._attempts[_Doing.HEARTBEAT].due_ns(self._beat_due_ns()),
+            self._attempts[_Doing.PULL].due_ns(self._pull_due_ns()),
+            self._attempts[_Doing.LEAVE].due_ns(self._leave_due_ns()),
+        )
+        return min((due for due in dues if due is not None), default=None)
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def _ask(self, asks: list[Ask], doing: _Doing, message: Control, now_ns: int) -> None:
+        self._attempts[doing].is_in_flight = True
+        self._spoke_ns = now_ns
+        asks.append(Ask(message, (), _Asked(doing, now_ns, self._life)))
+
+    def _join(self, asks: list[Ask], now_ns: int) -> None:
+        if self._attempts[_Doing.JOIN].may_ask(now_ns):
+            options = self.options
+            join = Join(
+                *self._place, options.config_version, self._arrived, options.start, is_broadcast=options.is_broadcast
+            )
+            self.counts.joins += 1
+            self._ask(asks, _Doing.JOIN, join, now_ns)
+
+    def _settle(self, asks: list[Ask], room: int, now_ns: int) -> None:
+        for outcomes, token in self._settler.take(room, now_ns, is_urgent=self._is_draining):
+            self._spoke_ns = now_ns
+            asks.append(Ask(SettleAll(*self._place, outcomes, self._arrived), (), token))
+
+    def _pull(self, asks: list[Ask], now_ns: int) -> None:
+        waiting = self._waiting_count
+        self._ahead.look(waiting, self.counts.handed_out + waiting - self._shelf.held, now_ns, is_idle=self.is_paused)
+        messages, size = self._room()
+        if messages < 1 or size < 1:
+            self._room_since_ns = None
+            return
+        if self._room_since_ns is None:
+            self._room_since_ns = now_ns
+        due_ns = self._pull_due_ns()
+        if due_ns is None or now_ns < due_ns or not self._attempts[_Doing.PULL].may_ask(now_ns):
+            return
+        self._room_since_ns = None
+        wait_ms = min(self.options.wait_ms, self.lease_ms // 2)
+        self._pulling = messages
+        self._ask(asks, _Doing.PULL, Pull(*self._place, messages, size, wait_ms, self._arrived), now_ns)
+
+    def _room(self) -> tuple[int, int]:
+        """How many messages and bytes more may be held."""
+        shelf, options = self._shelf, self.options
+        if shelf.owed - shelf.held > 2 * options.prefetch_messages + limits.LOT_MESSAGES_MAX:
+            return 0, 0  # the broker confirms slower than we settle
+        messages = min(options.prefetch_messages - shelf.held, self._ahead.limit - self._waiting_count)
+        return messages, options.prefetch_bytes - shelf.held_bytes
+
+    def _pull_due_ns(self) -> int | None:
+        """None: not at all now. A little room waits for more, as long as settlements do: small pulls are dear."""
+        if self._is_draining or self.is_paused or self._room_since_ns is None:
+            return None
+        messages, size = self._room()
+        is_much = 2 * messages >= self._ahead.limit and 2 * size >= self.options.prefetch_bytes
+        is_wanted = self._on_messages is None and not self._waiting_count
+        return 0 if is_much or is_wanted else self._room_since_ns + round(self.options.linger_ms * NS_PER_MS)
+
+    def _beat(self, asks: list[Ask], now_ns: int) -> None:
+        if now_ns >= self._beat_due_ns() and self._attempts[_Doing.HEARTBEAT].may_ask(now_ns):
+            self._ask(asks, _Doing.HEARTBEAT, Heartbeat(*self._place, self._arrived), now_ns)
+
+    def _beat_due_ns(self) -> int:
+        """A third of a lease after the last word. A pull that waits for half a lease, with nothing held, may do so."""
+        is_waiting = self._attempts[_Doing.PULL].is_in_flight and not self._shelf.owed
+        return self._spoke_ns + self.lease_ms * NS_PER_MS * (2 if is_waiting else 1) // 3
+
+    def _leave(self, asks: list[Ask], now_ns: int) -> None:
+        due_ns = self._leave_due_ns()
+        if due_ns is not None and now_ns >= due_ns and self._attempts[_Doing.LEAVE].may_ask(now_ns):
+            self._ask(asks, _Doing.LEAVE, Leave(*self._place, self._arrived), now_ns)
+
+    def _leave_due_ns(self) -> int | None:
+        if not self._is_draining:
+            return None
+        return 0 if not self._shelf.held and self._settler.is_idle else self._leave_at_ns
+
+    @property
+    def _place(self) -> tuple[str, str, str]:
+        return self.options.subject, self.group, self.consumer
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def _on_answer(self, token: _Asked, outcome: Answer, now_ns: int) -> None:
+        message = outcome.message
+        self._renewed_ns = token.sent_ns if token.doing is not _Doing.JOIN else self._renewed_ns
+        if isinstance(message, Pulled):
+            self._on_pulled(token, message, outcome.attachments, now_ns)
+            return
+        self._attempts[token.doing].granted()
+        if isinstance(message, Joined):
+            self._on_joined(token, message, now_ns)
+        elif isinstance(message, Renewed):
+            self._on_renewed(message, now_ns)
+        elif isinstance(message, Done):
+            self._finish(None)
+
+    def _on_joined(self, token: _Asked, told: Joined, now_ns: int) -> None:
+        try:
+            self._terms = group_terms.read(told.config)
+        except RemoteProtocolError as error:
+            self._finish(error)
+            return
+        wanted = self.options.wanted
+        if wanted is not None and not wanted.means(self._terms.tags):
+            sentence = f"group {self.group} wants {self._terms.tags}, this consumer {wanted}: configure the group"
+            self._finish(Refused(Code.STALE_CONFIG, sentence))
+            return
+        is_first = not self.lease_ms
+        self.lease_ms = told.lease_ms
+        self._config_version = told.config_version
+        self._is_joined = True
+        self._joined_ns = now_ns
+        if self._renewed_ns is not None and now_ns - self._renewed_ns > self.lease_ms * NS_PER_MS:
+            self._lapse()
+        self._renewed_ns = token.sent_ns
+        self._tell(HasJoined(told.config_version, told.lease_ms, is_first))
+        if told.has_gap:
+            self.counts.gaps += 1
+            self._tell(Gap())
+
+    def _on_pulled(self, token: _Asked, told: Pulled, attachments: Sequence[Bytes], now_ns: int) -> None:
+        attempts = self._attempts[_Doing.PULL]
+        if not told.lots:
+            if now_ns - token.sent_ns < _SOON_MS * NS_PER_MS:
+                attempts.put_off(now_ns)
+            else:
+                attempts.granted()
+            return
+        if told.number <= self._arrived:
+            self.counts.repeated += sum(span.count for lot in told.lots for span in lot.spans)
+            attempts.put_off(now_ns)
+            return
+        try:
+            unpacked = self._unpacker.unpack(told, attachments, self._terms)
+        except RemoteProtocolError as error:
+            self._on_unreadable(error, now_ns)
+            return
+        self._unreadable = 0
+        attempts.granted()
+        self._arrived = told.number
+        self.counts.repeated += unpacked.repeated
+        self.counts.filtered += unpacked.filtered
+        self.counts.absent += unpacked.absent
+        self._waiting.extend(unpacked.runs)
+        fresh = sum(run.end - run.first for run in unpacked.runs)
+        self._waiting_count += fresh
+        self._ahead.arrived(self._pulling, fresh + unpacked.filtered)
+        if self._is_draining:
+            self._give_back()
+        self._push()
+
+    def _on_unreadable(self, error: RemoteProtocolError, now_ns: int) -> None:
+        """It has not arrived, then, and comes again."""
+        self._unreadable += 1
+        if self._unreadable >= _UNREADABLE_MAX:
+            self._finish(error)
+        else:
+            self._attempts[_Doing.PULL].put_off(now_ns)
+
+    def _on_renewed(self, told: Renewed, now_ns: int) -> None:
+        if told.config_version != self._config_version:
+            self._rejoin(now_ns)
+        if told.is_paused != self.is_paused_by_broker:
+            self.is_paused_by_broker = told.is_paused
+            self._tell(Paused(told.is_paused))
+
+    def _on_settle_outcome(self, token: Settling, outcome: Outcome, now_ns: int) -> None:
+        if isinstance(outcome, Answer) and isinstance(outcome.message, Settled):
+            self._renewed_ns = token.sent_ns
+            self.counts.settled += outcome.message.settled
+            self.counts.stale += outcome.message.stale
+            self._settler.confirmed(token, outcome.message)
+            return
+        self._settler.returned(token, now_ns)
+        if isinstance(outcome, Lost):
+            self._is_open = self._is_joined = False
+        elif isinstance(outcome, Refused):
+            if outcome.code not in _JOIN_AGAIN:  # after the JOIN it goes first, before a pull brings the same again
+                self._settler.put_off(now_ns, outcome.retry_after_ms)
+            self._heed(outcome, now_ns)
+
+    def _on_refused(self, token: _Asked, refused: Refused, now_ns: int) -> None:
+        doing = token.doing
+        if refused.code not in _JOIN_AGAIN:
+            self._attempts[doing].put_off(now_ns, refused.retry_after_ms)
+            self._heed(refused, now_ns)
+        elif doing is _Doing.LEAVE:
+            self._finish(None)
+        elif doing is _Doing.JOIN:
+            self._finish(refused)  # it was written for another configuration
+        else:
+            self._attempts[doing].abandon()
+            self._heed(refused, now_ns)
+
+    def _heed(self, refused: Refused, now_ns: int) -> None:
+        """What follows from a refusal, beyond trying again later."""
+        if refused.code in _JOIN_AGAIN:
+            if refused.code is Code.NOT_A_MEMBER:
+                self._lapse()
+            self._rejoin(now_ns)
+        elif refused.code is Code.FENCED:
+            sentence = f"another process consumes as {self.consumer} in group {self.group}: {refused.sentence}"
+            self._finish(Refused(Code.FENCED, sentence))
+        elif refused.code not in _PASSING:
+            self._finish(refused)
+
+    # --- within ------------------------------------------------------------------------------------------------------
+
+    def _rejoin(self, now_ns: int) -> None:
+        """At once, unless that has just been of no use."""
+        if self._is_joined:
+            self._is_joined = False
+            if now_ns - self._joined_ns < _REJOIN_MS * NS_PER_MS:
+                self._attempts[_Doing.JOIN].put_off(now_ns)
+
+    def _push(self) -> None:
+        if self._on_messages is not None and not self.is_paused and self._waiting_count:
+            self._on_messages(self.take_messages())
+
+    def _lapse(self) -> None:
+        """The lease may have run out. What nobody has begun goes back by name: if it is still ours, nobody else would
+        ever get it, and if it is not, nothing happens."""
+        for lot in self._shelf:
+            lot.is_lapsed = not lot.is_final
+        self.counts.lapsed += self._give_back()
+
+    def _give_back(self) -> int:
+        """What nobody has begun, and how many that was. What cannot go back is lost if we drain, and kept otherwise."""
+        count = 0
+        kept: deque[Run] = deque()
+        for run in self._waiting:
+            length = run.end - run.first
+            if not run.lot.is_final:
+                run.lot.say(run.first, run.end, RELEASE)
+                count += length
+            elif self._is_draining:
+                run.lot.say(run.first, run.end, ACK)
+                self.counts.forgone += length
+            else:
+                kept.append(run)
+        self._waiting = kept
+        self._waiting_count = sum(run.end - run.first for run in kept)
+        return count
+
+    def _tell(self, event: ConsumingEvent) -> None:
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def _finish(self, error: FairwayError | None) -> None:
+        if self.is_finished:
+            return
+        self.is_finished = True
+        self.error = error
+        self._waiting.clear()
+        self._waiting_count = 0
+        self._ledger.ended = "the consumer has ended, and what it held goes to others" if error is None else str(error)
+        self._settler.end(error or Stale(self._ledger.ended))
+        self._tell(Ended(error))
+        self._on_messages = self._on_event = self._ledger.on_change = None  # messages are not seen by the collector

@@ -1,0 +1,89 @@
+"""The values around a consumer's session: how it shall behave, what it counts, what it tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fairway import limits
+from fairway.errors import FairwayError, Misuse
+from fairway.names import Consumer, Group, Subject
+from fairway.protocol.messages import Whence
+from fairway.protocol.terms import Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumingOptions:
+    """How a consumer behaves."""
+
+    subject: str
+    group: str
+    consumer: str = ""  # stable across restarts, if given; otherwise random
+    start: Whence = Whence.EARLIEST  # where a group that is new to the subject begins
+    is_broadcast: bool = False  # every consumer gets every message: its group is `group.consumer`, for it alone
+    config_version: int = 0  # of the group configuration that the program was written for; 0: whatever holds
+    wanted: Wanted | None = None  # the tags that the program expects the group to filter by; None: whatever holds
+    prefetch_messages: int = 2_000  # two lots: one in the hands of handlers, one ready
+    prefetch_bytes: int = 8 * limits.MIB
+    linger_ms: float = 5.0  # how long settlements wait for company while others are in flight
+    settle_messages: int = 1_000  # so many settlements wait for nobody
+    wait_ms: int = 30_000  # of a pull, at the broker
+
+    def __post_init__(self) -> None:
+        Subject.parse_joinable(self.subject)
+        Group.parse(self.group)
+        if self.consumer:
+            Consumer.parse(self.consumer)
+        if self.start not in (Whence.EARLIEST, Whence.LATEST):
+            raise Misuse("a new group starts at EARLIEST or LATEST; seek afterwards")
+        if self.prefetch_messages < 1 or self.prefetch_bytes < 1 or self.settle_messages < 1:
+            raise Misuse("prefetch and settle_messages are at least 1")
+        if self.linger_ms < 0 or self.wait_ms < 0:
+            raise Misuse("linger_ms and wait_ms are at least 0")
+
+
+@dataclass(slots=True)
+class ConsumingCounts:
+    """Messages so far, unless it says otherwise."""
+
+    handed_out: int = 0
+    settled: int = 0
+    stale: int = 0  # settled when they were no longer ours: somebody else has them
+    repeated: int = 0  # came again while they were held, and were not handed out again
+    filtered: int = 0  # without the tags that the group wants
+    absent: int = 0  # meant, but in no batch
+    lapsed: int = 0  # given back unbegun, because the lease may have run out
+    forgone: int = 0  # of an at-most-once group, un-handled at the end
+    joins: int = 0  # requests
+    gaps: int = 0  # times that a broadcast consumer was away for too long, and missed messages
+
+
+@dataclass(frozen=True, slots=True)
+class HasJoined:
+    """The session is a member (again)."""
+
+    config_version: int
+    lease_ms: int
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A broadcast consumer was away for too long: it has missed messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Somebody has paused or resumed the group or this consumer, at the broker."""
+
+    is_paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The session has ended; with an error, by itself."""
+
+    error: FairwayError | None
+
+
+ConsumingEvent: TypeAlias = HasJoined | Gap | Paused | Ended

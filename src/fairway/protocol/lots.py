@@ -1,0 +1,452 @@
+"""What a consumer holds: lots, each with one byte of state per message.
+
+    WAITING ──► OPEN ──► ACK, RETRY, REJECT, RELEASE ──► SENT ──► DONE
+    arrived     with the user     said, not yet sent      in a request    the broker has answered
+
+A user's thread sets a byte and, if the lot was clean, puts it into the ledger's queue; the line's thread clears the
+mark *before* it reads the bytes. So whatever is said is seen, by this look or by the next, and nobody needs a lock.
+
+A message can come a second time while the first is still held: the broker lost its memory of a handout in a crash, or
+the lease ended and nobody else took the message. The user must not get it twice, but its outcome has to be sent under
+the name of the later lot, the only one that the broker knows. The earlier lot then has an *heir* for these messages.
+
+And one comes again rightly, because it was released or retried, before the broker has confirmed that. If a crash then
+takes both, the release and the second handout, the broker knows the message by its earlier name alone. So after such a
+loss the outcome goes out under both names, as an *echo*: one of them is the right one, and the other does no harm.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from fairway import limits
+from fairway.errors import FairwayError, Misuse, RemoteProtocolError
+from fairway.protocol.messages import Lot as LotMessage
+from fairway.protocol.messages import Settle, Settlement, Span
+
+ABSENT: Final = 0  # not meant: another message of the same batch
+WAITING: Final = 1
+OPEN: Final = 2
+ACK: Final = 3
+RETRY: Final = 4
+REJECT: Final = 5
+RELEASE: Final = 6
+SENT_ACK: Final = 7
+SENT: Final = 8  # another outcome than ACK
+DONE: Final = 9
+LINKED: Final = 10  # an earlier lot has it in its hands, and this one is its heir
+GONE: Final = 11  # the consumer ended before anybody said what became of it
+
+_KINDS: Final = {
+    ACK: Settlement.ACK,
+    RETRY: Settlement.RETRY,
+    REJECT: Settlement.REJECT,
+    RELEASE: Settlement.RELEASE,
+}
+_WORDS: Final = {ACK: "acked", SENT_ACK: "acked", RETRY: "retried", REJECT: "rejected", RELEASE: "released"}
+_FILL: Final = [bytes([code]) * limits.LOT_MESSAGES_MAX for code in range(GONE + 1)]
+_RUNS: Final = [re.compile(re.escape(bytes([code])) + b"+") for code in range(GONE + 1)]
+_SAID: Final = re.compile(b"[\x04\x05\x06]")
+
+
+class Stale(FairwayError):
+    """The consumer no longer held the message when its outcome reached the broker: it was not its to say."""
+
+
+class Note(NamedTuple):
+    """What goes with a RETRY or a REJECT."""
+
+    after_ms: int | None
+    reason: str
+
+
+Hook = Callable[[FairwayError | None], None]
+
+
+class Ledger:
+    """What all lots of a consumer share: whose they are, and which of them have something to send."""
+
+    __slots__ = ("dirty", "ended", "group", "is_called", "on_change", "subject")
+
+    def __init__(self, subject: str, group: str, on_change: Callable[[], None] | None) -> None:
+        self.subject = subject
+        self.group = group
+        self.on_change = on_change
+        self.dirty: deque[Lot] = deque()
+        self.is_called = False  # `on_change` was called, and nobody has looked since
+        self.ended: str = ""  # why nothing can be settled any more
+
+    def call(self) -> None:
+        """Somebody must look. Called from any thread."""
+        if not self.is_called:
+            self.is_called = True
+            if self.on_change is not None:
+                self.on_change()
+
+
+class Heir(NamedTuple):
+    """The outcome of this message goes out under the name of `lot`, instead (heirs) or as well (echoes)."""
+
+    sequence: int
+    lot: Lot
+
+
+class Lot:
+    """Messages that were handed out under one name. Index i of the state is the message at `first + i`."""
+
+    __slots__ = (
+        "attempt",
+        "bytes_each",
+        "echoes",
+        "fence",
+        "first",
+        "heirs",
+        "hooks",
+        "is_dirty",
+        "is_final",
+        "is_inbox",
+        "is_lapsed",
+        "ledger",
+        "left",
+        "notes",
+        "serial",
+        "state",
+    )
+
+    def __init__(self, ledger: Ledger, told: LotMessage, *, is_inbox: bool, is_final: bool, serial: int = 0) -> None:
+        self.ledger = ledger
+        self.first = told.first
+        self.attempt = told.attempt
+        self.fence = told.fence
+        self.is_inbox = is_inbox
+        self.is_final = is_final  # settled by being handed out: nothing is sent
+        self.is_lapsed = False
+        self.is_dirty = False
+        self.serial = serial
+        self.bytes_each = 0
+        self.state = _state_of(told)
+        self.left = len(self.state) - self.state.count(ABSENT)  # not DONE; the line's thread alone counts
+        self.notes: dict[int, Note] = {}
+        self.heirs: list[Heir] = []
+        self.echoes: list[Heir] = []
+        self.hooks: dict[int, list[Hook]] = {}
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.state)
+
+    # --- any thread
+
+    def touch(self) -> None:
+        """There is something to send."""
+        self.is_dirty = True
+        self.ledger.dirty.append(self)
+        if not self.ledger.is_called:
+            self.ledger.call()
+
+    def settle(self, sequence: int, code: int, note: Note | None) -> None:
+        index = sequence - self.first
+        if self.state[index] != OPEN:
+            raise self.complaint(sequence)
+        if self.is_final and code in (RETRY, REJECT):
+            raise Misuse(
+                f"group {self.ledger.group} is at most once: message {sequence} was settled by being handed out"
+            )
+        if note is not None:
+            self.notes[index] = note
+        self.state[index] = code
+        if not self.is_dirty:
+            self.touch()
+
+    def complaint(self, sequence: int) -> Misuse:
+        """Why this message cannot be settled now."""
+        code = self.state[sequence - self.first]
+        name = f"message {sequence} of {self.ledger.subject}"
+        if code == GONE:
+            return Misuse(f"{name} cannot be settled any more: {self.ledger.ended}")
+        return Misuse(f"{name} was {_WORDS.get(code, 'settled')} before: settle each message once")
+
+    def has_lapsed(self, sequence: int) -> bool:
+        heir = self._heir_of(sequence)
+        return self.is_lapsed if heir is None else heir.has_lapsed(sequence)
+
+    # --- the line's thread
+
+    def runs(self, code: int, first: int = 0, end: int = limits.LOT_MESSAGES_MAX) -> Iterator[tuple[int, int]]:
+        """Where the state is this, as (start, end) of indices."""
+        return (found.span() for found in _RUNS[code].finditer(bytes(self.state), first, end))
+
+    def held_count(self) -> int:
+        """Messages whose outcome has not been sent; what is linked counts where it is linked to."""
+        count = self.state.count
+        return sum(count(code) for code in range(WAITING, RELEASE + 1))
+
+    def fill(self, start: int, end: int, code: int) -> None:
+        self.state[start:end] = _FILL[code][: end - start]
+
+    def say(self, first: int, end: int, code: int) -> None:
+        """The consumer itself settles messages, by sequence."""
+        self.fill(first - self.first, end - self.first, code)
+        if not self.is_dirty:
+            self.touch()
+
+    def gather(self) -> list[Piece]:
+        """What has been said and not been sent; it is SENT from now on. What has an heir goes over to it."""
+        self.is_dirty = False
+        if self.echoes:
+            self._echo()
+        if self.heirs:
+            self._pass_on()
+        pieces = []
+        if spans := list(self.runs(ACK)):
+            for start, end in spans:
+                self.fill(start, end, SENT_ACK)
+            pieces.append(Piece(self, ACK, None, spans))
+        if _SAID.search(self.state) is not None:
+            pieces += self._gather_others()
+        return pieces
+
+    def _gather_others(self) -> list[Piece]:
+        by_note: dict[tuple[int, Note | None], list[tuple[int, int]]] = {}
+        for code in (RETRY, REJECT, RELEASE):
+            for start, end in self.runs(code):
+                for index in range(start, end):
+                    spans = by_note.setdefault((code, self.notes.pop(index, None)), [])
+                    if spans and spans[-1][1] == index:
+                        spans[-1] = (spans[-1][0], index + 1)
+                    else:
+                        spans.append((index, index + 1))
+                self.fill(start, end, SENT)
+        return [Piece(self, code, note, spans) for (code, note), spans in by_note.items()]
+
+    def finish(self, start: int, end: int) -> int:
+        """These are DONE, as far as they are SENT; how many that is. Its hooks are the caller's affair."""
+        count = self.state.count(SENT_ACK, start, end) + self.state.count(SENT, start, end)
+        if count == end - start:
+            self.fill(start, end, DONE)
+        else:
+            for index in range(start, end):
+                if self.state[index] in (SENT_ACK, SENT):
+                    self.state[index] = DONE
+        self.left -= count
+        return count
+
+    def end_all(self) -> None:
+        """Nobody settles anything here any more."""
+        for code in (WAITING, OPEN):
+            for start, end in self.runs(code):
+                self.fill(start, end, GONE)
+
+    def hooks_of(self, start: int, end: int) -> list[Hook]:
+        """Taken out: whoever waits for these messages."""
+        if not self.hooks:
+            return []
+        return [hook for index in range(start, end) for hook in self.hooks.pop(index, ())]
+
+    # --- heirs
+
+    def inherit(self, older: Lot) -> None:
+        """Take over what the older lot still has of the same messages; here they are not to be handed out."""
+        for sequence in range(max(self.first, older.first), min(self.end, older.end)):
+            here, there = sequence - self.first, sequence - older.first
+            code = older.state[there]
+            if self.state[here] == ABSENT or code in (ABSENT, DONE, GONE):
+                continue
+            if code in (WAITING, OPEN):
+                self.state[here] = LINKED
+                older.heirs.append(Heir(sequence, self))
+            elif code == SENT_ACK:  # under the older name, which may mean nothing to the broker
+                self.state[here] = ACK
+            elif code == SENT and (self.first, self.attempt) != (older.first, older.attempt):
+                older.heirs.append(Heir(sequence, self))  # a new handout, for all we know
+            else:
+                if code not in (LINKED, SENT):
+                    self._take_over(older, sequence, code)
+                older.forget(there)
+
+    def lose(self, index: int) -> None:
+        """Nobody knows whether a RETRY or RELEASE arrived. If the message has come again, it is not repeated."""
+        heir = self._heir_of(self.first + index)
+        if heir is None:
+            return
+        code = heir.state[self.first + index - heir.first]
+        if code == DONE:  # which was written after it, and is durable
+            self.forget(index)
+        elif code in (SENT_ACK, SENT):
+            self.say(self.first + index, self.first + index + 1, ACK if code == SENT_ACK else RELEASE)
+        else:
+            self.state[index] = LINKED
+            heir.echoes.append(Heir(self.first + index, self))
+
+    def _echo(self) -> None:
+        echoes, self.echoes = self.echoes, []
+        for echo in echoes:
+            sequence, older = echo
+            code = self.state[sequence - self.first]
+            if older.state[sequence - older.first] != LINKED:
+                continue
+            if ACK <= code <= RELEASE:
+                older.repeat(sequence, code, self.notes.get(sequence - self.first))
+            else:
+                self.echoes.append(echo)
+
+    def repeat(self, sequence: int, code: int, note: Note | None) -> None:
+        """The same outcome under this lot's name."""
+        if note is not None:
+            self.notes[sequence - self.first] = note
+        self.say(sequence, sequence + 1, code)
+
+    def forget(self, index: int) -> None:
+        """The message is none of this lot's affair any more."""
+        self.state[index] = DONE
+        self.left -= 1
+
+    def _heir_of(self, sequence: int) -> Lot | None:
+        return next((heir.lot for heir in reversed(self.heirs) if heir.sequence == sequence), None)
+
+    def _pass_on(self) -> None:
+        for index, code in enumerate(self.state):
+            if not ACK <= code <= RELEASE:
+                continue
+            heir = self._heir_of(self.first + index)
+            if heir is not None and heir.state[self.first + index - heir.first] == LINKED:
+                heir._take_over(self, self.first + index, code)
+                self.forget(index)
+
+    def _take_over(self, older: Lot, sequence: int, code: int) -> None:
+        here, there = sequence - self.first, sequence - older.first
+        if there in older.notes:
+            self.notes[here] = older.notes.pop(there)
+        if there in older.hooks:
+            self.hooks.setdefault(here, []).extend(older.hooks.pop(there))
+        self.state[here] = code
+        if not self.is_dirty:
+            self.is_dirty = True
+            self.ledger.dirty.append(self)
+
+
+class Piece(NamedTuple):
+    """Some messages of a lot with one outcome, on its way to the broker."""
+
+    lot: Lot
+    code: int
+    note: Note | None
+    runs: list[tuple[int, int]]  # (start, end) of indices
+
+    @property
+    def size(self) -> int:
+        return sum(end - start for start, end in self.runs)
+
+    def settle(self) -> Settle:
+        lot = self.lot
+        spans = [Span(lot.first + start, end - start) for start, end in self.runs]
+        after_ms, reason = (None, "") if self.note is None else (self.note.after_ms, _cut(self.note.reason))
+        return Settle(_KINDS[self.code], lot.first, lot.attempt, spans, after_ms, reason, lot.is_inbox, lot.fence)
+
+    def still_sent(self) -> Piece | None:
+        """What of it is to be sent again, after nobody knows whether it arrived."""
+        code = SENT_ACK if self.code == ACK else SENT
+        if code == SENT and self.lot.heirs:
+            for start, end in self.runs:
+                for index in range(start, end):
+                    if self.lot.state[index] == SENT:
+                        self.lot.lose(index)
+        runs = [run for start, end in self.runs for run in self.lot.runs(code, start, end)]
+        return self._replace(runs=runs) if runs else None
+
+
+class Shelf:
+    """All lots that a consumer has and the broker has not heard the end of."""
+
+    def __init__(self) -> None:
+        self._lots: dict[int, Lot] = {}
+        self._order: tuple[list[tuple[int, int]], ...] = ([], [])  # (first, serial); the subject's, the inbox's
+        self._serial = 0
+        self.owed = 0  # messages of which the broker has not confirmed the outcome
+        self.held = 0  # messages whose outcome has not been sent yet
+        self.held_bytes = 0
+
+    def __iter__(self) -> Iterator[Lot]:
+        return iter(self._lots.values())
+
+    def __len__(self) -> int:
+        return len(self._lots)
+
+    def add(self, lot: Lot) -> None:
+        self._serial += 1
+        lot.serial = self._serial
+        self._lots[lot.serial] = lot
+        insort(self._order[lot.is_inbox], (lot.first, lot.serial))
+        self.owed += lot.left
+        self.held += lot.left
+        self.held_bytes += lot.left * lot.bytes_each
+
+    def remove(self, lot: Lot) -> None:
+        del self._lots[lot.serial]
+        order = self._order[lot.is_inbox]
+        del order[bisect_left(order, (lot.first, lot.serial))]
+
+    def overlapping(self, lot: Lot) -> list[Lot]:
+        """Those that may have some of the same messages, the oldest first."""
+        order = self._order[lot.is_inbox]
+        if not order or order[-1][0] + limits.LOT_MESSAGES_MAX <= lot.first:
+            return []
+        found = []
+        for first, serial in order[bisect_left(order, (lot.first - limits.LOT_MESSAGES_MAX + 1, 0)) :]:
+            if first >= lot.end:
+                break
+            if self._lots[serial].end > lot.first:
+                found.append(serial)
+        return [self._lots[serial] for serial in sorted(found)]
+
+    def sent(self, piece: Piece) -> None:
+        """It is on its way."""
+        count = piece.size
+        self.held -= count
+        self.held_bytes -= count * piece.lot.bytes_each
+
+    def confirm(self, piece: Piece) -> None:
+        """The broker has answered."""
+        lot = piece.lot
+        for start, end in piece.runs:
+            self.owed -= lot.finish(start, end)
+        if not lot.left and lot.serial in self._lots:
+            self.remove(lot)
+
+    def recount(self) -> None:
+        """After messages went from one lot to another: rare, so from scratch."""
+        for lot in [lot for lot in self if not lot.left]:
+            self.remove(lot)
+        self.owed = sum(lot.left for lot in self)
+        counted = [(lot, lot.held_count()) for lot in self]
+        self.held = sum(count for _, count in counted)
+        self.held_bytes = sum(count * lot.bytes_each for lot, count in counted)
+
+    def clear(self) -> None:
+        self._lots.clear()
+        self._order = ([], [])
+        self.owed = self.held = self.held_bytes = 0
+
+
+def _cut(reason: str) -> str:
+    """As much of it as is kept."""
+    return reason.encode(errors="replace")[: limits.REASON_BYTES_MAX].decode(errors="ignore")
+
+
+def _state_of(told: LotMessage) -> bytearray:
+    """WAITING where the spans are."""
+    spans = told.spans
+    if not spans:
+        raise RemoteProtocolError("a lot without messages")
+    size = max(span.first + span.count for span in spans) - told.first
+    if min(span.first for span in spans) < told.first or not 0 < size <= limits.LOT_MESSAGES_MAX:
+        raise RemoteProtocolError(f"a lot of {size} messages: it has 1 to {limits.LOT_MESSAGES_MAX}")
+    state = bytearray(size)
+    for span in spans:
+        start = span.first - told.first
+        state[start : start + span.count] = _FILL[WAITING][: span.count]
+    return state

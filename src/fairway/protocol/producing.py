@@ -1,0 +1,450 @@
+"""The producer half of a client, without a socket: buffer, batches, a window in flight, and each message stored once.
+
+    producing = Producing(clock, rng, options, run_later=line.run_later)
+    line.add(producing, now)
+    pending = producing.add("orders", b"...", key="o-42")
+    batches = producing.add_many("orders", payloads)
+    if producing.is_stirred:            clear it, write `line.take(now)`, look at `line.next_deadline()` again
+
+With nothing in flight for its subject a batch leaves at once; `linger_ms` is how long it waits for company while
+another one is under way. A batch is cut when it is full, encoded there and then by whoever added its last message, and
+goes through its `lane`, which has the law of sending again. After a second it is cut in any case, so that all its
+messages may have the deadline of the first.
+
+Not safe for threads by itself: the owner calls everything here under one lock, or from one loop. The clock is looked at
+once per batch, not per message.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Final, Generic, TypeVar, cast
+
+from fairway import batch, limits
+from fairway.batch import Codec, MessageId
+from fairway.errors import BufferFull, CircuitOpen, FairwayError, Misuse, Refused, invariant
+from fairway.names import Subject
+from fairway.protocol.backoff import NS_PER_MS, Backoff
+from fairway.protocol.breaker import Breaker
+from fairway.protocol.filling import Columns, Extras, Filling, check_extras, check_size
+from fairway.protocol.frames import Bytes
+from fairway.protocol.lane import NEVER_NS, Lane, Parcel, not_sent
+from fairway.protocol.line import Errand
+from fairway.protocol.messages import Produced
+from fairway.protocol.pending import BatchReceipt, Pending, PendingBatch
+from fairway.protocol.session import Answer, Ask, Outcome
+from fairway.world.clock import Clock
+from fairway.world.rng import Rng
+
+PendingT = TypeVar("PendingT", bound=Pending)
+BatchT = TypeVar("BatchT", bound=PendingBatch)
+
+FILLING_MS_MAX: Final = 1_000  # how much younger than its batch a message can be
+FAILURES_KEPT: Final = 1_000  # that nobody has looked at: one per batch, the newest
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerOptions:
+    """How a producer behaves."""
+
+    batch_messages_max: int = limits.LOT_MESSAGES_MAX  # a larger one is sent again for each lot that is cut from it
+    batch_bytes_max: int = 1 * limits.MIB  # a message that is larger has a batch of its own
+    linger_ms: float = 5.0  # how long a batch waits for company while another is in flight; never otherwise
+    window: int = 16  # batches in flight per subject
+    buffer_messages_max: int = 1_000_000  # added and not yet settled
+    buffer_bytes_max: int = 64 * limits.MIB  # the same in bytes of payloads, keys, tags and headers
+    delivery_timeout_ms: int = 120_000  # after which a message fails: NotSent, or OutcomeUnknown if it was under way
+    backoff_first_ms: int = 20  # a few group commits
+    backoff_most_ms: int = 5_000
+    codec: Codec = Codec.NONE
+    fails_fast: bool = False  # `add` raises CircuitOpen while the broker fails again and again
+    breaker_failures: int = 5  # in a row
+    breaker_ms: int = 5_000  # until one message may try
+
+    def __post_init__(self) -> None:
+        for name, most in (
+            ("batch_messages_max", limits.BATCH_MESSAGES_MAX),
+            ("batch_bytes_max", limits.BATCH_RAW_BYTES_MAX // 2),
+            ("window", limits.STREAM_BATCHES_MAX),
+            ("buffer_messages_max", NEVER_NS),
+            ("buffer_bytes_max", NEVER_NS),
+            ("delivery_timeout_ms", limits.STREAM_IDLE_MS_MAX // 2),  # the broker must still know what it has stored
+            ("breaker_failures", NEVER_NS),
+        ):
+            if not 1 <= getattr(self, name) <= most:
+                raise Misuse(f"{name} is {getattr(self, name)}: 1 to {most} is allowed")
+        if self.linger_ms < 0 or self.breaker_ms < 0 or not 1 <= self.backoff_first_ms <= self.backoff_most_ms:
+            raise Misuse("linger_ms and breaker_ms are not negative, and backoff_first_ms is 1 to backoff_most_ms")
+
+
+class Flush:
+    """Everything that was added before is settled, well or not, when `is_done`."""
+
+    def __init__(self) -> None:
+        self._left = 1  # the caller, until it has named all batches
+        self._callbacks: list[Callable[[], None]] = []
+
+    @property
+    def is_done(self) -> bool:
+        return self._left == 0
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Called once, under the owner's lock, like `PendingBatch.when_settled`; at once if it is done."""
+        if self.is_done:
+            callback()
+        else:
+            self._callbacks.append(callback)
+
+    def watch(self, pending: PendingBatch) -> None:
+        """One more to wait for."""
+        self._left += 1
+        pending.when_settled(self.count_down)
+
+    def count_down(self, _: object = None) -> None:
+        """One less."""
+        self._left -= 1
+        if self._left == 0:
+            for callback in self._callbacks:
+                callback()
+
+
+class _Waiter:
+    """Somebody who waits for room."""
+
+    __slots__ = ("callback", "messages", "size_bytes")
+
+    def __init__(self, messages: int, size_bytes: int, callback: Callable[[], None]) -> None:
+        self.messages = messages
+        self.size_bytes = size_bytes
+        self.callback = callback
+
+
+class Producing(Generic[PendingT, BatchT]):
+    """The producer's session on a line. Faces give `pending_type` and `batch_type` of their own, to be waited for."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        rng: Rng,
+        options: ProducerOptions | None = None,
+        *,
+        run_later: Callable[[Errand], None],
+        pending_type: type[PendingT] = Pending,  # type: ignore[assignment]
+        batch_type: type[BatchT] = PendingBatch,  # type: ignore[assignment]
+    ) -> None:
+        self.options = options or ProducerOptions()
+        self.is_stirred = False  # something should leave, or a deadline is new; the owner clears it
+        self.messages = 0  # added and not yet settled
+        self.size_bytes = 0
+        self._clock = clock
+        self._rng = rng
+        self._run_later = run_later
+        self._pending_type = pending_type
+        self._batch_type = batch_type
+        self._messages_max = self.options.buffer_messages_max
+        self._bytes_max = self.options.buffer_bytes_max
+        self._batch_messages_max = self.options.batch_messages_max
+        self._batch_bytes_max = self.options.batch_bytes_max
+        self._timeout_ns = self.options.delivery_timeout_ms * NS_PER_MS
+        self._filling_ns_max = min(FILLING_MS_MAX * NS_PER_MS, self._timeout_ns)
+        self._linger_ns = round(self.options.linger_ms * NS_PER_MS)
+        self._breaker = Breaker(failures_max=self.options.breaker_failures, open_ms=self.options.breaker_ms)
+        self._is_guarded = False  # the circuit is open, and that is to be felt
+        self._lanes: dict[str, Lane] = {}
+        self._ready: dict[Lane, None] = {}  # may have something to do now
+        self._alarms: list[tuple[int, int, Lane]] = []  # a heap; some ring for nothing
+        self._alarm_numbers = count()
+        self._waiters: dict[_Waiter, None] = {}
+        self._failed: dict[PendingBatch, None] = {}  # nobody has looked at them yet, as far as is known
+
+    # --- adding ------------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        subject: str,
+        payload: Bytes,
+        key: str | None = None,
+        tags: Collection[str] = (),
+        headers: Mapping[str, str] | None = None,
+        id: MessageId | None = None,
+        due_ms: int = 0,
+    ) -> PendingT:
+        """One message. Raises BadName, TypeError, Misuse, BufferFull or CircuitOpen, and has then added nothing."""
+        lane = self._lanes.get(subject) or self._new_lane(subject)
+        data = payload if type(payload) is bytes else batch.as_bytes(payload)
+        size_bytes = len(data)
+        extras: Extras | None = None
+        if key is not None or tags or headers or id is not None or due_ms:
+            extras = (key, tuple(tags), dict(headers) if headers else None, id, due_ms)  # copies: nobody writes to them
+            size_bytes += check_extras(extras, tags)
+        if self._is_guarded or self.messages >= self._messages_max or self.size_bytes + size_bytes > self._bytes_max:
+            self._admit(1, size_bytes)
+        filling = lane.filling
+        if filling is None or filling.size_bytes + size_bytes > self._batch_bytes_max:
+            filling = self._begin(lane, size_bytes)
+        index = len(filling.payloads)
+        filling.payloads.append(data)
+        if extras is not None or filling.extras is not None:
+            filling.enrich(extras)
+        filling.size_bytes += size_bytes
+        self.messages += 1
+        self.size_bytes += size_bytes
+        if index + 1 >= self._batch_messages_max:
+            self._cut(lane)
+        return self._pending_type(filling.pending, index)
+
+    def add_many(
+        self,
+        subject: str,
+        payloads: Sequence[Bytes],
+        *,
+        keys: Sequence[str | None] | None = None,
+        tags: Sequence[Collection[str] | None] | None = None,
+        headers: Sequence[Mapping[str, str] | None] | None = None,
+        ids: Sequence[MessageId | None] | None = None,
+        due_ms: Sequence[int] | None = None,
+    ) -> list[BatchT]:
+        """Many messages in their order, in as few batches as bounds allow. All of them are added, or none.
+
+        BufferFull if they do not all fit, unless nothing is buffered: then they are taken, however many they are.
+        """
+        lane = self._lanes.get(subject) or self._new_lane(subject)
+        is_plain = set(map(type, payloads)) <= {bytes}
+        plain = cast(Sequence[bytes], payloads) if is_plain else list(map(batch.as_bytes, payloads))
+        columns = Columns(plain, keys, tags, headers, ids, due_ms)
+        self._admit(len(payloads), columns.size_bytes)
+        self._cut(lane)
+        deadline_ns, created_ms = self._clock.monotonic_ns() + self._timeout_ns, self._clock.wall_ms()
+        producer_id, first = lane.stamp
+        sealed: list[tuple[Parcel, bytes, tuple[int, int]]] = []
+        batches: list[BatchT] = []
+        for part in columns.parts(self._batch_messages_max, self._batch_bytes_max):
+            pending = self._batch_type(lane.subject, self._run_later)
+            pending.count = len(part.payloads)
+            pending.ids = part.ids
+            data = part.encode(producer_id, first, created_ms, self.options.codec)
+            sealed.append((Parcel(lane, pending, part.size_bytes, deadline_ns), data, (producer_id, first)))
+            batches.append(pending)
+            first += pending.count
+        for parcel, data, stamp in sealed:  # from here on nothing raises
+            lane.put(parcel, data, stamp)
+            self.messages += parcel.pending.count
+            self.size_bytes += parcel.size_bytes
+        self._stir(lane)
+        return batches
+
+    def room_for(self, messages: int, size_bytes: int) -> bool:
+        """Whether so much more can be added now. An empty buffer takes anything."""
+        return self.messages == 0 or self._fits(messages, size_bytes)
+
+    def _fits(self, messages: int, size_bytes: int) -> bool:
+        return self.messages + messages <= self._messages_max and self.size_bytes + size_bytes <= self._bytes_max
+
+    def when_room(self, messages: int, size_bytes: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """Have `callback()` called once there is room, in order of asking, under the owner's lock; returns a cancel.
+
+        `BufferFull` says how much room was missing. Room is not kept for anybody: add, and wait again if it is gone.
+        Whoever was called and adds nothing after all cancels too, so that the next one is called.
+        """
+        waiter = _Waiter(messages, size_bytes, callback)
+        self._waiters[waiter] = None
+        self._offer_room()
+        return partial(self._cancel, waiter)
+
+    def _cancel(self, waiter: _Waiter) -> None:
+        self._waiters.pop(waiter, None)
+        self._offer_room()
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def flush(self) -> Flush:
+        """Let everything leave without linger; the result says when all that was added so far is settled."""
+        flush = Flush()
+        for lane in self._lanes.values():
+            self._cut(lane)
+            for parcel in lane.parcels():
+                flush.watch(parcel.pending)
+        flush.count_down()
+        return flush
+
+    def give_up(self, sentence: str) -> None:
+        """What is not settled fails now: NotSent where it certainly is not stored, OutcomeUnknown otherwise."""
+        for lane in self._lanes.values():
+            self._cut(lane)
+            for parcel in [*lane.parcels()]:
+                lane.give_up(parcel, sentence)
+
+    def take_unseen(self) -> list[Exception]:
+        """Why batches failed that nobody has looked at, each once: for the ExceptionGroup of flush() and close()."""
+        failed, self._failed = self._failed, {}
+        errors = [pending.exception() for pending in failed if not pending.is_seen]
+        return [error for error in errors if error is not None]
+
+    def trouble(self, sentence: str, now_ns: int) -> None:
+        """For `Line(on_trouble=...)`: no connection can be had, or it was lost."""
+        self._fail_once(sentence, now_ns)
+
+    # --- Session -----------------------------------------------------------------------------------------------------
+
+    def opened(self, now_ns: int) -> None:
+        """Connected, or again: what came back leaves once more."""
+        self._ready.update(dict.fromkeys(self._lanes.values()))
+
+    def asks(self, room: int, now_ns: int) -> list[Ask]:
+        """What leaves now; gives up what has had its time. With room 0 (not connected) only the latter."""
+        alarms = self._alarms
+        while alarms and alarms[0][0] <= now_ns:
+            due_ns, _, lane = heapq.heappop(alarms)
+            lane.forget_alarm(due_ns)
+            self._ready[lane] = None
+        asks: list[Ask] = []
+        for lane in tuple(self._ready):
+            leaving = self._work(lane, room - len(asks), now_ns)
+            asks += [Ask(lane.request, (parcel.data,), parcel) for parcel in leaving]
+            if len(asks) < room:
+                del self._ready[lane]
+            self._set_alarm(lane, now_ns)
+        return asks
+
+    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+        """How a batch fared."""
+        invariant(isinstance(token, Parcel), "a producer is answered what it asked")
+        if not isinstance(token, Parcel):
+            return
+        lane = token.lane
+        self._ready[lane] = None
+        if isinstance(outcome, Answer):
+            message = outcome.message
+            if isinstance(message, Produced):
+                lane.stored(token, message)
+                self._breaker.succeeded()
+                self._is_guarded = False
+        elif isinstance(outcome, Refused):
+            if lane.refused(token, outcome, now_ns):
+                self._fail_once(outcome.sentence, now_ns)
+        else:
+            lane.lost(token, outcome)  # `trouble` counts it, once for all that was under way
+
+    def next_deadline(self) -> int | None:
+        """When a batch has lingered long enough, is to be tried again, or has had its time."""
+        return self._alarms[0][0] if self._alarms else None
+
+    # --- within ------------------------------------------------------------------------------------------------------
+
+    def _new_lane(self, subject: str) -> Lane:
+        name = str(Subject.parse(subject))  # plain, as messages and receipts carry it
+        backoff = Backoff(self._rng, first_ms=self.options.backoff_first_ms, most_ms=self.options.backoff_most_ms)
+        lane = self._lanes[name] = Lane(name, self._rng, backoff, self.options.window, self._settled)
+        return lane
+
+    def _admit(self, messages: int, size_bytes: int) -> None:
+        """Raises if so much must not be added now."""
+        if self._is_guarded and not self._breaker.admits(self._clock.monotonic_ns()):
+            raise CircuitOpen(f"the broker fails again and again, the last time so: {self._breaker.sentence}")
+        if not self.room_for(messages, size_bytes):
+            raise BufferFull(
+                f"{self.messages} messages of {self.size_bytes} bytes wait for the broker: no room for {messages} more "
+                f"of {size_bytes} bytes; wait for room, or choose a larger buffer",
+                messages,
+                size_bytes,
+            )
+
+    def _begin(self, lane: Lane, size_bytes: int) -> Filling:
+        """A new batch for a message of that size."""
+        check_size(size_bytes)
+        self._cut(lane)
+        pending = self._batch_type(lane.subject, self._run_later)
+        filling = lane.filling = Filling(pending, self._clock.monotonic_ns(), self._clock.wall_ms())
+        self._stir(lane)
+        return filling
+
+    def _cut(self, lane: Lane) -> None:
+        """Seal what is being filled."""
+        filling, lane.filling = lane.filling, None
+        if filling is None:
+            return
+        stamp = lane.stamp
+        parcel = Parcel(lane, filling.pending, filling.size_bytes, filling.opened_ns + self._timeout_ns)
+        try:
+            data = filling.encode(*stamp, self.options.codec)
+        except (FairwayError, TypeError) as error:  # every message was checked: what is left is their sum
+            self._settled(parcel, not_sent(filling.pending, str(error)))
+            return
+        lane.put(parcel, data, stamp)
+        self._stir(lane)
+
+    def _stir(self, lane: Lane) -> None:
+        self._ready[lane] = None
+        self.is_stirred = True
+
+    def _work(self, lane: Lane, room: int, now_ns: int) -> list[Parcel]:
+        """Do what is due in one lane; what leaves it."""
+        filling = lane.filling
+        if filling is not None and self._is_due(lane, filling, room, now_ns):
+            self._cut(lane)
+        if lane.is_late(now_ns):
+            lane.expire(now_ns, self._too_late())
+        return lane.take(room, now_ns) if lane.waiting or lane.is_recovering else []
+
+    def _too_late(self) -> str:
+        sentence = f"there was no answer within {self.options.delivery_timeout_ms / 1_000:g} s"
+        return f"{sentence} ({self._breaker.sentence})" if self._breaker.sentence else sentence
+
+    def _is_due(self, lane: Lane, filling: Filling, room: int, now_ns: int) -> bool:
+        """Whether the batch that is being filled is to be sealed as it is."""
+        age_ns = now_ns - filling.opened_ns
+        if room > 0 and lane.has_room and (lane.in_flight == 0 or age_ns >= self._linger_ns):
+            return True
+        return age_ns >= self._filling_ns_max
+
+    def _set_alarm(self, lane: Lane, now_ns: int) -> None:
+        """When to look at this lane again if nothing happens."""
+        oldest = next((parcel for parcel in lane.parcels() if not parcel.is_abandoned), None)
+        if oldest is not None and oldest.deadline_ns < lane.late_ns:
+            lane.late_ns = oldest.deadline_ns
+            self._ring(oldest.deadline_ns, lane)
+        due_ns = NEVER_NS
+        filling = lane.filling
+        if filling is not None:
+            lingers = lane.has_room and lane.in_flight > 0
+            due_ns = filling.opened_ns + (self._linger_ns if lingers else self._filling_ns_max)
+        if lane.is_recovering and not lane.in_flight and lane.retry_at_ns > now_ns:
+            due_ns = min(due_ns, lane.retry_at_ns)
+        if due_ns < lane.wake_ns:
+            lane.wake_ns = due_ns
+            self._ring(due_ns, lane)
+
+    def _ring(self, due_ns: int, lane: Lane) -> None:
+        heapq.heappush(self._alarms, (due_ns, next(self._alarm_numbers), lane))
+
+    def _settled(self, parcel: Parcel, outcome: BatchReceipt | FairwayError) -> None:
+        pending = parcel.pending
+        self.messages -= pending.count
+        self.size_bytes -= parcel.size_bytes
+        if not isinstance(outcome, BatchReceipt):
+            self._failed[pending] = None
+            if len(self._failed) > FAILURES_KEPT:
+                del self._failed[next(iter(self._failed))]
+        pending.settle(outcome)
+        if self._waiters:
+            self._offer_room()
+
+    def _offer_room(self) -> None:
+        """Call those who wait and would fit, one after the other, as if each took what it wants."""
+        messages = size_bytes = 0
+        for waiter in tuple(self._waiters):
+            messages += waiter.messages
+            size_bytes += waiter.size_bytes
+            is_first = messages == waiter.messages
+            if not (self._fits(messages, size_bytes) or (is_first and self.messages == 0)):
+                return
+            del self._waiters[waiter]
+            waiter.callback()
+
+    def _fail_once(self, sentence: str, now_ns: int) -> None:
+        self._breaker.failed(sentence, now_ns)
+        self._is_guarded = self.options.fails_fast and self._breaker.is_open

@@ -1,0 +1,53 @@
+"""What a consumer must know of its group's configuration: how messages are settled, and which are wanted.
+
+The rest of the configuration is the broker's affair. `Joined` carries all of it, as a MessagePack map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+import msgspec
+
+from fairway.errors import RemoteProtocolError
+
+
+class Wanted(msgspec.Struct, frozen=True, array_like=True):
+    """Messages with any, or with all, of these tags; without tags, every message."""
+
+    tags: tuple[str, ...] = ()
+    is_all: bool = False
+
+    def accepts(self, tags: Collection[str]) -> bool:
+        if not self.tags:
+            return True
+        has = (tag in tags for tag in self.tags)
+        return all(has) if self.is_all else any(has)
+
+    def means(self, other: Wanted) -> bool:
+        """Whether both want the same messages."""
+        is_same_way = self.is_all == other.is_all or len(set(self.tags)) < 2
+        return set(self.tags) == set(other.tags) and is_same_way
+
+    def __str__(self) -> str:
+        word = " and " if self.is_all else " or "
+        return word.join(self.tags) if self.tags else "every message"
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """Of the configuration in force."""
+
+    mode: Literal["at_least_once", "at_most_once"] = "at_least_once"
+    tags: Wanted = Wanted()
+
+    @property
+    def is_at_most_once(self) -> bool:
+        return self.mode == "at_most_once"
+
+
+def read(config: bytes) -> Terms:
+    try:
+        return msgspec.msgpack.decode(config, type=Terms)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(f"a group's configuration cannot be read: {error}") from error

@@ -1,0 +1,136 @@
+"""From the answer to a pull to messages that can be handed out.
+
+Batches come whole and the lots say what is meant of them. Three kinds of messages that are meant are not handed out:
+those that the user holds already (see `lots`), those without the tags that the group wants, and those that no attached
+batch has (the log has a hole there). The last two are acked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fairway.batch import decode, peek
+from fairway.errors import RemoteProtocolError
+from fairway.protocol.delivery import Page
+from fairway.protocol.frames import Bytes
+from fairway.protocol.lots import ACK, LINKED, WAITING, Ledger, Lot, Shelf
+from fairway.protocol.messages import Pulled
+from fairway.protocol.terms import Terms
+
+
+class Run(NamedTuple):
+    """Messages next to one another, in one lot and one batch; `first` and `end` are sequences."""
+
+    lot: Lot
+    page: Page
+    first: int
+    end: int
+
+
+class Unpacked(NamedTuple):
+    runs: list[Run]
+    repeated: int = 0
+    filtered: int = 0
+    absent: int = 0
+
+
+class Unpacker:
+    """Remembers the last page: a batch of more messages than one lot may have comes with several answers."""
+
+    def __init__(self, ledger: Ledger, shelf: Shelf) -> None:
+        self._ledger = ledger
+        self._shelf = shelf
+        self._last: tuple[bool, Page] | None = None
+
+    def unpack(self, pulled: Pulled, attachments: Sequence[Bytes], terms: Terms) -> Unpacked:
+        """RemoteProtocolError leaves everything as it was."""
+        if len(pulled.batches) != len(attachments):
+            raise RemoteProtocolError(f"{len(attachments)} batches attached, {len(pulled.batches)} announced")
+        pages = [
+            self._page(pulled.is_inbox, told.first_sequence, told.appended_ms, data)
+            for told, data in zip(pulled.batches, attachments, strict=True)
+        ]
+        pages.sort(key=lambda page: page.first_sequence)
+        is_final = terms.is_at_most_once
+        lots = [Lot(self._ledger, told, is_inbox=pulled.is_inbox, is_final=is_final) for told in pulled.lots]
+        overlaps = [self._shelve(lot, pages) for lot in lots]
+        runs: list[Run] = []
+        filtered = absent = 0
+        for lot in lots:
+            of_lot, lot_absent = _runs(lot, pages)
+            if terms.tags.tags and not pulled.is_inbox:  # what is in the inbox had been wanted
+                wanted = [part for run in of_lot for part in _wanted(run, terms)]
+                filtered += _length(of_lot) - _length(wanted)
+                of_lot = wanted
+            absent += lot_absent
+            runs += of_lot
+            if not lot.is_dirty and ACK in lot.state:
+                lot.touch()
+        if any(overlap is not None for overlap in overlaps):
+            self._shelf.recount()
+        return Unpacked(runs, sum(overlap or 0 for overlap in overlaps), filtered, absent)
+
+    def _page(self, is_inbox: bool, first_sequence: int, appended_ms: int, data: Bytes) -> Page:
+        if self._last is not None:
+            was_inbox, page = self._last
+            is_same = was_inbox == is_inbox and page.first_sequence == first_sequence
+            if is_same and page.batch.header == peek(data):
+                return page
+        page = Page(decode(data), first_sequence, appended_ms)
+        self._last = is_inbox, page
+        return page
+
+    def _shelve(self, lot: Lot, pages: Sequence[Page]) -> int | None:
+        """How many of its messages the user has or has settled already; None: it touches no other lot."""
+        older = self._shelf.overlapping(lot)
+        for each in older:
+            lot.inherit(each)
+        lot.bytes_each = sum(page.size_bytes for page in pages) // max(sum(len(page.batch) for page in pages), 1)
+        self._shelf.add(lot)
+        return lot.state.count(LINKED) + lot.state.count(ACK) if older else None
+
+
+def _runs(lot: Lot, pages: Sequence[Page]) -> tuple[list[Run], int]:
+    """Where its waiting messages are; those that are nowhere are acked, and counted."""
+    runs = []
+    absent = 0
+    for start, end in lot.runs(WAITING):
+        at, stop = lot.first + start, lot.first + end
+        for page in pages:
+            if page.end_sequence <= at or page.first_sequence >= stop:
+                continue
+            if page.first_sequence > at:
+                absent += _ack(lot, at, page.first_sequence)
+                at = page.first_sequence
+            upto = min(stop, page.end_sequence)
+            runs.append(Run(lot, page, at, upto))
+            at = upto
+        if at < stop:
+            absent += _ack(lot, at, stop)
+    return runs, absent
+
+
+def _wanted(run: Run, terms: Terms) -> list[Run]:
+    """The parts with messages that the group wants; the rest is acked."""
+    tag_lists = run.page.tag_lists()
+    parts: list[Run] = []
+    at = run.first
+    for sequence in range(run.first, run.end):
+        if not terms.tags.accepts(tag_lists[sequence - run.page.first_sequence]):
+            if sequence > at:
+                parts.append(run._replace(first=at, end=sequence))
+            _ack(run.lot, sequence, sequence + 1)
+            at = sequence + 1
+    if run.end > at:
+        parts.append(run._replace(first=at))
+    return parts
+
+
+def _ack(lot: Lot, first: int, end: int) -> int:
+    lot.fill(first - lot.first, end - lot.first, ACK)
+    return end - first
+
+
+def _length(runs: Sequence[Run]) -> int:
+    return sum(run.end - run.first for run in runs)

@@ -1,0 +1,193 @@
+"""A broker in memory, its clock, and clients of it.
+
+The broker is the one that `fairway broker` runs, on the disk and the net of `fairway.world`'s simulation; so retries,
+leases, dead letters and restarts are those of production, and the same seed gives the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from fairway import limits
+from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
+from fairway.client.aio_face import AioClient
+from fairway.client.core import ClientOptions, Core
+from fairway.client.pending import SyncPending
+from fairway.client.sync import Client
+from fairway.limits import KIB
+from fairway.protocol import Options
+from fairway.storage.store import StoreOptions
+from fairway.testing.memory_link import MemoryLink
+from fairway.world.sim_disk import SimDisk
+from fairway.world.simulation import Simulation
+
+if TYPE_CHECKING:
+    from fairway.client.app import App, Listener
+    from fairway.client.consumer import Consumer
+    from fairway.protocol.delivery import Message
+    from fairway.world.link import Link
+
+T = TypeVar("T")
+
+HOST = "memory"
+PORT = 20880
+URL = f"fairway://{HOST}:{PORT}"
+QUIET_S = 0.25  # virtual: when nothing has come for so long, nothing is on its way
+_STORE = StoreOptions(action_segment_bytes=256 * KIB, low_water_bytes=0)
+_CONNECTION = Options(heartbeat_ms=limits.HEARTBEAT_MS_MAX)  # nobody is ever cut off here without being told
+
+
+class Clock:
+    """The time in a test. It passes while somebody waits, and when told to."""
+
+    def __init__(self, world: Simulation) -> None:
+        self._world = world
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self._world.clock.wall_ms() / 1_000, UTC)
+
+    def advance(
+        self, seconds: float = 0, *, milliseconds: float = 0, minutes: float = 0, hours: float = 0, days: float = 0
+    ) -> None:
+        """Let time pass, and everything happen that is due meanwhile.
+
+        An hour with a consumer that waits takes about a fifth of a second, for it speaks to the broker every few
+        seconds; years without one take less.
+        """
+        span = timedelta(seconds=seconds, milliseconds=milliseconds, minutes=minutes, hours=hours, days=days)
+        self._world.run(asyncio.sleep(span.total_seconds()))
+
+    def jump(self, seconds: float) -> None:
+        """Move the wall clock alone, forward or back, as an administrator or NTP would."""
+        self._world.clock.jump(seconds * 1_000)
+
+
+class MemoryBroker:
+    """A broker for one test. Leave its `with`, or `close` it, to end it and its clients."""
+
+    url = URL
+
+    def __init__(self, seed: int | str = 0) -> None:
+        self._world = Simulation(seed, steps_max=None)
+        self._disk = SimDisk(self._world.rng.child("disk"), self._world.loop.call_later)
+        self.clock = Clock(self._world)
+        self._clients: list[Client] = []
+        self._hosts = 0
+        self._lives = 0
+        self._served: dict[int, list[tuple[Listener, Consumer]]] = {}
+        self._broker = self._world.run(self._start())
+
+    async def _start(self) -> Broker:
+        self._lives += 1
+        rng = self._world.rng.child(f"broker-{self._lives}")
+        world = BrokerWorld(self._world.clock, self._disk, self._world.net.host(HOST), rng)
+        options = BrokerOptions(host=HOST, port=PORT, allow_remote=True, store=_STORE, connection=_CONNECTION)
+        return await Broker.start(world, options)
+
+    # --- clients -----------------------------------------------------------------------------------------------------
+
+    def connect(self, options: ClientOptions | None = None) -> Client:
+        """A client like that of `fairway.connect`; it is closed with the broker."""
+        self._hosts += 1
+        client = _MemoryClient(self._world, f"client-{self._hosts}", options)
+        self._clients.append(client)
+        client.wait_connected(10)
+        return client
+
+    def aio_connect(self, options: ClientOptions | None = None) -> AioClient:
+        """A client like that of `fairway.aio.connect`, for code that `run` runs."""
+        self._hosts += 1
+        name = f"client-{self._hosts}"
+        world = self._world
+        return AioClient(URL, 10, options, world.net.host(name), world.clock, world.rng.child(name))
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the broker's own loop, where `asyncio.sleep` is virtual, too."""
+        return self._world.run(main)
+
+    def handle(self, app: App) -> int:
+        """Have an app's handlers handle everything that is there for them now; how many messages that was.
+
+        Handlers run one after the other in this thread, `async def` ones on the broker's loop.
+        """
+        served = self._served.get(id(app))
+        if served is None:
+            client = self.connect()
+            served = [(each, each.join(client)) for each in app.listeners]
+            self._served[id(app)] = served
+        handled = 0
+        while messages := sum(self._handle_some(app, *each) for each in served):
+            handled += messages
+        for _, consumer in served:
+            consumer.flush()
+        return handled
+
+    def _handle_some(self, app: App, listener: Listener, consumer: Consumer) -> int:
+        messages: list[Message] = consumer.take(listener.batch_max or 1, QUIET_S)
+        if messages and listener.is_async:
+            self.run(app.handle_async(listener, messages))
+        elif messages:
+            app.handle(listener, messages)
+        return len(messages)
+
+    # --- trouble -----------------------------------------------------------------------------------------------------
+
+    def restart(self) -> None:
+        """Stop the broker cleanly and start it again; clients find it by themselves."""
+        self._world.run(self._broker.stop())
+        self._begin_again(self._disk.crash_process())
+
+    def kill(self) -> None:
+        """`kill -9`, and start it again: nothing that was confirmed is lost."""
+        self._begin_again(self._disk.crash_process())
+
+    def _begin_again(self, disk: SimDisk) -> None:
+        self._world.net.crash(HOST)
+        self._broker.desk.close()
+        self._disk = disk
+        self._broker = self._world.run(self._start())
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        clients, self._clients = self._clients, []
+        try:
+            for client in clients:
+                client.close()
+        finally:
+            self._world.run(self._broker.stop())
+            self._world.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except BaseException as another:
+            if error is None:
+                raise
+            error.add_note(f"and while the broker in memory was closed, {type(another).__name__}: {another}")
+
+
+class _MemoryClient(Client):
+    """`fairway.Client` on a link of its own kind."""
+
+    def __init__(self, world: Simulation, name: str, options: ClientOptions | None) -> None:
+        self._world = world
+        self._name = name
+        super().__init__(URL, options, clock=world.clock, rng=world.rng.child(name))
+
+    def _start(self) -> None:
+        self._core = Core(self._clock, self._rng, self._options, pending_type=SyncPending, batch_type=self._batch)
+        self._producing = self._core.producing
+        self._consumers = []
+        net = self._world.net.host(self._name)
+        link = MemoryLink(self._world, self._core.line, self._addresses, net, self._clock)
+        self._link = cast("Link", link)

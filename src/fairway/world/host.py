@@ -1,0 +1,77 @@
+"""The machine that a command runs on, for the command line: its environment, its patience, its bounds.
+
+Nothing here is needed by a server, and all of it works where only the client does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from fairway.world.workers import Ending
+
+
+def environment() -> Mapping[str, str]:
+    """The environment variables."""
+    return os.environ
+
+
+def sleep(seconds: float) -> None:
+    """Wait; Ctrl-C ends it."""
+    time.sleep(max(seconds, 0.0))
+
+
+@contextmanager
+def asked_to_end() -> Iterator[Ending]:
+    """Ctrl-C, SIGTERM and a terminal that is closed, as something to ask for: a client that is cut off in the middle of
+    a write has lost it. A second Ctrl-C or SIGTERM has its usual effect."""
+    ending = Ending()
+    restore = ending.on_signals()
+    hangup = getattr(signal, "SIGHUP", None)  # Windows knows none
+    before = None if hangup is None else signal.signal(hangup, lambda _number, _frame: ending.ask())
+    try:
+        yield ending
+    finally:
+        restore()
+        if hangup is not None:
+            signal.signal(hangup, before)
+
+
+def free_bytes(path: str | Path) -> int:
+    """Room on the disk that holds the path, or would: of the nearest directory that exists."""
+    place = Path(path).absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def may_write(path: str | Path) -> bool:
+    """Whether this user may write there, or make it."""
+    place = Path(path).absolute()
+    while not place.exists():
+        place = place.parent
+    return place.is_dir() and os.access(place, os.W_OK)
+
+
+def descriptors_max() -> int | None:
+    """How many descriptors a process may have in the end; None: this system does not say."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+def can_serve() -> bool:
+    """Whether a broker runs here: it needs what Linux and macOS have."""
+    return sys.platform != "win32"
+
+
+def python_version() -> tuple[int, int, int]:
+    return sys.version_info[0], sys.version_info[1], sys.version_info[2]

@@ -1,0 +1,150 @@
+"""What a program sees through the public clients, written down for the model, and what the model makes of it.
+
+A program is not told when its client pulled what it is given, nor when its lease was renewed. It knows bounds, and the
+model is told those: a client holds `PREFETCH` messages at most, so this one was asked for after the one that was handed
+over `PREFETCH` messages ago; and whatever comes after an empty hand has arrived since.
+
+So there is one more reason why a message may be seen twice, or after somebody else's ack:
+
+    overtaken   it lay in the client's hand, unseen, when the broker crashed or the lease ran out; somebody else was
+                given it meanwhile, and perhaps acked it
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from fairway import Message
+from fairway.world.clock import RealClock
+from tests.crash.broker_witness import Reading, Scribe
+from tests.simulation.broker_truth import Holder, Owner, Promise, Truth
+
+PREFETCH = 40  # messages
+SLACK_NS = 500_000_000  # what was on its way to a hand that was empty is here by then
+
+
+class ClientScribe(Scribe):
+    """Writes what only programs say, too."""
+
+    def note_begun(self) -> None:
+        """It minds its signals from now on."""
+        self._write("begun")
+
+    def note_claim(self, payloads: Sequence[bytes]) -> None:
+        self._write("claim", [payload.decode("latin-1") for payload in payloads])
+
+    def note_confirmed(self, owner: Owner, sequences: Sequence[int], now_ns: int) -> None:
+        self._write("confirmed", owner.group, owner.subject, sequences, now_ns)
+
+
+class Diary:
+    """Of one member of a group: any of its threads may write."""
+
+    def __init__(self, owner: Owner, holder: str, *, is_back: bool) -> None:
+        self._scribe = ClientScribe()
+        self._owner = owner
+        self._holder = Holder(holder)
+        self._now_ns = RealClock().monotonic_ns
+        self._lock = threading.Lock()
+        self._acked_ns = 0
+        self.begin()
+        if is_back:
+            self._scribe.note_asked(owner, self._holder, None, "forgot")
+
+    def begin(self) -> None:
+        """Its client is new: it has nothing in hand, and will not say what became of earlier acks."""
+        self._unconfirmed: list[int] = []
+        self._empty_ns = self._now_ns()
+        self._handed: deque[int] = deque([self._empty_ns], maxlen=2 * PREFETCH)  # twice: what is settled makes room
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def note_nothing(self) -> None:
+        """Nothing came for a while: the hand is empty."""
+        self._empty_ns = max(self._empty_ns, self._now_ns() - SLACK_NS)
+
+    def note_messages(self, messages: Sequence[Message]) -> None:
+        """Just handed over."""
+        found = {message.sequence: message.payload for message in messages}
+        with self._lock:
+            now_ns, asked_ns = self._now_ns(), max(self._handed[0], self._empty_ns)
+            self._handed.extend([now_ns] * len(messages))
+            self._scribe.note_contact(self._owner, self._holder, asked_ns=asked_ns, now_ns=now_ns)
+            self._scribe.note_delivery(self._owner, self._holder, found, asked_ns=asked_ns, now_ns=now_ns)
+        for message in messages:
+            name = message.payload.partition(b":")[0].decode()
+            if message.key != name or message.headers != {"name": name} or message.tags != (name.partition("/")[0],):
+                said = f"{message.key}, {message.headers}, {message.tags}"
+                self._scribe.blame(Promise.RENAMED, f"{name} came with what belongs to another: {said}")
+
+    def note_handing_back(self, messages: Sequence[Message] | None, reason: str) -> None:
+        """About to; None: all that it has."""
+        sequences = None if messages is None else [message.sequence for message in messages]
+        self._scribe.note_asked(self._owner, self._holder, sequences, reason)
+
+    # --- acks --------------------------------------------------------------------------------------------------------
+
+    def note_acking(self, messages: Sequence[Message]) -> None:
+        """About to."""
+        sequences = [message.sequence for message in messages]
+        self._scribe.note_acking(self._owner, sequences)
+        self._unconfirmed += sequences
+        self._acked_ns = self._now_ns()
+
+    def note_confirmed(self, *, is_stale: bool = False) -> None:
+        """The broker has confirmed all that was acked so far; stale: some of it was not ours to ack."""
+        if not is_stale:
+            now_ns = self._now_ns()
+            self._scribe.note_confirmed(self._owner, self._unconfirmed, now_ns)
+            self._scribe.note_contact(self._owner, self._holder, asked_ns=self._acked_ns, now_ns=now_ns)
+        self._unconfirmed = []
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether acks wait for the broker's word."""
+        return bool(self._unconfirmed)
+
+
+class ClientTruth(Truth):
+    """The model, of programs that see messages later than their client does."""
+
+    def note_confirmed(self, owner: Owner, sequences: Sequence[int], now_ns: int) -> None:
+        self.tick = now_ns
+        self.note_acked(owner, sequences)
+
+    def note_claim(self, payloads: Sequence[bytes]) -> None:
+        """A producer says that these are stored, and not where."""
+        for payload in payloads:
+            self.acknowledged += not self.sent[payload].is_acknowledged
+            self.sent[payload].is_acknowledged = True
+
+    def note_delivery(
+        self, owner: Owner, holder: Holder, found: Mapping[int, bytes], *, asked_ns: int, now_ns: int
+    ) -> None:
+        if self.crashed_ns >= asked_ns or now_ns - holder.contact_ns >= owner.lease_ns:
+            for sequence in found:
+                self._excuse(owner, sequence, asked_ns)
+        super().note_delivery(owner, holder, found, asked_ns=asked_ns, now_ns=now_ns)
+
+    def _excuse(self, owner: Owner, sequence: int, asked_ns: int) -> None:
+        handed = owner.handed.get(sequence)
+        if handed is not None:
+            handed.reason = handed.reason or "overtaken"
+        if sequence in owner.acked and owner.acked_at[sequence] >= asked_ns:
+            owner.acked.discard(sequence)
+            owner.doubted.add(sequence)
+            self.reasons["of them after another's ack"] += 1
+
+
+class ClientReading(Reading):
+    """Tells it what the diaries say."""
+
+    def __init__(self, truth: ClientTruth, lease_ms: int) -> None:
+        super().__init__(truth, lease_ms)
+        self._tell["begun"] = lambda: None
+        self._tell["claim"] = lambda texts: truth.note_claim([text.encode("latin-1") for text in texts])
+        self._tell["confirmed"] = lambda group, subject, sequences, now_ns: truth.note_confirmed(
+            self._owner(group, subject), sequences, now_ns
+        )

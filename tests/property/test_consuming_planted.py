@@ -1,0 +1,97 @@
+"""The model of consumers finds what it is for: each of these sessions has one fault that a client may well have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from fairway.errors import InvariantViolated
+from fairway.protocol.consuming import Consuming
+from fairway.protocol.lots import Lot
+from fairway.protocol.session import Lost, Outcome
+from fairway.protocol.settling import Settling
+from tests.property.test_consuming_model import Consumers
+
+
+class HandsOutWhatIsHeld(Consuming):
+    """Every handout is taken to be a new one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shelf.overlapping = self._none  # type: ignore[method-assign]
+
+    def _none(self, lot: Lot) -> list[Lot]:
+        return [lot][:0]
+
+
+class ForgetsLostAcks(Consuming):
+    """An ack whose answer was lost is taken to have arrived."""
+
+    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+        if isinstance(token, Settling) and isinstance(outcome, Lost):
+            for piece in token.pieces:
+                self._shelf.confirm(piece)
+            token.pieces.clear()
+        super().answered(token, outcome, now_ns)
+
+
+class NeverSaysWhatArrived(Consuming):
+    def asks(self, room: int, now_ns: int) -> Any:
+        self._arrived, kept = min(self._arrived, 1), self._arrived
+        try:
+            return super().asks(room, now_ns)
+        finally:
+            self._arrived = kept
+
+
+class SettlesUnderTheOldName(Consuming):
+    """What came again is not handed out again, but its outcome goes out under a name that nobody knows."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        gather = self._settler.gather
+
+        def forgetful(now_ns: int) -> None:
+            for lot in self._shelf:
+                lot.heirs.clear()
+            gather(now_ns)
+
+        self._settler.gather = forgetful  # type: ignore[method-assign]
+
+
+class HandsOutWhatNobodyWants(Consuming):
+    def _on_joined(self, *args: Any) -> None:
+        super()._on_joined(*args)
+        self._terms = type(self._terms)()
+
+
+PLANTED = (
+    HandsOutWhatIsHeld,
+    ForgetsLostAcks,
+    NeverSaysWhatArrived,
+    SettlesUnderTheOldName,
+    HandsOutWhatNobodyWants,
+)
+
+
+@pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: fault.__name__)
+def test_a_planted_fault_is_found(fault: type[Consuming]) -> None:
+    class Planted(Consumers):
+        kind = fault
+
+    with pytest.raises((AssertionError, InvariantViolated)):
+        run_state_machine_as_test(
+            Planted,
+            settings=settings(
+                max_examples=600,
+                stateful_step_count=60,
+                deadline=None,
+                database=None,
+                derandomize=True,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

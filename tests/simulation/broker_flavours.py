@@ -1,0 +1,67 @@
+"""What is special about a history: how durable its broker is, what it keeps, who is in its groups, who commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fairway.groups import GroupConfig, Mode
+from fairway.limits import KIB
+from fairway.storage.flusher import Durability
+from fairway.storage.retention import Policy
+from fairway.world.rng import SeededRng
+from tests.simulation.broker_clients import group_config
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """Drawn once for a history. What would blur the picture of another is not combined with it: where a power cut may
+    take answers back, or retention takes what nobody owes, nothing dies and nobody commands."""
+
+    config: GroupConfig
+    durability: Durability = Durability.SYNC
+    retention: Policy = field(default_factory=Policy)
+    is_deadly: bool = False  # consumers reject, attempts are few, dead letters are redriven
+    is_steered: bool = False  # somebody seeks, pauses and resumes
+    has_at_most_once: bool = False
+    has_broadcast: bool = False
+
+    @property
+    def is_lazy(self) -> bool:
+        return self.durability is Durability.MEMORY
+
+    @property
+    def is_retaining(self) -> bool:
+        return self.retention.age_ms_max is not None
+
+    @property
+    def may_bury(self) -> bool:
+        return self.is_deadly or self.retention.owed_bytes_max is not None
+
+    def at_most_once(self) -> GroupConfig:
+        return msgspec.structs.replace(self.config, mode=Mode.AT_MOST_ONCE)
+
+    def broadcast(self) -> GroupConfig:
+        return msgspec.structs.replace(self.config, is_broadcast=True)
+
+
+def draw(rng: SeededRng) -> Flavour:
+    config = group_config(rng.child("config"))
+    kind = rng.below(10)
+    is_more = [bool(rng.below(2)) for _ in range(4)]
+    if kind < 2:
+        return Flavour(config, Durability.MEMORY, has_broadcast=is_more[0])
+    if kind < 4:
+        ceiling = 12 * KIB + rng.below(24 * KIB) if is_more[0] else None
+        policy = Policy(age_ms_max=50 + rng.below(400), owed_bytes_max=ceiling)
+        return Flavour(config, retention=policy, has_broadcast=is_more[1])
+    if kind < 9:
+        config = msgspec.structs.replace(config, attempts_max=3 + rng.below(3))
+    return Flavour(
+        config,
+        is_deadly=kind < 9,
+        is_steered=is_more[0],
+        has_at_most_once=is_more[1],
+        has_broadcast=is_more[2] and is_more[3],
+    )

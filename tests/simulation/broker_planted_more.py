@@ -1,0 +1,188 @@
+"""More bugs that a broker might have: dead letters, redrive, retention, seek, pause, broadcast, at most once,
+durability `memory`, and the picture of the groups in a checkpoint. As in `broker_planted`, which gathers them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import msgspec
+
+from fairway.broker import redrive
+from fairway.broker.copies import Copies
+from fairway.broker.dead_letter import Undertaker, _Burial, _Grave
+from fairway.broker.desk import Desk
+from fairway.broker.groups import GroupHost
+from fairway.broker.housekeeping import Housekeeper
+from fairway.broker.inbox import Inboxes
+from fairway.groups import Decision, Outcome, Range, membership, snapshot
+from fairway.groups import Group as Law
+from fairway.groups.decisions import Pulled
+from fairway.groups.events import Event
+from fairway.groups.lot import Lot
+from fairway.groups.state import State
+from fairway.groups.stock import Stock
+from fairway.names import Group, Subject
+from fairway.storage.flusher import Flusher
+from fairway.storage.flusher import Outcome as Told
+from fairway.storage.message_log import MessageLog, StoredBatch
+from fairway.storage.record import Header
+from fairway.storage.subjects import SubjectState
+from tests.simulation.planted import swapped
+
+# --- dead letters ----------------------------------------------------------------------------------------------------
+
+
+def dying_unwritten() -> AbstractContextManager[None]:
+    right = Desk.carry_out_all
+
+    def carry_out_all(self: Desk, decisions: Sequence[tuple[GroupHost, Decision]]) -> Header | None:
+        written = []
+        for host, decision in decisions:
+            if decision.dying:
+                host.law.apply_all(decision.events, self.clock.monotonic_ns())
+                written.append((host, msgspec.structs.replace(decision, events=())))
+            else:
+                written.append((host, decision))
+        return right(self, written)
+
+    return swapped(Desk, "carry_out_all", carry_out_all)
+
+
+def dead_before_copied() -> AbstractContextManager[None]:
+    right = Undertaker._copy
+
+    def copy(self: Undertaker, grave: _Grave, burial: _Burial, stored: StoredBatch, parts: tuple[Range, ...]) -> None:
+        right(self, grave, burial, stored, parts)
+        self._settle(grave.host, burial, parts)
+
+    return swapped(Undertaker, "_copy", copy)
+
+
+def dead_and_gone() -> AbstractContextManager[None]:
+    def copy(self: Undertaker, grave: _Grave, burial: _Burial, stored: StoredBatch, parts: tuple[Range, ...]) -> None:
+        self._settle(grave.host, burial, parts)
+
+    return swapped(Undertaker, "_copy", copy)
+
+
+def buried_twice() -> AbstractContextManager[None]:
+    def missing(
+        self: Undertaker, grave: _Grave, burial: _Burial, to: Subject, stream: int, parts: tuple[Range, ...]
+    ) -> list[Range]:
+        return list(parts)
+
+    return swapped(Undertaker, "_missing", missing)
+
+
+# --- redrive ---------------------------------------------------------------------------------------------------------
+
+
+def redriven_to_another() -> AbstractContextManager[None]:
+    def subject_of(self: Inboxes, host: GroupHost) -> Subject:
+        return Subject.inbox(Group("g0"), self._desk.name_of(host.subject_id))
+
+    return swapped(Inboxes, "subject_of", subject_of)
+
+
+def redriven_again() -> AbstractContextManager[None]:
+    def redriven(desk: Desk, host: GroupHost, dead: Subject) -> Copies:
+        return Copies(desk.store.messages, 0, 0)
+
+    return swapped(redrive, "redriven", redriven)
+
+
+# --- groups of other kinds, and what is done to them -----------------------------------------------------------------
+
+
+def at_most_once_unwritten() -> AbstractContextManager[None]:
+    right = Law.pull
+
+    def pull(self: Law, name: str, **how: object) -> Pulled:
+        return msgspec.structs.replace(right(self, name, **how), is_durable_first=False)  # type: ignore[arg-type]
+
+    return swapped(Law, "pull", pull)
+
+
+def broadcast_has_gaps() -> AbstractContextManager[None]:
+    def is_gap(state: State, arrived: int, now_ms: int) -> bool:
+        return state.config.is_broadcast and not len(state.roster) and state.next_consumer_id > 1
+
+    return swapped(membership, "_is_gap", is_gap)
+
+
+def paused_in_vain() -> AbstractContextManager[None]:
+    def pause(self: State, event: Event, now_ns: int) -> None:
+        """It is written down."""
+
+    right = State._HANDLERS
+    kinds = {kind: pause if handler is State._pause else handler for kind, handler in right.items()}
+    return swapped(State, "_HANDLERS", kinds)
+
+
+def sought_forwards_only() -> AbstractContextManager[None]:
+    right = State._move
+
+    def move(self: State, event: Event, now_ns: int) -> None:
+        right(self, event if event.ranges else event._replace(lot=max(event.lot, self.cursor)), now_ns)
+
+    kinds = {kind: move if handler is right else handler for kind, handler in State._HANDLERS.items()}
+    return swapped(State, "_HANDLERS", kinds)
+
+
+def resent_whole() -> AbstractContextManager[None]:
+    def open_in_response(self: Lot, number: int) -> int:
+        return self.mask
+
+    return swapped(Lot, "open_in_response", open_in_response)
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def retention_owes_nothing() -> AbstractContextManager[None]:
+    def owed_position(self: Housekeeper, host: GroupHost) -> int | None:
+        return None
+
+    return swapped(Housekeeper, "_owed_position", owed_position)
+
+
+def sequences_used_again() -> AbstractContextManager[None]:
+    def raise_ceiling(self: MessageLog, state: SubjectState) -> None:
+        """They will be synced soon enough."""
+
+    return swapped(MessageLog, "_raise_ceiling", raise_ceiling)
+
+
+def answered_unwritten() -> AbstractContextManager[None]:
+    """In memory: of this process, not of the kernel."""
+    right = Flusher.when_durable
+
+    def when_durable(self: Flusher, position: int, outcome: Told, undos: int | None = None) -> None:
+        if self._is_lazy:
+            outcome(None)
+        else:
+            right(self, position, outcome, undos)
+
+    return swapped(Flusher, "when_durable", when_durable)
+
+
+def held_for_ever() -> AbstractContextManager[None]:
+    def doubt(self: Law, *, now_ms: int) -> Decision:
+        return Decision(Outcome.DONE)
+
+    return swapped(Law, "doubt", doubt)
+
+
+def pictured_without_stock() -> AbstractContextManager[None]:
+    right = snapshot.write
+
+    def write(state: State) -> bytes:
+        stock, state.stock = state.stock, Stock()
+        try:
+            return right(state)
+        finally:
+            state.stock = stock
+
+    return swapped(snapshot, "write", write)

@@ -1,0 +1,55 @@
+"""The turnstile: in order, for a bounded time per turn, a bounded number of senders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fairway.broker.turnstile import SENDERS_MAX, TURN_NS_MAX, Turnstile
+from fairway.world.clock import ManualClock
+
+
+class Crowd:
+    """Waiters by name, each with so many helpings left, and a loop that is turned by hand."""
+
+    def __init__(self, *, cost_ns: int = 0, is_sending: bool = False, **helpings: int) -> None:
+        self.clock = ManualClock()
+        self.helpings = helpings
+        self.served = ""
+        self._cost_ns = cost_ns
+        self._is_sending = is_sending
+        self._soon: list[Callable[[], None]] = []
+        self.turnstile: Turnstile[str] = Turnstile(self.clock, self._soon.append, self._serve)
+        for name in helpings:
+            self.turnstile.join(name)
+
+    def _serve(self, name: str) -> bool:
+        self.served += name
+        self.clock.advance(self._cost_ns / 1_000_000)
+        self.helpings[name] -= 1
+        if self.helpings[name]:
+            self.turnstile.join(name)
+        return self._is_sending
+
+    def turn(self) -> str:
+        """What was served in one turn of the loop."""
+        self.served, soon = "", self._soon[:]
+        self._soon.clear()
+        for callback in soon:
+            callback()
+        return self.served
+
+
+def test_everybody_gets_a_helping_in_turn() -> None:
+    assert Crowd(a=3, b=1, c=2).turn() == "abcaca"
+
+
+def test_a_turn_has_its_time_and_the_next_one_goes_on() -> None:
+    crowd = Crowd(cost_ns=TURN_NS_MAX // 2, a=3, b=2)
+    assert [crowd.turn() for _ in range(4)] == ["ab", "ab", "a", ""]
+
+
+def test_few_are_allowed_to_send_in_one_turn() -> None:
+    crowd = Crowd(is_sending=True, a=1, b=1, c=1, d=1, e=1)
+    assert SENDERS_MAX == 2
+    assert [crowd.turn() for _ in range(4)] == ["ab", "cd", "e", ""]
+    assert len(crowd.turnstile) == 0

@@ -1,0 +1,49 @@
+"""Where a client is told to go."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairway.client import url
+from fairway.client.url import Address
+from fairway.errors import Misuse
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("fairway://127.0.0.1:20880", [("127.0.0.1", 20880)]),
+        ("fairway://queue.example", [("queue.example", 20880)]),
+        ("fairway://a:1,b:2,c", [("a", 1), ("b", 2), ("c", 20880)]),
+        ("fairway://[::1]:7,[fe80::1]", [("::1", 7), ("fe80::1", 20880)]),
+        ("fairway://a:1/", [("a", 1)]),
+    ],
+)
+def test_every_form_is_read(text: str, addresses: list[tuple[str, int]]) -> None:
+    assert list(url.parse(text)) == addresses
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("127.0.0.1:20880", "write fairway://HOST:PORT"),
+        ("amqp://a:1", "write fairway://HOST:PORT"),
+        ("fairway://", "no host"),
+        ("fairway://a,", "no host"),
+        ("fairway://:20880", "no host"),
+        ("fairway://a:0", "1 to 65535"),
+        ("fairway://a:65536", "1 to 65535"),
+        ("fairway://a:http", "1 to 65535"),
+        ("fairway://::1:20880", "brackets"),
+        ("fairway://[::1", "brackets"),
+        ("fairway://[::1]7", "brackets"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, said: str) -> None:
+    with pytest.raises(Misuse, match=said.replace("[", r"\[")):
+        url.parse(text)
+
+
+def test_an_address_is_written_as_it_is_read() -> None:
+    for text in ("a:1", "[::1]:20880"):
+        assert str(Address.parse(text)) == text

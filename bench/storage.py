@@ -431,6 +431,7 @@ def measure(data: Path, sizes: Sizes) -> list[Line]:
     return [
         *subject_lines(data, sizes),  # first: what it adds to the process is seen best while that is small
         *append_lines(data, sizes, 100, 64, bar=0.60),
+        *append_lines(data, sizes, 100, 256, bar=None),
         *append_lines(data, sizes, 100, 16, bar=None),
         *append_lines(data, sizes, 1, 64, bar=None),
         *lone_lines(data, sizes),

@@ -13,6 +13,7 @@ import contextlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from itertools import starmap
 
 import msgspec
 
@@ -22,6 +23,7 @@ from fairway.storage import index_file
 from fairway.storage.index_file import ENTRY, ENTRY_BYTES, Run
 from fairway.world.disk import Disk, Fetched, Part
 
+_LOOK_BYTES = 32 * ENTRY_BYTES  # unpacked together: half the time per entry, and little is lost on a short look
 _FIRST_SEQUENCE_AT = 0
 _POSITION_AT = 16
 _APPENDED_AT = 24
@@ -197,12 +199,13 @@ class ConsumeLog:
         """From the batch that holds `sequence`, or the next one after it; only what lies below position `below`."""
         for chunk in self._chunks(subject_id, sequence):
             first = max(_index(chunk, _FIRST_SEQUENCE_AT, sequence) - 1, 0)
-            for at in range(first * ENTRY_BYTES, len(chunk), ENTRY_BYTES):
-                entry = Entry(*ENTRY.unpack_from(chunk, at))
-                if entry.position >= below:
-                    return
-                if entry.first_sequence + entry.count > sequence:
-                    yield entry
+            for at in range(first * ENTRY_BYTES, len(chunk), _LOOK_BYTES):
+                # A copy: the newest chunk grows while somebody looks through it.
+                for entry in starmap(Entry, ENTRY.iter_unpack(bytes(chunk[at : at + _LOOK_BYTES]))):
+                    if entry.position >= below:
+                        return
+                    if entry.first_sequence + entry.count > sequence:
+                        yield entry
 
     def sequence_at(self, subject_id: int, appended_ms: int, below: int) -> int | None:
         """The first sequence appended at or after a time; None if there is none yet."""

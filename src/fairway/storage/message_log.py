@@ -245,7 +245,7 @@ class MessageLog:
         log_id = self.log.log_id
         for entry in stretch:
             position = entry.position
-            body = batch_at(data, position - start, (log_id, position), subject_id, entry.first_sequence)
+            body = batch_at(data, position - start, log_id, position, subject_id, entry.first_sequence)
             if body is not None:
                 found.append(StoredBatch(entry, body))
             else:

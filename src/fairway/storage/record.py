@@ -44,7 +44,7 @@ class Kind(enum.IntEnum):
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)
-_PLAIN_DATA = (MAGIC, VERSION, int(Kind.DATA), HEADER_BYTES, _NO_MUST_FLAGS)
+_DATA = int(Kind.DATA)
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -135,8 +135,10 @@ def parse_header(data: bytes, offset: int, position: int, log_id: int) -> Header
     )
 
 
-def batch_at(data: bytes, offset: int, place: tuple[int, int], subject_id: int, first_sequence: int) -> bytes | None:
-    """The body of the DATA record at `offset`, verified; None if it is not just what belongs at `place` in this log.
+def batch_at(
+    data: bytes, offset: int, log_id: int, position: int, subject_id: int, first_sequence: int
+) -> bytes | None:
+    """The body of the DATA record at `offset`, verified; None if it is not just what belongs at `position` of that log.
 
     A shorter way to yes, for readers: two thirds of the time of `parse_header` and `check_body` (bench/storage), which
     have the words for what is wrong.
@@ -150,10 +152,15 @@ def batch_at(data: bytes, offset: int, place: tuple[int, int], subject_id: int, 
     body_start = offset + HEADER_BYTES
     body = data[body_start : body_start + body_bytes]
     is_sound = (
-        (own_log, own_position) == place
+        own_position == position
+        and own_log == log_id
         and own_subject == subject_id
         and own_sequence == first_sequence
-        and (magic, version, kind, header_bytes, must_flags) == _PLAIN_DATA
+        and kind == _DATA
+        and magic == MAGIC
+        and version == VERSION
+        and header_bytes == HEADER_BYTES
+        and must_flags == _NO_MUST_FLAGS
         and len(body) == body_bytes
         and is_sound_body(body, body_crc)
         and checksum(data[offset : offset + _COVERED.size]) == crc

@@ -34,6 +34,9 @@ from fairway import limits
 from fairway.errors import Code, DiskFull, FairwayError, Refused, StorageFault, invariant
 from fairway.world.disk import Disk, File, Part
 
+_ENOUGH_BYTES = 64 * limits.KIB  # a round of this size goes at once
+_LOOKS_MAX = 8  # turns of the loop that a smaller one may grow for, as long as each adds to it
+
 Outcome: TypeAlias = Callable[[FairwayError | None], None]
 Defer: TypeAlias = Callable[[Callable[[], None]], object]
 
@@ -108,6 +111,8 @@ class Flusher:
         self._in_flight: _Round | None = None
         self._gathered: deque[_Round] = deque()
         self._kicked = False
+        self._looked_end = synced_end
+        self._looks = 0
         # memory alone:
         self._unsynced_file: File | None = None  # has bytes that were written and not synced
         self._held: _Round | None = None  # written, and committed with the sync that follows
@@ -215,12 +220,24 @@ class Flusher:
         self._kicked = False
         if self._in_flight is not None or self.fault is not None:
             return
+        if self._is_gathering():
+            self._kick_soon()
+            return
         round_ = self._next_round()
         if round_ is not None:
             self._in_flight = round_
             if round_.syncs and self._watch is not None:
                 self._watch.begun()
             self._disk.commit(round_.file, round_.parts, self._finished, sync=round_.syncs)
+
+    def _is_gathering(self) -> bool:
+        """Whether the next round is small and every turn of the loop brings more: then let it grow for a few turns. A
+        commit costs as much as a few dozen small appends, whatever it carries; a lone request waits one empty turn."""
+        is_small = len(self._gathered) == 1 and self.gathered_end - self._gathered[0].start < _ENOUGH_BYTES
+        is_growing = is_small and self.gathered_end > self._looked_end and self._looks < _LOOKS_MAX
+        self._looked_end = self.gathered_end
+        self._looks = self._looks + 1 if is_growing else 0
+        return is_growing
 
     def _next_round(self) -> _Round | None:
         file = self._unsynced_file

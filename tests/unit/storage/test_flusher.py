@@ -56,7 +56,8 @@ def test_what_arrives_in_one_turn_shares_one_sync() -> None:
 def test_one_sync_is_in_flight_and_the_next_round_is_gathered_meanwhile() -> None:
     bench = Bench()
     bench.add("first")
-    bench.timers.ring_one()  # the deferred start of the round
+    bench.timers.ring_one()  # the deferred start of the round,
+    bench.timers.ring_one()  # which waits for one turn that brings nothing more
     for name in ("second", "third"):
         bench.add(name)
         bench.timers.ring_one()
@@ -64,6 +65,33 @@ def test_one_sync_is_in_flight_and_the_next_round_is_gathered_meanwhile() -> Non
     assert (bench.flusher.unsynced_bytes, bench.flusher.syncs) == (24, 0)
     bench.timers.ring_all()
     assert [name for name, _ in bench.answers] == ["first", "second", "third"]
+    assert bench.flusher.syncs == 2
+
+
+def test_a_small_round_grows_while_every_turn_brings_more() -> None:
+    bench = Bench()
+    for name in "abcd":
+        bench.add(name)
+        bench.timers.ring_one()
+    bench.timers.ring_all()
+    assert [name for name, _ in bench.answers] == list("abcd")
+    assert bench.flusher.syncs == 1
+
+
+def test_a_round_does_not_grow_for_ever() -> None:
+    bench = Bench()
+    for number in range(100):
+        bench.add(str(number))
+        bench.timers.ring_one()
+    assert bench.answers  # although there was no turn without an append
+
+
+def test_a_large_round_goes_at_once() -> None:
+    bench = Bench()
+    bench.add("large", bytes(64 * 1024))
+    bench.timers.ring_one()
+    bench.add("next")
+    bench.timers.ring_all()
     assert bench.flusher.syncs == 2
 
 

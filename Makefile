@@ -42,7 +42,7 @@ sim: $(READY) ## simulated crashes by the thousand  (ARGS="--seeds 5000")
 	@$(py) -m tests.simulation.campaign $(ARGS)
 
 crash: $(READY) ## real crashes: kill -9, and power cuts where the machine allows
-	@echo "make crash: real crashes of a writing process"
+	@echo "make crash: real crashes of a writing process, of a broker, and of programs that use it"
 	@$(py) -m tests.crash.campaign $(ARGS)
 
 bench: $(READY) ## list the benches, or run some  (ARGS="storage" or ARGS="all")

@@ -243,7 +243,7 @@ def _ms(value: float | None) -> str:
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="how soon more consumers take effect, and whether others pause")
     parser.add_argument("--consumers", type=int, default=4, help="before they are doubled")
-    parser.add_argument("--handler-ms", type=float, default=1.0)
+    parser.add_argument("--handler-ms", type=float, default=4.0)  # 8 of 1 ms use up two cores
     parser.add_argument("--seconds", type=float, default=4.0, help="before the doubling, and after it")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one short round of two consumers")

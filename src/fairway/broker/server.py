@@ -18,6 +18,7 @@ from functools import partial
 import msgspec
 
 from fairway import limits
+from fairway.batch.arrays import numpy_or_none
 from fairway.broker.budget import Allowance
 from fairway.broker.consuming import ConsumeProcessor
 from fairway.broker.dead_letter import Undertaker
@@ -150,6 +151,7 @@ class Broker:
     @classmethod
     async def start(cls, world: BrokerWorld, options: BrokerOptions, order: Order | None = None) -> Broker:
         """Recover the store, bring the groups back to life, listen."""
+        numpy_or_none()  # importing it takes a tenth of a second: now, not when somebody's first large batch comes
         groups = Groups()
         loop = asyncio.get_running_loop()
         try:

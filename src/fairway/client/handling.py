@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fairway.protocol.delivery import After, Message, after_ms_of
+from fairway.protocol.delivery import After, Message, ack_all, after_ms_of
 
 
 class Retry(Exception):
@@ -36,12 +36,15 @@ class Reject(Exception):
 
 def settle(messages: Sequence[Message], error: BaseException | None) -> None:
     """Say of these messages what the end of their handler means."""
+    if (
+        error is None
+    ):  # all at once: after the first of a thousand single acks one message would be pulled, and come alone
+        ack_all([message for message in messages if not message.is_settled])
+        return
     for message in messages:
         if message.is_settled:
             continue
-        if error is None:
-            message.ack()
-        elif isinstance(error, Retry):
+        if isinstance(error, Retry):
             message.retry(error.after, error.reason)
         elif isinstance(error, Reject):
             message.reject(error.reason)

@@ -23,7 +23,7 @@ class ConsumingOptions:
     is_broadcast: bool = False  # every consumer gets every message: its group is `group.consumer`, for it alone
     config_version: int = 0  # of the group configuration that the program was written for; 0: whatever holds
     wanted: Wanted | None = None  # the tags that the program expects the group to filter by; None: whatever holds
-    prefetch_messages: int = 2_000  # two lots: one in the hands of handlers, one ready
+    prefetch_messages: int = 2_000  # two lots at most: one in the hands of handlers, one ready (see `ahead`)
     prefetch_bytes: int = 8 * limits.MIB
     linger_ms: float = 5.0  # how long settlements wait for company while others are in flight
     settle_messages: int = 1_000  # so many settlements wait for nobody

@@ -184,15 +184,15 @@ def test_misuse_is_told_at_once(broker: Running) -> None:
         Retry(after=-1)
 
 
-PROGRAM = """
-import sys, time, fairway
+PROGRAM = r"""
+import os, sys, time, fairway
 app = fairway.App(sys.argv[1])
 
 @app.listener(sys.argv[2], group="hotel", concurrency=2)
 def on_change(message):
-    print("begun", flush=True)
+    os.write(1, b"begun\n")  # whole, whatever other threads write
     time.sleep(1)
-    print("done", flush=True)
+    os.write(1, b"done\n")
 
 app.run()
 """

@@ -1,0 +1,33 @@
+"""What a handler's end means for its messages, told to the line once for a whole list."""
+
+from __future__ import annotations
+
+from fairway.client.handling import settle
+from fairway.protocol.consuming import Consuming
+from fairway.protocol.consumption import ConsumingOptions
+from fairway.protocol.delivery import Message
+from fairway.world.rng import SeededRng
+from tests.support.mini_broker import MiniBroker, Wire
+
+
+def test_the_messages_of_a_list_are_acked_before_the_line_is_told() -> None:
+    messages: list[Message] = []
+    unsettled: list[int] = []
+    session = Consuming(
+        ConsumingOptions("orders", "billing", "ann"),
+        SeededRng("handling"),
+        on_change=lambda: unsettled.append(sum(not message.is_settled for message in messages)),
+    )
+    broker = MiniBroker(None)
+    broker.produce([b"a", b"b", b"c"])
+    wire = Wire(session, broker)
+    wire.open()
+    wire.settle_down()
+    messages += session.take_messages()
+    messages[0].ack()
+    wire.settle_down()
+    unsettled.clear()
+    settle(messages, None)
+    assert unsettled == [0]
+    wire.settle_down()
+    assert broker.is_all_done()

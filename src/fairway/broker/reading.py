@@ -222,6 +222,7 @@ class Reader:
         log = self._messages.log
         if position >= log.committed_end - RECENT_BYTES:
             self._behind.pop(actor.key, None)
+            actor.is_background = False
         elif actor.key in self._behind:
             return Piece(position, 0, b"")
         try:

@@ -140,7 +140,9 @@ class Broker:
             self.scheduler.set_weight(("scan", lane), SCAN_WEIGHT)
         self.produce = ProduceProcessor(store, self._is_read_only, self.desk.wake_subject)
         self.fetches = (
-            Fetches(self.scheduler, world.clock, options.fetches_at_once) if options.fetches_at_once else None
+            Fetches(self.scheduler, world.clock, loop.call_later, options.fetches_at_once)
+            if options.fetches_at_once
+            else None
         )
         reader = Reader(store.messages, self.fetches)
         self._inboxes = Inboxes(self.desk)

@@ -35,6 +35,7 @@ class Actor:
         "bytes_served",
         "elsewhere_ns",
         "idle_since_ns",
+        "is_background",
         "key",
         "mailbox",
         "owed_ns",
@@ -57,6 +58,7 @@ class Actor:
         self.owed_ns = 0.0  # used, and not yet in `virtual_ns`
         self.idle_since_ns = now_ns
         self.alarm_ns = NEVER_NS
+        self.is_background = False  # set by its processor: the scheduler is not busy for its sake
         self.served_ns = 0  # figures for people
         self.elsewhere_ns = 0
         self.bytes_served = 0

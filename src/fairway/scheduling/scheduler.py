@@ -91,6 +91,7 @@ class Scheduler:
         self._crowded_until_ns = 0
         self._is_kicked = False
         self._is_closed = False
+        self.busy_ns = 0  # when an actor that is not in the background last had a slice
         self.tally = Tally()
 
     def __len__(self) -> int:
@@ -277,6 +278,8 @@ class Scheduler:
         actor.owed_ns = 0.0
         actor.run = IDLE
         actor.idle_since_ns = now_ns
+        if not actor.is_background:
+            self.busy_ns = now_ns
         if actor.may_run:
             self._enqueue(actor)
         if self._ready:

@@ -47,8 +47,9 @@ class Stage:
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.clock, Loop())  # type: ignore[arg-type]
-        self.fetches = Fetches(self.scheduler, self.clock, at_once=2)
+        self.loop = Loop()
+        self.scheduler = Scheduler(self.clock, self.loop)  # type: ignore[arg-type]
+        self.fetches = Fetches(self.scheduler, self.clock, self.loop.call_later, at_once=2)
 
     def actor(self, key: str) -> Actor:
         return Actor(key, 1.0, 0.0, 0)
@@ -127,6 +128,31 @@ def test_what_is_gone_when_its_turn_comes_counts_as_read(stage: Stage) -> None:
     piece = shelf.piece(7, 100)
     assert piece is not None
     assert (piece.size, piece.data) == (100, b"")
+
+
+def test_while_others_are_at_work_it_rests_between_fetches(stage: Stage) -> None:
+    actor = stage.actor("a")
+    stage.clock.advance(1_000)
+    stage.start(actor, "one")
+    stage.clock.advance(1)
+    stage.device.answer()
+    stage.clock.advance(1)  # the answers that are made of it, and the next request
+    stage.scheduler.busy_ns = stage.clock.monotonic_ns()
+    stage.start(actor, "two")
+    assert stage.device.names == []
+    stage.clock.advance(2 * fetching.REST_FACTOR)
+    stage.loop.ring_all()
+    assert stage.device.names == ["two"]
+
+
+def test_alone_it_does_not_rest(stage: Stage) -> None:
+    actor = stage.actor("a")
+    stage.clock.advance(1_000)
+    for name in ("one", "two", "three"):
+        stage.start(actor, name)
+        assert stage.device.names == [name]
+        stage.clock.advance(1)
+        stage.device.answer()
 
 
 def test_shelves_that_nobody_comes_for_are_cleared(stage: Stage) -> None:

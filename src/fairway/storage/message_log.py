@@ -13,12 +13,12 @@ import msgspec
 from fairway import batch, limits
 from fairway.errors import Code, FairwayError, Refused, StorageFault, invariant
 from fairway.names import Subject
-from fairway.storage import index_file
+from fairway.storage import index_file, record
 from fairway.storage.consume_log import Entry
 from fairway.storage.dedupe import Stored
 from fairway.storage.flusher import Defer, Durability
 from fairway.storage.log import Damaged, Log, LogState
-from fairway.storage.record import Header, Kind, batch_at
+from fairway.storage.record import Header, Kind
 from fairway.storage.segment import Segment
 from fairway.storage.subjects import SubjectState
 from fairway.storage.views import Views
@@ -216,15 +216,24 @@ class MessageLog:
 
     def _choose(self, subject_id: int, sequence: int, messages_max: int, bytes_max: int) -> list[list[Entry]]:
         """Within the bounds, but at least one; those that lie side by side in the log together."""
-        chosen: list[Entry] = []
+        stretches: list[list[Entry]] = []
+        stretch: list[Entry] = []
         messages = size = 0
+        end = -1
         for entry in self.views.entries.entries(subject_id, sequence, self.log.committed_end):
             messages += entry.count
-            size += entry.size
-            if chosen and (messages > messages_max or size > bytes_max):
+            length = entry.size
+            size += length
+            if stretches and (messages > messages_max or size > bytes_max):
                 break
-            chosen.append(entry)
-        return side_by_side(chosen)
+            position = entry.position
+            if position == end:
+                stretch.append(entry)
+            else:
+                stretch = [entry]
+                stretches.append(stretch)
+            end = position + length
+        return stretches
 
     def _on_damage(self, damaged: Damaged) -> None:
         self._damaged.add(damaged.position)
@@ -242,14 +251,12 @@ class MessageLog:
             for entry in stretch:
                 self._on_damage(Damaged(entry.position, damaged.why))
             return found
-        log_id = self.log.log_id
-        for entry in stretch:
-            position = entry.position
-            body = batch_at(data, position - start, log_id, position, subject_id, entry.first_sequence)
+        places = [(entry.position, entry.first_sequence) for entry in stretch]
+        for entry, body in zip(stretch, record.batches(data, start, places, self.log.log_id, subject_id), strict=True):
             if body is not None:
                 found.append(StoredBatch(entry, body))
             else:
-                self._on_damage(self._what_is_wrong(data, position - start, position))
+                self._on_damage(self._what_is_wrong(data, entry.position - start, entry.position))
         return found
 
     def _what_is_wrong(self, data: bytes, offset: int, position: int) -> Damaged:

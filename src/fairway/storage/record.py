@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Iterable
 
 import msgspec
 from msgspec.structs import astuple
@@ -29,18 +30,22 @@ ALIGNMENT = 8
 _COVERED = struct.Struct("<4sBBHHHIQQQQQqIII")
 _WHOLE = struct.Struct(_COVERED.format + "I")
 HEADER_BYTES = _WHOLE.size
+_NEEDED = struct.Struct("<4sBBHH2xIQQ16xQ12xIII")  # the same without what a reader of batches does not look at
 BODY_BYTES_MAX = limits.BATCH_RAW_BYTES_MAX + limits.MIB  # a batch that zstd could not shrink, and its header
 
 _NO_MUST_FLAGS = 0
 
 
 class Kind(enum.IntEnum):
-    """What a record holds. The message log has the first three, the action log EPOCH and ACTIONS."""
+    """What a record holds. The message log has the first three, the action log EPOCH and ACTIONS; a delay server's
+    action log has DISPATCH in their place, and its buckets have SCHEDULE."""
 
     DATA = 1
     EPOCH = 2
     SUBJECT = 3
     ACTIONS = 4
+    SCHEDULE = 5
+    DISPATCH = 6
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)
@@ -135,37 +140,44 @@ def parse_header(data: bytes, offset: int, position: int, log_id: int) -> Header
     )
 
 
-def batch_at(
-    data: bytes, offset: int, log_id: int, position: int, subject_id: int, first_sequence: int
-) -> bytes | None:
-    """The body of the DATA record at `offset`, verified; None if it is not just what belongs at `position` of that log.
+def batches(
+    data: bytes, start: int, places: Iterable[tuple[int, int]], log_id: int, subject_id: int
+) -> list[bytes | None]:
+    """The bodies of the DATA records at these places (position, first sequence), verified; `start` is the position of
+    data[0]. None for one that is not just what belongs there.
 
-    A shorter way to yes, for readers: two thirds of the time of `parse_header` and `check_body` (bench/storage), which
+    A shorter way to yes, for readers of many: half the time of `parse_header` and `check_body` (bench/storage), which
     have the words for what is wrong.
     """
-    if len(data) - offset < HEADER_BYTES:
-        return None
-    (
-        magic, version, kind, header_bytes, must_flags, _, own_subject, own_log, own_position, _, _,
-        own_sequence, _, _, body_bytes, body_crc, crc,
-    ) = _WHOLE.unpack_from(data, offset)  # fmt: skip
-    body_start = offset + HEADER_BYTES
-    body = data[body_start : body_start + body_bytes]
-    is_sound = (
-        own_position == position
-        and own_log == log_id
-        and own_subject == subject_id
-        and own_sequence == first_sequence
-        and kind == _DATA
-        and magic == MAGIC
-        and version == VERSION
-        and header_bytes == HEADER_BYTES
-        and must_flags == _NO_MUST_FLAGS
-        and len(body) == body_bytes
-        and is_sound_body(body, body_crc)
-        and checksum(data[offset : offset + _COVERED.size]) == crc
-    )
-    return body if is_sound else None
+    bodies: list[bytes | None] = []
+    unpack, head_bytes, last = _NEEDED.unpack_from, _COVERED.size, len(data) - HEADER_BYTES
+    for position, first_sequence in places:
+        offset = position - start
+        if offset > last:
+            bodies.append(None)
+            continue
+        (
+            magic, version, kind, header_bytes, must_flags, own_subject, own_log, own_position, own_sequence,
+            body_bytes, body_crc, crc,
+        ) = unpack(data, offset)  # fmt: skip
+        body_at = offset + HEADER_BYTES
+        body = data[body_at : body_at + body_bytes]
+        is_sound = (
+            own_position == position
+            and own_sequence == first_sequence
+            and own_subject == subject_id
+            and own_log == log_id
+            and kind == _DATA
+            and magic == MAGIC
+            and version == VERSION
+            and header_bytes == HEADER_BYTES
+            and must_flags == _NO_MUST_FLAGS
+            and len(body) == body_bytes
+            and is_sound_body(body, body_crc)
+            and checksum(data[offset : offset + head_bytes]) == crc
+        )
+        bodies.append(body if is_sound else None)
+    return bodies
 
 
 def is_sound_body(body: bytes, crc: int) -> bool:

@@ -65,3 +65,13 @@ RETRY_AFTER_MS_MAX = 24 * 3_600_000  # one day: what is due later is a delayed m
 ATTEMPTS_MAX = 1_000
 REASON_BYTES_MAX = 1 * KIB  # why a consumer gave a message back; kept in the action log
 BELIEF_MESSAGES_MAX = 1_000_000  # handed out and not yet noted at a crash: half a second at full speed
+
+# --- delay -----------------------------------------------------------------------------------------------------------
+DELAY_HORIZON_MS = 731 * 24 * 3_600_000  # two years, one of them a leap year
+DELAY_PENDING_MAX = 15_000_000  # messages with an index row in memory, about 60 bytes each: 900 MB
+DELAY_UNMOVED_BYTES_MAX = 64 * MIB  # answered and not yet in buckets; past it scheduling is BUSY
+DELAY_SEGMENT_BYTES = 16 * MIB  # of the delay's message log: it holds what is on its way into buckets, and little more
+DELAY_STEP_MESSAGES = 4_096  # loaded or split at a time, about 10 ms: what is due meanwhile waits no longer
+INTENT_MESSAGES_MAX = 1_000  # a lot for whoever pulls them; an intent that is sent again is little to repeat
+INTENT_BYTES_MAX = 1 * MIB  # of payloads; a single larger message has an intent of its own
+INTENTS_PER_STREAM_MAX = STREAM_BATCHES_MAX // 2  # not yet noted as sent: a broker must recognise every one of them

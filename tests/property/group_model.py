@@ -117,8 +117,13 @@ class Model:
             if (message.lot, message.attempt) == (lot, attempt):  # the rest of the same lot has more time
                 message.handed_ns = now_ns
 
-    def holds(self, name: str, lot: int, attempt: int, sequences: Iterable[int]) -> set[int]:
-        held = {at for at, each in self.held_by(name).items() if (each.lot, each.attempt) == (lot, attempt)}
+    def holds(self, name: str, lot: int, attempt: int, sequences: Iterable[int], arrived: int) -> set[int]:
+        """Of what had arrived when it was said; with 0, of all."""
+        held = {
+            at
+            for at, each in self.held_by(name).items()
+            if (each.lot, each.attempt) == (lot, attempt) and (not arrived or each.number <= arrived)
+        }
         return held & set(sequences)
 
     def has_lot(self, name: str, lot: int, attempt: int) -> bool:

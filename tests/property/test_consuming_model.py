@@ -1,9 +1,11 @@
 """Consumers' sessions against the real law of a group, with everything on the way that can go wrong.
 
 Connections are cut with requests and answers under way, answers overtake one another, leases run out, the broker
-crashes and forgets the handouts that nobody waited for. Users settle as they like, and late. Whatever happens:
+crashes and forgets the handouts that nobody waited for, somebody moves the cursor back. Users settle as they like, and
+late. Whatever happens:
 
-- a message that a user holds is not handed to that user again, and neither is one whose ack was confirmed;
+- a message that a user holds is not handed to that user again, and neither is one whose ack was confirmed, unless the
+  cursor was moved since the ack;
 - what the group does not want is not handed out;
 - when the trouble ends, everything is handed to somebody, and the group is owed nothing;
 - after a drain nobody holds anything.
@@ -61,10 +63,11 @@ class User:
     def ack(self, messages: list[Message]) -> None:
         self.session.ack(messages)
         sequences = {message.sequence for message in messages}
+        confirmed = self.confirmed
 
         def told(error: FairwayError | None) -> None:
             if error is None:
-                self.confirmed |= sequences
+                confirmed.update(sequences)
 
         self.session.when_settled(messages, told)
 
@@ -141,6 +144,13 @@ class Consumers(RuleBasedStateMachine):
     @rule(ms=st.sampled_from([1, 5, 50, 400, LEASE_MS + 1]))
     def wait(self, ms: int) -> None:
         self.broker.advance(ms)
+
+    @rule()
+    def seek(self) -> None:
+        """Everything again, whatever is on its way."""
+        self.broker.seek(0)
+        for user in self.users.values():
+            user.confirmed = set()
 
     # --- users
 

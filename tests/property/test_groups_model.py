@@ -241,6 +241,7 @@ class GroupMachine(RuleBasedStateMachine):
     ) -> None:
         said = sequences(ranges)
         due_ms = self.now_ms + (self.group.config.backoff.delay_ms(lot.attempt, draw) if after_ms is None else after_ms)
+        arrived = self.clients[name].arrived
         decision = self.group.settle(
             Consumer(name),
             verdict,
@@ -248,12 +249,13 @@ class GroupMachine(RuleBasedStateMachine):
             lot.attempt,
             ranges,
             now_ms=self.now_ms,
+            arrived=arrived,
             after_ms=after_ms,
             draw=draw,
         )
         note(f"{name} says {verdict.name} of {lot}, {ranges}: {decision}")
         self.happen(decision)
-        held = self.model.holds(name, lot.first, lot.attempt, said)
+        held = self.model.holds(name, lot.first, lot.attempt, said, arrived)
         believed: set[int] = set()
         if verdict is Verdict.ACK and not self.model.has_lot(name, lot.first, lot.attempt):
             believed = self.model.believable(lot.attempt, said)

@@ -325,6 +325,8 @@ class Consumer:
         join = m.Join(subject, group, name, 0, self._arrived, start, self._owner.is_broadcast)
         (joined, _), asked_ns = await self._link.ask("a membership", client.ask(join, m.Joined))
         now_ns = self._scene.clock.monotonic_ns()
+        if joined.has_gap and self._mood.may_forget:
+            self._owner.from_ns = None  # a power cut took the whole group, and it was told so: it begins anew
         self._truth.note_member(self._owner, now_ns)
         self._spoke(asked_ns)
         self._is_member, self._has_left = True, False

@@ -15,7 +15,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairway import limits
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.errors import DiskFull, FairwayError, Refused, StorageFault
 from fairway.groups import GroupConfig, Mode
@@ -469,9 +468,7 @@ class History:
         now_ns, now_ms = self.world.clock.monotonic_ns(), self.world.clock.wall_ms()
         for host in broker.desk.groups:
             seen = host.law.describe(broker.store.messages.end_sequence(host.subject_id), now_ns=now_ns, now_ms=now_ms)
-            orphans = limits.BELIEF_MESSAGES_MAX // limits.LOT_MESSAGES_MAX + 1  # below one ack that is believed
-            lots_max = 3 * host.law.config.lots_max + (orphans if self.flavour.is_lazy else 0)
-            if seen.lots > lots_max:
+            if seen.lots > 3 * host.law.config.lots_max:
                 self.truth.blame(Promise.BOUND, f"{seen.lots} lots in {host.name}, of {host.law.config.lots_max}")
         for actor in broker.scheduler:
             if len(actor.mailbox) > 4 * (len(self.consumers) + len(self.producers)):

@@ -61,7 +61,7 @@ class Operator:
         self._truth.note_seeking(owner, to)
         sought = await self._command(Seek(owner.subject, owner.group, m.Whence.SEQUENCE, to), Sought)
         if sought is not None:
-            self._truth.note_sought(owner, to)
+            self._truth.note_sought(owner, to, self._scene.clock.monotonic_ns())
             self.done["seek"] += 1
         return 0
 

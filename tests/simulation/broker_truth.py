@@ -10,7 +10,9 @@ A message that is handed out a second time needs a reason, and the reason must h
     crash      the broker had crashed: a PULL is written and not awaited, so the crash may have taken it
     seek       somebody moved the group's cursor
 
-What did not arrive was never handed out, as far as a client can tell.
+What did not arrive was never handed out, as far as a client can tell. What was asked for before a seek was known to be
+done may have been handed out before it, and have been on its way since: then it says nothing about what holds now,
+whoever has been given the message, or has acked it, since the seek.
 
 A group's private inbox is an owner of its own, beside the one of the subject: its sequences are other ones, and so is
 what it has acked. What becomes of dead letters is reckoned up in the end (`broker_reckoning`).
@@ -19,6 +21,7 @@ what it has acked. What becomes of dead letters is reckoned up in the end (`brok
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,6 +99,7 @@ class Owner:
     handed: dict[int, Handed] = field(default_factory=dict)
     acked: set[int] = field(default_factory=set)
     acked_at: dict[int, int] = field(default_factory=dict)  # the model's tick
+    acked_after: dict[int, int] = field(default_factory=dict)  # how many seeks were known to be done
     acking: set[int] = field(default_factory=set)  # an ack is on its way, or was and is not known to have arrived
     doubted: set[int] = field(default_factory=set)  # an ack's outcome is unknown: settled, or to be handed out again
     rejected: set[int] = field(default_factory=set)  # somebody has asked for it
@@ -103,6 +107,7 @@ class Owner:
     condemned: set[int] = field(default_factory=set)  # and was told that it is so
     seeks: int = 0
     is_seeking: bool = False
+    sought_ns: list[int] = field(default_factory=list)  # when each seek was known to be done
     floor: int = 0  # nothing below is owed: somebody has moved the cursor beyond it
     paused: dict[str, int] = field(default_factory=dict)  # consumers, or "" for all; since when that is known
     lost: int = 0  # messages that retention took from it, as the broker says in the end
@@ -256,20 +261,23 @@ class Truth:
         if found:
             self._check_paused(owner, holder, asked_ns, now_ns)
             holder.got_ns = now_ns
+        seeks = bisect_left(owner.sought_ns, asked_ns)  # so many were over
+        is_old = owner.is_seeking or seeks < len(owner.sought_ns)  # perhaps
         for sequence, payload in found.items():
             self.delivered += 1
             if not self._is_known(owner, sequence, payload):
                 continue
-            if sequence in owner.acked:
+            if sequence in owner.acked and owner.acked_after[sequence] <= seeks:
                 self.blame(Promise.ACKED_AGAIN, f"{sequence} is handed out to {owner} again, {holder.name} gets it")
-            if sequence in owner.condemned:
+            if sequence in owner.condemned and not is_old:  # all of these were rejected since the last seek
                 self.blame(Promise.RISEN, f"{sequence} of {owner} was rejected, {holder.name} gets it")
             before = owner.handed.get(sequence)
-            if before is not None:
-                self._justify(owner, sequence, before, holder, now_ns)
-            owner.handed[sequence] = Handed(holder, asked_ns, "seek" if owner.is_seeking else "")
-            owner.doubted.discard(sequence)
-            owner.acking.discard(sequence)
+            if before is not None and not self._justify(owner, sequence, before, holder, now_ns, is_old=is_old):
+                continue
+            owner.handed[sequence] = Handed(holder, asked_ns, "seek" if is_old else "")
+            if not is_old:
+                owner.doubted.discard(sequence)
+                owner.acking.discard(sequence)
 
     def _is_known(self, owner: Owner, sequence: int, payload: bytes) -> bool:
         sent = self.sent.get(payload)
@@ -294,23 +302,27 @@ class Truth:
                 since_ms = (now_ns - since_ns) / MS_NS
                 self.blame(Promise.PAUSED, f"{holder.name} of {owner} is given messages, paused for {since_ms:.1f} ms")
 
-    def _justify(self, owner: Owner, sequence: int, before: Handed, holder: Holder, now_ns: int) -> None:
+    def _justify(
+        self, owner: Owner, sequence: int, before: Handed, holder: Holder, now_ns: int, *, is_old: bool
+    ) -> bool:
+        """Whether this is the last time that the message was handed out, so far as is known; no: the time before is."""
         if owner.is_at_most_once:
             self.blame(Promise.TWICE, f"{sequence} of {owner} goes to {holder.name}, {before.holder.name} had it")
-            return
+            return True
         reason = before.reason
         if not reason and now_ns - before.holder.contact_ns >= owner.lease_ns:
             reason = "lease"
         if not reason and self.crashed_ns >= before.asked_ns:
             reason = "crash"
-        self.reasons[reason] += 1
-        if not reason:
+        self.reasons[reason or ("seek" if is_old else "")] += 1
+        if not reason and not is_old:
             silent_ms = (now_ns - before.holder.contact_ns) / MS_NS
             self.blame(
                 Promise.DUPLICATE,
                 f"{sequence} of {owner} goes to {holder.name}, but {before.holder.name} has it"
                 f" and spoke {silent_ms:.1f} ms ago",
             )
+        return bool(reason) or not is_old
 
     def note_member(self, owner: Owner, now_ns: int) -> None:
         """Somebody has joined: a group that began at the latest message is owed what is sent from now on."""
@@ -348,6 +360,7 @@ class Truth:
             if sequence in owner.acking or not (owner.seeks or self.loss_ns >= 0):
                 owner.acked.add(sequence)
                 owner.acked_at[sequence] = self.tick
+                owner.acked_after[sequence] = len(owner.sought_ns)
                 owner.acking.discard(sequence)
 
     def note_rejecting(self, owner: Owner, sequences: Sequence[int]) -> None:
@@ -382,9 +395,10 @@ class Truth:
         owner.rejecting.clear()
         self._mark_sought(owner)
 
-    def note_sought(self, owner: Owner, to: int) -> None:
+    def note_sought(self, owner: Owner, to: int, now_ns: int) -> None:
         """It is done: all from there on is owed again, but for what was acked meanwhile. Below nothing is."""
         owner.is_seeking = False
+        owner.sought_ns.append(now_ns)
         owner.floor = to
         owner.doubted -= {each for each in owner.doubted if each >= to and each not in owner.acking}
         owner.acking.clear()  # those that are still on their way may have come before

@@ -1,4 +1,4 @@
-"""What simulated histories have found in the broker, each told once more as a short story."""
+"""What simulated histories have found in the broker, or in the model of it, each told once more as a short story."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import pytest
 
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.errors import Refused
+from fairway.protocol.admin import Seek, Sought
+from fairway.protocol.messages import Whence
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk
 from fairway.world.simulation import Simulation, simulate
 from tests.simulation.broker_clients import BROKER, PORT
+from tests.simulation.broker_truth import Holder, Owner, Promise, Truth
 from tests.support.client import Client, Stream
 
 SLOW = 2_000.0  # a sync takes from 40 ms to a second
@@ -108,6 +111,76 @@ def test_who_is_told_that_it_is_no_member_is_none_after_a_crash_either() -> None
         with pytest.raises(Refused, match="NOT_A_MEMBER"):
             await client.pull("orders", "hotel", "c", arrived=1)
         assert log.committed_end == log.end
+        await broker.stop()
+
+    simulate(story, seed=1)
+
+
+def test_an_answer_that_a_seek_overtakes_says_nothing_about_what_holds_since() -> None:
+    """One consumer pulls, and its answer is held up. Somebody moves the cursor back, another consumer is given the same
+    message and acks it, and only then does the answer come. That was taken for a handout after the ack."""
+    truth, owner, late, prompt = a_group_of_two()
+    truth.note_seeking(owner, 0)
+    truth.note_sought(owner, 0, 20)
+    truth.note_delivery(owner, prompt, {0: b"a"}, asked_ns=30, now_ns=40)
+    truth.note_delivery(owner, late, {0: b"a"}, asked_ns=10, now_ns=50)
+    truth.note_acking(owner, [0])
+    truth.note_acked(owner, [0])
+    truth.note_delivery(owner, late, {0: b"a"}, asked_ns=10, now_ns=60)
+    assert not truth.breaches
+    truth.note_delivery(owner, late, {0: b"a"}, asked_ns=61, now_ns=70)
+    assert {breach.promise for breach in truth.breaches} == {Promise.ACKED_AGAIN, Promise.DUPLICATE}
+
+
+def test_an_answer_that_a_seek_overtakes_leaves_the_message_with_whoever_has_it_since() -> None:
+    truth, owner, late, prompt = a_group_of_two()
+    truth.note_seeking(owner, 0)
+    truth.note_sought(owner, 0, 20)
+    truth.note_delivery(owner, prompt, {0: b"a"}, asked_ns=30, now_ns=40)
+    truth.note_delivery(owner, late, {0: b"a"}, asked_ns=10, now_ns=50)
+    truth.note_asked(owner, late, [0], "release")  # which is stale
+    truth.note_delivery(owner, late, {0: b"a"}, asked_ns=61, now_ns=70)
+    assert [breach.promise for breach in truth.breaches] == [Promise.DUPLICATE]
+
+
+def test_a_seek_does_not_excuse_what_was_acked_before_it_and_lies_below() -> None:
+    truth, owner, late, prompt = a_group_of_two()
+    truth.note_delivery(owner, prompt, {0: b"a"}, asked_ns=1, now_ns=2)
+    truth.note_acking(owner, [0])
+    truth.note_acked(owner, [0])
+    truth.note_seeking(owner, 1)
+    truth.note_sought(owner, 1, 20)
+    truth.note_delivery(owner, late, {0: b"a"}, asked_ns=10, now_ns=50)
+    assert [breach.promise for breach in truth.breaches] == [Promise.ACKED_AGAIN]
+
+
+def a_group_of_two() -> tuple[Truth, Owner, Holder, Holder]:
+    truth = Truth()
+    truth.note_sent("orders", [b"a"], 0)
+    truth.note_receipt("orders", 0, [b"a"])
+    return truth, truth.owner("hotel", "orders", 1_000), Holder("late"), Holder("prompt")
+
+
+def test_an_ack_from_before_a_seek_is_not_taken_for_that_of_the_handout_behind_it() -> None:
+    """A consumer waits for more while it acks what it has. Somebody moves the cursor back, the pull that waits gets the
+    same messages under the same name, and the ack arrives: it settled what the consumer had not even seen."""
+
+    async def story(world: Simulation) -> None:
+        broker = await started(world, SimDisk(world.rng.child("disk"), world.loop.call_later))
+        client = await connected(world, "consumer")
+        await client.join("orders", "hotel", "c")
+        await client.produce("orders", Stream(1).batch([b"a", b"b"]))
+        first = await client.pull("orders", "hotel", "c")
+        pull = client.pull("orders", "hotel", "c", arrived=first.number, wait_ms=1_000)
+        waiting = asyncio.ensure_future(pull)
+        await asyncio.sleep(0.1)
+        seek = Seek("orders", "hotel", Whence.SEQUENCE, 0)
+        await (await connected(world, "operator")).ask(seek, Sought)
+        late = await client.settle("orders", "hotel", "c", first.lots, arrived=first.number)
+        assert (late.settled, late.stale) == (0, 2)
+        again = await waiting
+        assert again.lots == first.lots
+        assert (await client.settle("orders", "hotel", "c", again.lots, arrived=again.number)).settled == 2
         await broker.stop()
 
     simulate(story, seed=1)

@@ -63,6 +63,9 @@ class MiniBroker:
         self._do(self.group.configure(config.version - 1, config, now_ms=self.now_ms))
         self.sync(len(self.events))
 
+    def seek(self, to: int) -> None:
+        self._do(self.group.seek(to, now_ms=self.now_ms))
+
     def advance(self, ms: int) -> None:
         self.now_ns += ms * MS_NS
         expired = self.group.expire(now_ns=self.now_ns, now_ms=self.now_ms)
@@ -168,6 +171,7 @@ class MiniBroker:
                 each.attempt,
                 ranges,
                 now_ms=self.now_ms,
+                arrived=message.arrived,
                 after_ms=each.after_ms,
                 reason=each.reason,
             )

@@ -56,11 +56,13 @@ class Settler:
             lot = (outcome.is_inbox, outcome.first, outcome.attempt)
             gathered.make_way_for(lot)
             of = host.inbox if outcome.is_inbox else host
-            decision = _unknown(outcome) if of is None else self._settle(of, name, outcome)
+            decision = _unknown(outcome) if of is None else self._settle(of, name, outcome, message.arrived)
             refused = refusal(decision)
             if refused is not None:
                 break
             gathered.add(lot, of or host, decision)
+            if decision.is_believed:
+                gathered.carry_out()
         gathered.carry_out()
         if any(outcome.kind is not messages.Settlement.ACK for outcome in message.outcomes):
             self._desk.scheduler.wake(host.key)
@@ -70,7 +72,7 @@ class Settler:
         answer = messages.Settled(gathered.settled, gathered.stale)
         self._desk.when_durable(gathered.written, lambda told: request.settle(told, answer))
 
-    def _settle(self, host: GroupHost, name: Consumer, outcome: Settle) -> Settled:
+    def _settle(self, host: GroupHost, name: Consumer, outcome: Settle, arrived: int) -> Settled:
         return host.law.settle(
             name,
             Settlement(outcome.kind),
@@ -78,6 +80,7 @@ class Settler:
             outcome.attempt,
             [(span.first, span.count) for span in outcome.spans],
             now_ms=self._desk.clock.wall_ms(),
+            arrived=arrived,
             after_ms=outcome.after_ms,
             draw=0.0 if outcome.kind is messages.Settlement.ACK else self._rng.uniform(),
             reason=outcome.reason,

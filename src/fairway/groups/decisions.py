@@ -67,6 +67,7 @@ class Pulled(Decision, frozen=True, gc=False):
 class Settled(Decision, frozen=True, gc=False):
     settled: int = 0  # messages
     stale: int = 0  # messages that this consumer does not hold: their outcome is not its to say
+    is_believed: bool = False  # though nobody held them: it may move the cursor, so apply it before the next decision
 
 
 class Sought(Decision, frozen=True, gc=False):

@@ -141,11 +141,14 @@ class Group:
         ranges: Sequence[Range],
         *,
         now_ms: int,
+        arrived: int = 0,
         after_ms: int | None = None,
         draw: float = 0.0,
         reason: str = "",
     ) -> Settled:
         """One verdict on ranges of the lot named (first, attempt). `draw` in [0, 1) is the jitter of a retry.
+
+        `arrived` is the last response that had reached the member when it said so; 0: whatever it holds is meant.
 
         Renews no lease: a request may hold many verdicts, so call `heartbeat` once for it.
         """
@@ -160,6 +163,7 @@ class Group:
             attempt,
             ranges,
             now_ms=now_ms,
+            arrived=arrived,
             after_ms=after_ms,
             draw=draw,
             reason=reason,

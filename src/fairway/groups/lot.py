@@ -54,6 +54,12 @@ class Lot(msgspec.Struct, eq=False, gc=False):
             return self.mask if number == self.number else 0
         return self.mask & next((mask for each, mask in self.parts if each == number), 0)
 
+    def open_up_to(self, number: int) -> int:
+        """The bits that are open and went out in that response or an earlier one."""
+        if number >= self.number:
+            return self.mask
+        return self.mask & sum(mask for each, mask in self.parts if each <= number)  # which share no bit
+
     def part(self, mask: int, attempt: int, due_ms: int = 0) -> Lot:
         """A lot of its own from some of the messages, named for the first of them."""
         shift = (mask & -mask).bit_length() - 1

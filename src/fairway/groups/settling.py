@@ -1,10 +1,13 @@
 """What a consumer says about messages that it was given: done, again later, never again, or handed back.
 
 Only the holder's word counts. A message that it holds no more (its lease ended, somebody else has it) is counted as
-stale; saying the same thing twice is harmless.
+stale; saying the same thing twice is harmless. So is one that went out in a response which had not arrived when the
+outcome was said: that is about an earlier handout, which somebody has undone by moving the cursor.
 
 One exception, after a crash. A PULL is written and not awaited, so the broker may have forgotten that it handed
-something out. An ack for what nobody holds, from below the end that the previous life had committed, is believed.
+something out. An ack for what nobody holds, from below the end that the previous life had committed, is believed. What
+lies between the cursor and such an ack may be with somebody, too, so it becomes lots that wait; where these would be
+too many the ack is not believed, and its messages are handed out once more.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ def decide(
     ranges: Sequence[Range],
     *,
     now_ms: int,
+    arrived: int = 0,
     after_ms: int | None = None,
     draw: float = 0.0,
     reason: str = "",
@@ -51,7 +55,7 @@ def decide(
     lot = member.lots.get((first, attempt))
     if lot is None:
         return _decide_unheld(state, member, verdict, first, attempt, said, now_ms)
-    settled = said & lot.mask
+    settled = said & (lot.open_up_to(arrived) if arrived else lot.mask)
     stale = (said ^ settled).bit_count()
     if not settled:
         return Settled(Outcome.DONE, stale=stale)
@@ -97,11 +101,22 @@ def _decide_unheld(
     state: State, member: Member, verdict: Verdict, first: int, attempt: int, said: int, now_ms: int
 ) -> Settled:
     believed = _believable(state, first, attempt, said) if verdict is Verdict.ACK else 0
+    if believed and not _has_room_below(state, ranges_of(believed, first)):
+        believed &= (1 << max(state.cursor - first, 0)) - 1
     stale = (said & ~believed).bit_count()
     if not believed:
         return Settled(Outcome.DONE, stale=stale)
     event = events.acked(member.id, attempt, first, ranges_of(believed, first), now_ms)
-    return Settled(Outcome.DONE, (event,), settled=believed.bit_count(), stale=stale)
+    return Settled(Outcome.DONE, (event,), settled=believed.bit_count(), stale=stale, is_believed=True)
+
+
+def _has_room_below(state: State, ranges: Sequence[Range]) -> bool:
+    """Whether the bound of the group leaves room for the lots that would be made of what lies below these."""
+    lots, cursor = 0, state.cursor
+    for first, count in ranges:
+        lots += -(-max(first - cursor, 0) // limits.LOT_MESSAGES_MAX)
+        cursor = max(cursor, first + count)
+    return not lots or state.in_flight + lots <= 2 * state.config.lots_max
 
 
 def _believable(state: State, first: int, attempt: int, said: int) -> int:

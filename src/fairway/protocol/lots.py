@@ -10,9 +10,10 @@ A message can come a second time while the first is still held: the broker lost 
 the lease ended and nobody else took the message. The user must not get it twice, but its outcome has to be sent under
 the name of the later lot, the only one that the broker knows. The earlier lot then has an *heir* for these messages.
 
-And one comes again rightly, because it was released or retried, before the broker has confirmed that. If a crash then
-takes both, the release and the second handout, the broker knows the message by its earlier name alone. So after such a
-loss the outcome goes out under both names, as an *echo*: one of them is the right one, and the other does no harm.
+And one comes again rightly, before the broker has confirmed what was said: because it was released or retried, or
+because somebody moved the cursor back over an ack. If a crash then takes both, what was said and the second handout,
+the broker knows the message by its earlier name alone. So after such a loss the outcome goes out under both names, as
+an *echo*: one of them is the right one, and the other does no harm.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ class Lot:
         "is_final",
         "is_inbox",
         "is_lapsed",
+        "is_unsure",
         "ledger",
         "left",
         "notes",
@@ -125,6 +127,7 @@ class Lot:
         self.is_inbox = is_inbox
         self.is_final = is_final  # settled by being handed out: nothing is sent
         self.is_lapsed = False
+        self.is_unsure = False  # the broker may have forgotten that we have it
         self.is_dirty = False
         self.serial = serial
         self.bytes_each = 0
@@ -259,9 +262,9 @@ class Lot:
             if code in (WAITING, OPEN):
                 self.state[here] = LINKED
                 older.heirs.append(Heir(sequence, self))
-            elif code == SENT_ACK:  # under the older name, which may mean nothing to the broker
-                self.state[here] = ACK
-            elif code == SENT and (self.first, self.attempt) != (older.first, older.attempt):
+            elif code == SENT_ACK and (older.is_unsure or self.attempt > older.attempt):
+                self.state[here] = ACK  # the older name may mean nothing to the broker
+            elif code == SENT_ACK or (code == SENT and (self.first, self.attempt) != (older.first, older.attempt)):
                 older.heirs.append(Heir(sequence, self))  # a new handout, for all we know
             else:
                 if code not in (LINKED, SENT):
@@ -269,13 +272,15 @@ class Lot:
                 older.forget(there)
 
     def lose(self, index: int) -> None:
-        """Nobody knows whether a RETRY or RELEASE arrived. If the message has come again, it is not repeated."""
+        """Nobody knows whether its outcome arrived. If the message has come again, it is not repeated."""
         heir = self._heir_of(self.first + index)
         if heir is None:
             return
         code = heir.state[self.first + index - heir.first]
         if code == DONE:  # which was written after it, and is durable
             self.forget(index)
+            for hook in self.hooks_of(index, index + 1):
+                hook(None)
         elif code in (SENT_ACK, SENT):
             self.say(self.first + index, self.first + index + 1, ACK if code == SENT_ACK else RELEASE)
         else:
@@ -350,10 +355,10 @@ class Piece(NamedTuple):
     def still_sent(self) -> Piece | None:
         """What of it is to be sent again, after nobody knows whether it arrived."""
         code = SENT_ACK if self.code == ACK else SENT
-        if code == SENT and self.lot.heirs:
+        if self.lot.heirs:
             for start, end in self.runs:
                 for index in range(start, end):
-                    if self.lot.state[index] == SENT:
+                    if self.lot.state[index] == code:
                         self.lot.lose(index)
         runs = [run for start, end in self.runs for run in self.lot.runs(code, start, end)]
         return self._replace(runs=runs) if runs else None
@@ -402,6 +407,11 @@ class Shelf:
             if self._lots[serial].end > lot.first:
                 found.append(serial)
         return [self._lots[serial] for serial in sorted(found)]
+
+    def doubt(self) -> None:
+        """There is a new connection, perhaps to a broker that has crashed and forgotten what it handed out."""
+        for lot in self:
+            lot.is_unsure = True
 
     def sent(self, piece: Piece) -> None:
         """It is on its way."""

@@ -138,6 +138,7 @@ class Settler:
     def hurry(self) -> None:
         """There is a new connection: what was put off may be asked again."""
         self._not_before_ns = 0
+        self.shelf.doubt()
 
     # --- who waits for it
 

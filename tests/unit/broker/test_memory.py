@@ -113,3 +113,19 @@ async def test_an_ack_from_beyond_the_hole_floods_nobody(scene: Scene) -> None:
     await (await back(scene, ann)).drain()
     assert scene.broker.store.actions.log.end < end + 8_192
     assert (await scene.describe()).lots == 0
+
+
+@staged_with(LAZY)
+async def test_a_broadcast_consumer_whose_group_the_power_cut_took_is_told_that_it_missed_messages(
+    scene: Scene,
+) -> None:
+    """It comes back to a broker that has never heard of it, and cannot know what it had: it is told so, loudly."""
+    ann = await scene.worker("ann", is_joining=False)
+    assert not (await ann.join(is_broadcast=True)).has_gap
+    await scene.send(b"a")
+    assert (await ann.pull()).payloads == [b"a"]
+    await scene.power_cut()
+    ann = await scene.worker("ann", arrived=ann.arrived, is_joining=False)
+    assert (await ann.join(is_broadcast=True)).has_gap
+    await scene.send(b"b", stream=Stream(8))
+    assert await ann.drain() == [b"b"]

@@ -135,6 +135,28 @@ def test_one_ack_cannot_orphan_a_whole_backlog() -> None:
     assert scene.ack("ann", Handout(far, 1, ((far, 1),))).stale == 1
 
 
+def test_an_ack_that_would_make_more_lots_than_the_group_may_have_is_not_believed_and_nothing_is_lost() -> None:
+    """After a power cut in `memory` mode a million sequences are left out, and all of them lay below one ack."""
+    scene = Scene(end=10**6 + 10, lots_max=40)
+    scene.join("ann")
+    scene.crash()
+    far = 10**6
+    assert scene.ack("ann", Handout(far, 1, ((far, 10),))).stale == 10
+    assert scene.group.cursor == 0
+    near = 50_000
+    assert scene.ack("ann", Handout(near, 1, ((near, 10),))).settled == 10
+    assert lots(scene) == 50
+    scattered = Handout(near + 10, 1, tuple((near + 11 + 2 * each, 1) for each in range(100)))
+    assert scene.ack("ann", scattered).stale == 100
+    assert scene.ack("ann", scattered, scattered.ranges[:20]).settled == 20
+    assert lots(scene) == 70
+    assert scene.ack("ann", Handout(0, 1, ((0, 10),))).settled == 10, "what makes no lots is believed all the same"
+
+
+def lots(scene: Scene) -> int:
+    return scene.group.describe(scene.end, now_ns=scene.now_ns, now_ms=scene.now_ms).lots
+
+
 def test_a_seek_forgets_what_is_in_flight_and_says_how_much() -> None:
     scene = busy_scene()
     sought = scene.group.seek(5, now_ms=scene.now_ms)

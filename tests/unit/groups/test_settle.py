@@ -58,6 +58,28 @@ def test_a_late_ack_for_an_earlier_attempt_is_stale() -> None:
     assert scene.ack("ann", lot).stale == 10
 
 
+def test_an_ack_concerns_only_what_had_arrived_when_it_was_sent() -> None:
+    scene = Scene(end=3)
+    scene.join("ann")
+    lot = scene.lot("ann")
+    scene.happen(scene.group.seek(0, now_ms=scene.now_ms))
+    again = scene.pull("ann")
+    assert again.lots == (lot,)
+    assert scene.settle("ann", Verdict.ACK, lot, arrived=1).stale == 3
+    assert scene.settle("ann", Verdict.ACK, lot, arrived=again.number).settled == 3
+
+
+def test_of_a_lot_that_came_in_parts_an_ack_concerns_those_that_had_arrived() -> None:
+    scene = Scene(end=3)
+    scene.join("ann")
+    lot = scene.lot("ann")
+    scene.settle("ann", Verdict.RELEASE, lot, [(0, 1)])
+    assert scene.pull("ann", arrives=False).number == 2
+    late = scene.settle("ann", Verdict.ACK, lot, arrived=1)
+    assert (late.settled, late.stale) == (2, 1)
+    assert scene.settle("ann", Verdict.ACK, lot, [(0, 1)], arrived=2).settled == 1
+
+
 def test_a_failed_message_comes_again_when_it_is_due_to_any_consumer() -> None:
     scene = Scene(end=3)
     scene.join("ann")

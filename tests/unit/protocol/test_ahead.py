@@ -8,7 +8,7 @@ from tests.unit.protocol.consuming_stage import Stage
 MS = 1_000_000
 
 
-def handle(stage: Stage, messages: int, each_ms: float) -> None:
+def handle(stage: Stage, messages: int, each_ms: int) -> None:
     """One after the other."""
     for _ in range(messages):
         for message in stage.session.take_messages(1):

@@ -371,3 +371,43 @@ def test_attempts_count_up_by_the_backoff_of_the_group() -> None:
 def test_a_message_is_no_work_for_the_collector() -> None:
     assert msgspec.structs.fields(Message)[0].name == "payload"
     assert Message.__struct_config__.gc is False
+
+
+def test_what_was_acked_before_somebody_moved_the_cursor_back_comes_again() -> None:
+    """A pull does not wait for the disk, an ack's answer does: the second handout overtakes it."""
+    stage = Stage()
+    first = stage.begin(b"a", b"b")
+    outcomes: list[object] = []
+    stage.session.ack(first)
+    stage.session.when_settled(first, outcomes.append)
+    stage.wire.ask()
+    stage.wire.handle()  # the ack
+    stage.broker.seek(0)
+    stage.wire.handle()  # the pull that waited
+    stage.wire.hear(1)
+    again = stage.session.take_messages()
+    assert payloads(again) == [b"a", b"b"]
+    stage.wire.settle_down()
+    assert outcomes == [None]
+    stage.session.ack(again)
+    stage.wire.settle_down()
+    assert stage.broker.is_all_done()
+    assert (stage.session.counts.stale, stage.session.unconfirmed_count) == (0, 0)
+
+
+def test_an_ack_on_its_way_while_somebody_moves_the_cursor_back_is_not_taken_for_that_of_the_next_handout() -> None:
+    stage = Stage()
+    first = stage.begin(b"a", b"b")
+    stage.session.ack(first)
+    stage.wire.ask()
+    stage.broker.seek(0)
+    stage.wire.handle()  # the pull that waited: the same messages under the same name
+    stage.wire.handle()  # the ack
+    assert not stage.broker.is_all_done()
+    stage.wire.settle_down()
+    again = stage.session.take_messages()
+    assert payloads(again) == [b"a", b"b"]
+    stage.session.ack(again)
+    stage.wire.settle_down()
+    assert stage.broker.is_all_done()
+    assert stage.session.counts.stale == 2

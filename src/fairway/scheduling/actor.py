@@ -43,6 +43,7 @@ class Actor:
         "served_ns",
         "slices",
         "suspensions",
+        "swept_until_ns",
         "virtual_ns",
         "weight",
     )
@@ -58,6 +59,7 @@ class Actor:
         self.owed_ns = 0.0  # used, and not yet in `virtual_ns`
         self.idle_since_ns = now_ns
         self.alarm_ns = NEVER_NS
+        self.swept_until_ns = 0  # its requests were looked at just now
         self.is_background = False  # set by its processor: the scheduler is not busy for its sake
         self.served_ns = 0  # figures for people
         self.elsewhere_ns = 0

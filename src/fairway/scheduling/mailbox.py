@@ -109,14 +109,17 @@ class Mailbox:
         """Set aside what is due, and what nobody wants any more; when the next will be due."""
         next_ns = NEVER_NS
         for queue in (self.arrived, self.waiting):
-            for _ in range(len(queue)):
-                letter = queue.popleft()
+            left: list[Letter] = []
+            for letter in queue:
                 due_ns = letter.due_ns()
                 if now_ns >= due_ns or letter.request.is_cancelled:
                     self.overdue.append((letter, letter.expiry()))
                 else:
-                    queue.append(letter)
+                    left.append(letter)
                     next_ns = min(next_ns, due_ns)
+            if len(left) < len(queue):
+                queue.clear()
+                queue.extend(left)
         return next_ns
 
     def empty(self) -> Iterator[Letter]:

@@ -34,7 +34,8 @@ DONE, WAIT, AGAIN = Verdict  # bound here for the same reason as the run states
 
 WEIGHT_MIN = 0.01
 WEIGHT_MAX = 100.0
-SWEEP_EVERY_NS = 10_000_000  # a sweep looks at every request of an actor: two thousand take 0.2 ms
+SWEEP_EVERY_NS = 10_000_000  # a sweep looks at every request of an actor: two thousand take 1 ms,
+SWEEP_SHARE = 50  # so the next one waits until so many times as long have passed
 
 
 class Loop(TimerLoop, Protocol):
@@ -185,8 +186,9 @@ class Scheduler:
     def _refuse_full(self, actor: Actor) -> NoReturn:
         """Refuse, and once in a while clear out what nobody waits for any more, so that a retry finds room."""
         now_ns = self._now_ns()
-        if actor.alarm_ns > now_ns + SWEEP_EVERY_NS:
-            self._alarms.set(actor, now_ns + SWEEP_EVERY_NS)
+        sweep_ns = max(now_ns + SWEEP_EVERY_NS, actor.swept_until_ns)
+        if actor.alarm_ns > sweep_ns:
+            self._alarms.set(actor, sweep_ns)
         self._refuse("too many requests of this group are waiting")
 
     def _refuse(self, sentence: str) -> NoReturn:
@@ -202,6 +204,7 @@ class Scheduler:
 
     def _on_alarm(self, actor: Actor, now_ns: int) -> None:
         due_ns = actor.mailbox.sweep(now_ns)
+        actor.swept_until_ns = now_ns + max(SWEEP_EVERY_NS, SWEEP_SHARE * (self._now_ns() - now_ns))
         idle_ns_max = self._options.idle_ns_max
         idle_since_ns = now_ns
         if self._is_removable(actor):
@@ -209,7 +212,7 @@ class Scheduler:
             if now_ns - idle_since_ns >= idle_ns_max:
                 self._remove(actor)
                 return
-        self._alarms.set(actor, max(min(due_ns, idle_since_ns + idle_ns_max), now_ns + SWEEP_EVERY_NS))
+        self._alarms.set(actor, max(min(due_ns, idle_since_ns + idle_ns_max), actor.swept_until_ns))
         self._make_ready(actor)
 
     # --- turns -------------------------------------------------------------------------------------------------------

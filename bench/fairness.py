@@ -193,7 +193,7 @@ class ColdStage:
 def measure_cold(scale: Scale, under: str | None, step: Step) -> dict[str, dict[str, Any]]:
     result: dict[str, dict[str, Any]] = {}
     found: dict[str, dict[str, list[dict[str, float]]]] = {kind: {"alone": [], "beside": []} for kind in KINDS}
-    crowd = Crowd("archive", ("cold",), scale.cold_consumers, bytes_max=256 * 1024)
+    crowd = Crowd("archive", ("cold",), scale.cold_consumers, bytes_max=256 * 1024, gives_way=True)
     with directory(under) as one, directory(under) as other:
         roots = dict(zip(KINDS, (one, other), strict=True))
         for root in roots.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ class Crowd:
     messages_max: int = 1_000
     bytes_max: int = 128 * 1024
     wait_ms: int = 1_000
+    gives_way: bool = False  # its process yields the cores to others: what the broker does to them is to be seen alone
 
 
 class CrowdProcess(Child):
@@ -101,6 +103,8 @@ class _Consumer:
 
 
 def _crowd(port: int, crowd: Crowd, pipe: Pipe) -> None:
+    if crowd.gives_way:
+        os.nice(19)
     run(_run_crowd(port, crowd, pipe))
 
 

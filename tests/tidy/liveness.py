@@ -13,6 +13,7 @@ ENTRY_POINTS: dict[str, str] = {
     "fairway.cli.main": "the console script",
     "fairway.testing": "for tests of users' programs",
     "fairway.pytest_plugin": "what pytest finds by its entry point",
+    "fairway.delay.engine": "the delay server joins it next",
     "fairway.world.simulation": "loop, clock, net and chance of a simulated run: what tests run a whole cluster on",
     "fairway.world.sim_disk": "the simulated disk, for the same",
 }

@@ -1,0 +1,82 @@
+"""Stretches of time, in UTC: hours near, days farther out, months beyond. A pure plan.
+
+Each stretch has one bucket, and about a hundred buckets hold two years, whatever is scheduled: a month is cut into days
+when its first one is near, a day into hours. A stretch only ever becomes finer: what belongs to a day now belongs to an
+hour of that very day later, never the other way round. UTC has no summer time, so no hour is missing or there twice.
+
+    month   begins at least DAYS_AHEAD_MS from now      at most 24 + 1 of them in two years
+    day     begins at least HOURS_AHEAD_MS from now     the rest of this month, and the next one in its last days
+    hour    all the rest: today and tomorrow            at most 48, and those of the past that are not yet done with
+"""
+
+from __future__ import annotations
+
+import enum
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from fairway.errors import Code, Refused
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+HOURS_AHEAD_MS = DAY_MS
+DAYS_AHEAD_MS = 8 * DAY_MS
+
+
+class Grain(enum.IntEnum):
+    """How long a stretch is."""
+
+    HOUR = 1
+    DAY = 2
+    MONTH = 3
+
+
+class Span(NamedTuple):
+    """One stretch of time, its end not included."""
+
+    grain: Grain
+    start_ms: int
+    end_ms: int
+
+
+def span_of(due_ms: int, now_ms: int) -> Span:
+    """Where a message with that due time is put at that time. What is past due is put where now is."""
+    at_ms = max(due_ms, now_ms)
+    month = _month(at_ms)
+    if month.start_ms >= now_ms + DAYS_AHEAD_MS:
+        return month
+    day = _floor(at_ms, Grain.DAY, DAY_MS)
+    if day.start_ms >= now_ms + HOURS_AHEAD_MS:
+        return day
+    return _floor(at_ms, Grain.HOUR, HOUR_MS)
+
+
+def is_to_split(span: Span, now_ms: int) -> bool:
+    """Whether messages of that stretch belong to finer ones by now. One that is past stays as it is."""
+    return span.end_ms > now_ms and span_of(span.start_ms, now_ms).grain < span.grain
+
+
+def check_horizon(due_ms: int, now_ms: int, horizon_ms: int) -> None:
+    """`Refused` for what lies too far ahead: it is never shortened in silence."""
+    if due_ms > now_ms + horizon_ms:
+        days = horizon_ms // DAY_MS
+        raise Refused(Code.BAD_REQUEST, f"due at {_say(due_ms)}: at most {days} days ahead are allowed")
+
+
+def _say(at_ms: int) -> str:
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)).isoformat()
+
+
+def _floor(at_ms: int, grain: Grain, length_ms: int) -> Span:
+    start_ms = at_ms - at_ms % length_ms
+    return Span(grain, start_ms, start_ms + length_ms)
+
+
+def _month(at_ms: int) -> Span:
+    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
+    first = datetime(at.year, at.month, 1, tzinfo=UTC)
+    start_ms = int(first.timestamp()) * 1_000
+    if (at.year, at.month) == (9999, 12):  # the month behind it cannot be said
+        return Span(Grain.MONTH, start_ms, start_ms + 31 * DAY_MS)
+    following = datetime(at.year + at.month // 12, at.month % 12 + 1, 1, tzinfo=UTC)
+    return Span(Grain.MONTH, start_ms, int(following.timestamp()) * 1_000)

@@ -1,0 +1,269 @@
+"""The dispatch log: what was decided about pending messages, in one order. It is the action log of the delay's store.
+
+    INTENT        these messages go to that target, as this batch of that stream. Synced before anything is sent.
+    SENT          the target has them
+    CANCEL        these messages are never sent
+    RESCHEDULE    these messages have another due time
+    STREAM        where a stream of ours stands (in pictures only)
+    DISPATCHED    these messages were sent (in pictures only)
+
+This is the serial point: a message is cancelled or intended, whichever comes first in this log, and memory changes with
+the append. An intent names messages, target, stream and sequence, and the checksum of the batch; the batch is made
+again from the buckets after a crash and is the same, byte for byte, so the broker's dedupe window knows it.
+
+The picture of it all in the checkpoint is written in the same events.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairway.delay.ledger import Ledger, Ranges
+from fairway.delay.piece import Sequences
+from fairway.delay.rows import Rows, State
+from fairway.errors import Code, Refused, RemoteProtocolError
+from fairway.storage.record import Kind, Record, padded
+
+_MAGIC = b"FWYDSP\r\n"
+_VERSION = 1
+_PICTURE = struct.Struct("<8sHHHHQ")  # magic, version, header length, must, may, next number
+# kind, zero, length of the target, ranges, subject id, batch CRC, number, producer id, first sequence, time
+_FIXED = struct.Struct("<BxHIIIQQQq")
+_RANGE = struct.Struct("<QQ")  # first sequence, count
+
+
+class EventKind(enum.IntEnum):
+    INTENT = 1
+    SENT = 2
+    CANCEL = 3
+    RESCHEDULE = 4
+    STREAM = 5
+    DISPATCHED = 6
+
+
+class Event(NamedTuple):
+    """One decision. `time_ms` is when an intent was made, or the new due time."""
+
+    kind: EventKind
+    subject_id: int = 0
+    ranges: Ranges = ()
+    number: int = 0
+    producer_id: int = 0
+    first_sequence: int = 0
+    time_ms: int = 0
+    crc: int = 0
+    target: str = ""
+
+    @property
+    def messages(self) -> int:
+        return sum(count for _, count in self.ranges)
+
+    def sequences(self) -> Sequences:
+        return np.concatenate([np.arange(first, first + count, dtype=np.uint64) for first, count in self.ranges])
+
+
+@dataclass(slots=True)
+class Stream:
+    """Our stream into one subject at one target."""
+
+    producer_id: int
+    next_sequence: int
+    used_ms: int
+    outstanding: int = 0
+
+
+def pack(events: Iterable[Event]) -> bytes:
+    """The body of a DISPATCH record."""
+    parts = []
+    for each in events:
+        target = each.target.encode()
+        parts.append(
+            _FIXED.pack(
+                each.kind,
+                len(target),
+                len(each.ranges),
+                each.subject_id,
+                each.crc,
+                each.number,
+                each.producer_id,
+                each.first_sequence,
+                each.time_ms,
+            )
+        )
+        parts += [_RANGE.pack(*each_range) for each_range in each.ranges]
+        parts.append(padded(target))
+    return b"".join(parts)
+
+
+def unpack(body: bytes) -> Iterator[Event]:
+    """The events of a record's body."""
+    at = 0
+    while at < len(body):
+        try:
+            kind, target, ranges, subject, crc, number, producer, first, time = _FIXED.unpack_from(body, at)
+            at += _FIXED.size
+            spans = tuple(_RANGE.unpack_from(body, at + index * _RANGE.size) for index in range(ranges))
+            at += ranges * _RANGE.size
+            end = at + target + -target % 8
+            if end > len(body):
+                raise ValueError("its target is cut short")
+            name, at = body[at : at + target].decode(), end
+            yield Event(EventKind(kind), subject, spans, number, producer, first, time, crc, name)
+        except (struct.error, ValueError) as error:
+            raise RemoteProtocolError(f"a decision cannot be read: {error}") from error
+
+
+def ranges_of(sequences: Sequences) -> Ranges:
+    """Ascending sequences as ranges."""
+    if not len(sequences):
+        return ()
+    breaks = np.flatnonzero(np.diff(sequences) != 1) + 1
+    firsts = sequences[np.concatenate(([0], breaks))]
+    counts = np.diff(np.concatenate(([0], breaks, [len(sequences)])))
+    return tuple(zip(firsts.tolist(), counts.tolist(), strict=True))
+
+
+class DispatchLog:
+    """The store's view of its action log. `append` is the store's way of writing to it: a record, and its end."""
+
+    def __init__(self) -> None:
+        self.intents: dict[int, Event] = {}  # not yet SENT, by number
+        self.streams: dict[tuple[int, str], Stream] = {}
+        self.next_number = 1
+        self.end = 0  # of what was decided in this life
+        self.last_sent_end = 0  # where the newest SENT ends
+        self._rows: Rows | None = None  # once every row is loaded
+        self._so_far: list[bytes] = []  # until then, everything
+        self._sent: list[Event] = []
+        self.write: Callable[[bytes, int], int] = _not_open
+
+    # --- deciding ----------------------------------------------------------------------------------------------------
+
+    def append(self, events: list[Event]) -> int:
+        """Decide. Durable once the action log is synced to the returned position."""
+        body = pack(events)
+        end = self.end = self.write(body, len(events))
+        if self._rows is None:
+            self._so_far.append(body)
+        for each in events:
+            self._note(each)
+            if each.kind is EventKind.SENT:
+                self.last_sent_end = end
+        return end
+
+    def _note(self, event: Event) -> None:
+        if event.kind is EventKind.INTENT:
+            self.intents[event.number] = event
+            self.next_number = max(self.next_number, event.number + 1)
+            self._note_intent(event)
+        elif event.kind is EventKind.SENT:
+            intent = self.intents.pop(event.number, None)
+            if intent is not None:
+                stream = self.streams.get((intent.subject_id, intent.target))
+                if stream is not None and stream.producer_id == intent.producer_id:
+                    stream.outstanding -= 1
+                if self._rows is None:
+                    self._sent.append(intent)
+        elif event.kind is EventKind.STREAM:
+            stream = Stream(event.producer_id, event.first_sequence, event.time_ms)
+            self.streams[event.subject_id, event.target] = stream
+
+    def _note_intent(self, event: Event) -> None:
+        end = event.first_sequence + event.messages
+        stream = self.streams.get((event.subject_id, event.target))
+        if stream is None or stream.producer_id != event.producer_id:  # a new one begins only when none is under way
+            stream = self.streams[event.subject_id, event.target] = Stream(event.producer_id, end, event.time_ms)
+        stream.next_sequence = max(stream.next_sequence, end)
+        stream.used_ms = max(stream.used_ms, event.time_ms)
+        stream.outstanding += 1
+
+    # --- a start -----------------------------------------------------------------------------------------------------
+
+    def replay(self, record: Record) -> None:
+        """Take in a record of the log, in order."""
+        if record.header.kind == Kind.DISPATCH:
+            self._so_far.append(record.body)
+            for each in unpack(record.body):
+                self._note(each)
+
+    def restore(self, picture: bytes) -> None:
+        """Begin with the checkpoint's picture."""
+        if len(picture) < _PICTURE.size:
+            raise RemoteProtocolError("the picture of the dispatch log is cut short")
+        magic, version, header_bytes, must, _, number = _PICTURE.unpack_from(picture)
+        if (magic, version, header_bytes, must) != (_MAGIC, _VERSION, _PICTURE.size, 0):
+            raise RemoteProtocolError("the picture of the dispatch log is of another format")
+        events = list(unpack(picture[_PICTURE.size :]))
+        self._so_far.append(picture[_PICTURE.size :])
+        self.next_number = number
+        for each in events:
+            self._note(each)
+
+    def ledger(self) -> Ledger:
+        """What the log says so far of messages that are not loaded yet."""
+        ledger = Ledger()
+        for body in self._so_far:
+            for each in unpack(body):
+                if each.kind is EventKind.CANCEL:
+                    ledger.note(each.subject_id, each.ranges, State.CANCELLED)
+                elif each.kind is EventKind.DISPATCHED:
+                    ledger.note(each.subject_id, each.ranges, State.DISPATCHED)
+                elif each.kind is EventKind.RESCHEDULE:
+                    ledger.note_due(each.subject_id, each.ranges, each.time_ms)
+        for intents, state in ((self._sent, State.DISPATCHED), (self.intents.values(), State.INTENDED)):
+            for each in intents:
+                ledger.note(each.subject_id, each.ranges, state)
+        return ledger
+
+    def loaded(self, rows: Rows) -> None:
+        """Every row is there: from now on they say what has become of messages."""
+        self._rows = rows
+        self._so_far, self._sent = [], []
+
+    def picture(self) -> bytes:
+        """For the checkpoint: everything up to the end of the log as it is now."""
+        head = _PICTURE.pack(_MAGIC, _VERSION, _PICTURE.size, 0, 0, self.next_number)
+        if self._rows is None:
+            return head + b"".join(self._so_far)
+        return head + pack(self._events(self._rows))
+
+    def _events(self, rows: Rows) -> Iterator[Event]:
+        for (subject_id, target), stream in self.streams.items():
+            yield Event(
+                EventKind.STREAM,
+                subject_id,
+                producer_id=stream.producer_id,
+                first_sequence=stream.next_sequence,
+                time_ms=stream.used_ms,
+                target=target,
+            )
+        yield from self.intents.values()
+        for kind, state in ((EventKind.DISPATCHED, State.DISPATCHED), (EventKind.CANCEL, State.CANCELLED)):
+            for subject_id, sequences in _by(rows, rows.in_state(state), rows.subject_id):
+                yield Event(kind, subject_id, ranges_of(sequences))
+        moved = rows.in_state(State.PENDING)
+        moved = moved[rows.is_rescheduled[moved]]
+        for subject_id in np.unique(rows.subject_id[moved]).tolist():
+            of_subject = moved[rows.subject_id[moved] == subject_id]
+            for due_ms, sequences in _by(rows, of_subject, rows.due_ms):
+                yield Event(EventKind.RESCHEDULE, subject_id, ranges_of(sequences), time_ms=due_ms)
+
+
+def _by(
+    rows: Rows, chosen: NDArray[np.int64], column: NDArray[np.uint32] | NDArray[np.int64]
+) -> Iterator[tuple[int, Sequences]]:
+    """The sequences of the chosen rows, ascending, by the value of a column."""
+    values = column[chosen]
+    for value in np.unique(values).tolist():
+        yield int(value), np.sort(rows.sequence[chosen[values == value]])
+
+
+def _not_open(_body: bytes, _count: int) -> int:
+    raise Refused(Code.BUSY, "the delay server is starting", retry_after_ms=100)

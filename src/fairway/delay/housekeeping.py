@@ -1,0 +1,98 @@
+"""What is done every so often: split what comes near, delete what is done, let the message log go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fairway import limits
+from fairway.delay.bucket_file import BucketFile
+from fairway.delay.buckets import DAY_MS, HOUR_MS, is_to_split
+from fairway.delay.dispatch_log import DispatchLog
+from fairway.delay.moving import Mover
+from fairway.delay.rows import Rows, State
+from fairway.delay.schedule_log import ScheduleLog
+from fairway.delay.splitting import Split, live_rows
+from fairway.storage.log import Damaged
+from fairway.storage.store import Store
+
+EVERY_MS = 60_000
+KEEP_MS = HOUR_MS  # a bucket stays this long behind its end, so that "already dispatched" can be said of what was in it
+_MANIFEST_BYTES = limits.MIB  # of message log moved since the last manifest: a start reads at most about so much again
+
+
+class Housekeeper:
+    """Looks round every minute, and goes on with a split at every step."""
+
+    def __init__(
+        self,
+        store: Store,
+        log: ScheduleLog,
+        rows: Rows,
+        mover: Mover,
+        journal: DispatchLog,
+        *,
+        on_damage: Callable[[Damaged], None],
+        messages_per_step: int,
+    ) -> None:
+        self._store = store
+        self._log = log
+        self._rows = rows
+        self._mover = mover
+        self._journal = journal
+        self._on_damage = on_damage
+        self._messages_per_step = messages_per_step
+        self._split: Split | None = None
+        self._looked_ms: int | None = None
+        self._stated_end = 0
+        self.splits = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self._split is not None
+
+    def wait_ms(self, now_ms: int) -> int:
+        """Until the next look round; a clock that has gone back does not put it off."""
+        return 0 if self._looked_ms is None else max(0, min(self._looked_ms + EVERY_MS - now_ms, EVERY_MS))
+
+    def step(self, now_ms: int) -> None:
+        """To be called every tick."""
+        if self._split is not None:
+            self._split.step(now_ms, self._mover.moved_end)
+            if self._split.is_done:
+                self._split = None
+                self.splits += 1
+                self._looked_ms = None  # there may be more to split
+        elif self._looked_ms is None or not 0 <= now_ms - self._looked_ms < EVERY_MS:
+            self._looked_ms = now_ms
+            self._look(now_ms)
+
+    def _look(self, now_ms: int) -> None:
+        for file in list(self._log):
+            if file.is_of_split:
+                continue
+            if self._split is None and is_to_split(file.span, now_ms):
+                self._split = self._begin_split(file)
+            elif file.span.end_ms + KEEP_MS <= now_ms:
+                self._look_at_past(file, now_ms)
+        if self._mover.moved_end - self._stated_end >= _MANIFEST_BYTES:
+            self._stated_end = self._mover.moved_end
+            self._log.publish()
+        self._store.retain(owed_from=self._mover.moved_end)
+
+    def _begin_split(self, file: BucketFile) -> Split:
+        return Split(self._log, self._rows, file, self._on_damage, self._messages_per_step)
+
+    def _look_at_past(self, file: BucketFile, now_ms: int) -> None:
+        live = live_rows(self._rows, file)
+        if len(live):
+            is_put_off = (self._rows.state[live] == State.PENDING) & (self._rows.due_ms[live] > now_ms + DAY_MS)
+            if self._split is None and np.any(is_put_off):
+                self._split = self._begin_split(file)
+        elif file.synced_end == file.end and file.source_end <= self._mover.moved_end and self._is_settled():
+            self._log.switch([file], [], lambda: self._rows.free(self._rows.of_file(file.number)))
+
+    def _is_settled(self) -> bool:
+        """Whether every SENT is synced: else a crash would want the messages again, to send them again."""
+        return self._store.actions.log.synced_end >= self._journal.last_sent_end

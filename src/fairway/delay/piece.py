@@ -1,0 +1,100 @@
+"""The piece: what a record of a bucket holds. Messages of one subject whose due times lie in the bucket.
+
+    name        of the subject: a bucket explains itself, whatever becomes of the message log
+    sequences   of the messages, in the delay's message log; left out where they follow on one another
+    batch       the messages; their due times, key hashes and ids stand in its section, which is never compressed
+
+A batch that belongs into one bucket as a whole goes there unopened, byte for byte. The index of a piece is read from
+the section with numpy: no message is touched.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairway import batch
+from fairway.errors import BadName, RemoteProtocolError
+from fairway.names import Subject
+from fairway.storage.record import Record, padded
+
+Sequences: TypeAlias = NDArray[np.uint64]
+
+_FIXED = struct.Struct("<HHI")  # length of the name, flags, zero
+_LISTED = 1  # flag: every sequence is listed
+
+
+class Piece(NamedTuple):
+    """One record of a bucket, opened."""
+
+    subject: Subject
+    subject_id: int
+    sequences: Sequences
+    data: bytes  # the batch
+
+
+class Index(NamedTuple):
+    """What there is to know of messages without opening their batch."""
+
+    due_ms: NDArray[np.int64]  # 0: at once
+    key: NDArray[np.uint64]  # hash; 0: none
+    id_high: NDArray[np.uint64]
+    id_low: NDArray[np.uint64]
+
+    def only(self, chosen: NDArray[np.int64]) -> Index:
+        return Index(self.due_ms[chosen], self.key[chosen], self.id_high[chosen], self.id_low[chosen])
+
+
+def pack(subject: Subject, sequences: Sequences, data: bytes) -> bytes:
+    """The body of a SCHEDULE record; its header has subject id, first sequence and count."""
+    name = subject.encode()
+    is_run = int(sequences[-1]) - int(sequences[0]) == len(sequences) - 1
+    listed = b"" if is_run else sequences.astype("<u8").tobytes()
+    return padded(_FIXED.pack(len(name), 0 if is_run else _LISTED, 0) + name) + listed + data
+
+
+def unpack(record: Record) -> Piece:
+    """The piece in a record whose checksums hold; `RemoteProtocolError` where it breaks its format all the same."""
+    body, count, first = record.body, record.header.count, record.header.first_sequence
+    try:
+        length, flags, _ = _FIXED.unpack_from(body)
+        subject = Subject.parse_any(body[_FIXED.size : _FIXED.size + length].decode())
+    except (struct.error, UnicodeDecodeError, BadName) as error:
+        raise RemoteProtocolError(f"a piece cannot be read: {error}") from error
+    if flags & ~_LISTED:
+        raise RemoteProtocolError(f"piece flags {flags:#x} must be understood and are not; upgrade this program")
+    at = _FIXED.size + length + -(_FIXED.size + length) % 8
+    if flags & _LISTED:
+        if len(body) < at + 8 * count:
+            raise RemoteProtocolError("the sequences of a piece are cut short")
+        sequences = np.frombuffer(body, "<u8", count, at)
+        at += 8 * count
+    else:
+        sequences = np.arange(first, first + count, dtype=np.uint64)
+    data = body[at:]
+    if batch.peek(data).count != count:
+        raise RemoteProtocolError(f"a piece of {count} messages holds a batch of {batch.peek(data).count}")
+    return Piece(subject, record.header.subject_id, sequences, data)
+
+
+def index_of(data: bytes) -> Index:
+    """The index of a batch that was checked."""
+    header = batch.peek(data)
+    count = header.count
+    due, keys, ids = batch.due_times_ms(data, header), batch.key_hashes(data, header), batch.explicit_ids(data, header)
+    nothing = np.zeros(count, np.uint64)
+    high = np.full(count, header.producer_id, np.uint64)
+    low = np.arange(count, dtype=np.uint64) + np.uint64(header.first_sequence)
+    if ids is not None:
+        pairs = np.frombuffer(ids, np.uint64)
+        is_own = pairs[::2] == 0
+        high, low = np.where(is_own, high, pairs[::2]), np.where(is_own, low, pairs[1::2])
+    return Index(
+        np.zeros(count, np.int64) if due is None else np.frombuffer(due, np.int64),
+        nothing if keys is None else np.frombuffer(keys, np.uint64),
+        high,
+        low,
+    )

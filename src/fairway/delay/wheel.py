@@ -1,0 +1,105 @@
+"""The wheel: the rows of the hour at hand, in the order of their due times. Pure.
+
+Rows come in as arrays and go out as arrays: a *run* is sorted once, `due` cuts off its front with a binary search, and
+runs of like size are merged, so that there are never more than a few dozen. There is no slot to visit and no hand that
+turns: what is due is decided by the time that `due` is told, each time anew. So a clock that goes back only makes rows
+wait (`timekeeper` says what a clock that leaps forward does), and nothing can be skipped because a hand had passed its
+place. The tick is how often somebody looks: `next_ms` is rounded up to it, so a row is at most one tick late, and rows
+of one tick go out together.
+
+A row is in here at most once, and whoever takes it off (`cancel`) knows its due time: that finds it in a few steps.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+TICK_MS = 10
+_GONE = -1
+
+RowNumbers: TypeAlias = NDArray[np.int64]
+Times: TypeAlias = NDArray[np.int64]
+
+
+class _Run:
+    """Rows sorted by due time, from `at` on."""
+
+    __slots__ = ("at", "due_ms", "rows")
+
+    def __init__(self, rows: RowNumbers, due_ms: Times) -> None:
+        order = np.argsort(due_ms, kind="stable")
+        self.rows = rows[order]
+        self.due_ms = due_ms[order]
+        self.at = 0
+
+    def __len__(self) -> int:
+        return len(self.rows) - self.at
+
+    def take(self, now_ms: int) -> RowNumbers:
+        end = int(np.searchsorted(self.due_ms, now_ms, side="right"))
+        taken = self.rows[self.at : max(end, self.at)]
+        self.at = max(end, self.at)
+        return taken
+
+    def cancel(self, row: int, due_ms: int) -> bool:
+        left = max(int(np.searchsorted(self.due_ms, due_ms, side="left")), self.at)
+        right = int(np.searchsorted(self.due_ms, due_ms, side="right"))
+        found = np.flatnonzero(self.rows[left:right] == row)
+        self.rows[left + found] = _GONE
+        return len(found) > 0
+
+    def skip_gone(self) -> None:
+        while self.at < len(self.rows) and self.rows[self.at] == _GONE:
+            self.at += 1
+
+
+class Wheel:
+    """Rows by due time."""
+
+    def __init__(self) -> None:
+        self._runs: list[_Run] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, rows: RowNumbers, due_ms: Times) -> None:
+        """Each row once, and none that is in here already."""
+        if not len(rows):
+            return
+        self._count += len(rows)
+        self._runs.append(_Run(rows, due_ms))
+        while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
+            later, earlier = self._runs.pop(), self._runs.pop()
+            merged = [(run.rows[run.at :], run.due_ms[run.at :]) for run in (earlier, later)]
+            self._runs.append(_Run(*(np.concatenate(columns) for columns in zip(*merged, strict=True))))
+
+    def cancel(self, row: int, due_ms: int) -> bool:
+        """Take a row off; False where it is not in here under that time."""
+        found = any(run.cancel(row, due_ms) for run in self._runs)
+        self._count -= found
+        return found
+
+    def due(self, now_ms: int) -> RowNumbers:
+        """The rows that are due by now; they are in here no longer."""
+        taken = [run.take(now_ms) for run in self._runs]
+        self._runs = [run for run in self._runs if len(run)]
+        if not taken:
+            return np.empty(0, np.int64)
+        rows: RowNumbers = np.concatenate(taken)
+        rows = rows[np.not_equal(rows, _GONE)]
+        self._count -= len(rows)
+        return rows
+
+    def next_ms(self) -> int | None:
+        """The tick at which the next row is due; None if there is none."""
+        for run in self._runs:
+            run.skip_gone()
+        self._runs = [run for run in self._runs if len(run)]
+        if not self._runs:
+            return None
+        first = min(int(run.due_ms[run.at]) for run in self._runs)
+        return -(-first // TICK_MS) * TICK_MS

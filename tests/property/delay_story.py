@@ -1,0 +1,269 @@
+"""A delay server's life from one seed, beside a simple model of what it owes.
+
+The model holds one line per message: when it is due, and whether it is cancelled, as far as that is certain. What was
+under way when the power went may have happened or not: such a message *may* be due at either time, may be cancelled,
+may not be there. At the end everything that is certain must have been delivered exactly once, and nothing early, twice,
+or after a "cancelled" that was given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fairway.batch import MessageId
+from fairway.delay.engine import Engine
+from fairway.delay.rows import State
+from fairway.errors import Refused
+from fairway.names import Subject
+from fairway.world.rng import SeededRng
+from fairway.world.sim_disk import SimulatedPowerCut
+from tests.unit.delay.helpers import BILLS, DAY_MS, HOUR_MS, ORDERS, SECOND_MS, Answer, World
+
+_KEYS = ["a", "b", "c", None, None, None]
+_DISTANCES_MS = (-DAY_MS, 0, 10, SECOND_MS, 90 * SECOND_MS, 3 * HOUR_MS, 2 * DAY_MS, 40 * DAY_MS, 500 * DAY_MS)
+_HOPS_MS = (0, 1, 50, SECOND_MS, HOUR_MS, 7 * HOUR_MS, DAY_MS, 9 * DAY_MS, 40 * DAY_MS)
+
+
+@dataclass(slots=True)
+class Line:
+    """What the model knows of one message."""
+
+    payload: bytes
+    subject: Subject
+    key: str | None
+    due_ms: set[int]  # it has one of these
+    is_certain: bool = True  # it was answered
+    is_cancelled: bool = False  # that was answered
+    may_be_cancelled: bool = False
+
+
+@dataclass(slots=True)
+class Story:
+    """One run."""
+
+    seed: int
+    made: type[Engine] = Engine
+    rng: SeededRng = field(init=False)
+    world: World = field(init=False)
+    lines: dict[MessageId, Line] = field(default_factory=dict)
+    number: int = 0
+    crashes: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = SeededRng(f"delay story {self.seed}")
+        self.world = World(f"delay {self.seed}", apart=self.seed % 2 == 1, made=self.made)
+
+    def run(self, steps: int) -> None:
+        with self.world:
+            for _ in range(steps):
+                self._step()
+                self._check()
+            self._finish()
+
+    def _step(self) -> None:
+        choice = self.rng.below(100)
+        if choice < 34:
+            self._schedule(is_awaited=self.rng.below(4) > 0)
+        elif choice < 58:
+            self._hop()
+        elif choice < 68:
+            self._cancel()
+        elif choice < 78:
+            self._reschedule()
+        elif choice < 81:
+            self.world.routes[self._subject()] = [None, "east", "west"][self.rng.below(3)]
+        elif choice < 84:
+            self._jump()
+        elif choice < 87:
+            self._restart()
+        else:
+            self._crash()
+
+    # --- what clients do ---------------------------------------------------------------------------------------------
+
+    def _subject(self) -> Subject:
+        return (ORDERS, BILLS)[self.rng.below(2)]
+
+    def _due_ms(self) -> int:
+        distance_ms = _DISTANCES_MS[self.rng.below(len(_DISTANCES_MS))]
+        return self.world.now_ms + distance_ms + self.rng.below(HOUR_MS if distance_ms > HOUR_MS else 20)
+
+    def _schedule(self, *, is_awaited: bool) -> None:
+        count = 1 + self.rng.below(5)
+        payloads = [b"%d" % (self.number + index) for index in range(count)]
+        self.number += count
+        due_ms = [self._due_ms() for _ in range(count)]
+        if self.rng.below(2):
+            due_ms = due_ms[:1] * count
+        keys = [_KEYS[self.rng.below(len(_KEYS))] for _ in range(count)]
+        subject = self._subject()
+        producer = self.number  # a stream each: months lie between them, and idle streams are forgotten
+        ids = self.world.send(payloads, due_ms, subject=subject, producer=producer, keys=keys)
+        if is_awaited:
+            self.world.run(self.world.engine.store.durable(self.world.receipt))
+        for message_id, payload, due, key in zip(ids, payloads, due_ms, keys, strict=True):
+            self.lines[message_id] = Line(payload, subject, key, {due}, is_certain=is_awaited)
+
+    def _chosen(self) -> tuple[MessageId, Line] | None:
+        if not self.lines:
+            return None
+        message_id = list(self.lines)[-1 - self.rng.below(min(len(self.lines), 20))]
+        return message_id, self.lines[message_id]
+
+    def _cancel(self) -> None:
+        chosen = self._chosen()
+        if chosen is None:
+            return
+        message_id, line = chosen
+        before = self._delivered()
+        try:
+            if line.key is not None and self.rng.below(2):
+                ids = [each for each, of in self.lines.items() if (of.key, of.subject) == (line.key, line.subject)]
+                decision = self.world.engine.cancel_key(line.subject, line.key)
+            else:
+                ids, decision = [message_id], self.world.engine.cancel(message_id)
+        except Refused:  # it is still loading
+            assert not self.world.engine.is_loaded
+            return
+        if self.rng.below(5) == 0:
+            self._die()  # before the answer
+            for each in ids:
+                self.lines[each].may_be_cancelled = True
+            return
+        answer = self.world.decide(decision)
+        if len(ids) == 1:
+            self._believe(message_id, answer, before)
+        for each in ids:
+            if answer is Answer.CANCELLED and each not in before:
+                self._note_cancelled(each)
+
+    def _believe(self, message_id: MessageId, answer: Answer, delivered: set[MessageId]) -> None:
+        line = self.lines[message_id]
+        if message_id in delivered:
+            assert answer in (Answer.ALREADY_DISPATCHED, Answer.UNKNOWN)  # unknown once its bucket is gone
+        elif answer is Answer.UNKNOWN:
+            assert not line.is_certain or line.is_cancelled or line.may_be_cancelled
+
+    def _note_cancelled(self, message_id: MessageId) -> None:
+        """It is cancelled, or was on its way: an intent that is not sent yet is not seen from here."""
+        rows = self.world.engine._pending.by_id(message_id)
+        states = {int(each) for each in self.world.engine.rows.state[rows]}
+        if states == {State.CANCELLED}:
+            self.lines[message_id].is_cancelled = True
+
+    def _reschedule(self) -> None:
+        chosen = self._chosen()
+        if chosen is None:
+            return
+        message_id, line = chosen
+        due_ms = self._due_ms()
+        try:
+            decision = self.world.engine.reschedule(message_id, due_ms)
+        except Refused:  # it is still loading
+            assert not self.world.engine.is_loaded
+            return
+        if decision.answer is not Answer.RESCHEDULED:
+            return
+        if self.rng.below(5) == 0:
+            line.due_ms.add(due_ms)
+            self._die()
+            return
+        self.world.decide(decision)
+        line.due_ms = {due_ms}
+
+    # --- what time does ----------------------------------------------------------------------------------------------
+
+    def _hop(self) -> None:
+        hop_ms = _HOPS_MS[self.rng.below(len(_HOPS_MS))]
+        self.world.sleep(self.rng.below(hop_ms + 1))
+        if self.rng.below(3):
+            self.world.settle()
+        else:
+            self._ticks(self.rng.below(6))
+
+    def _ticks(self, count: int) -> None:
+        for _ in range(count):
+            self.world.tick()
+            self.world.sleep(self.rng.below(20) / 10)
+
+    def _jump(self) -> None:
+        """Small jumps are believed at once; large ones only when they last, and are tested apart."""
+        self.world.clock.jump(self.rng.below(2 * HOUR_MS) - HOUR_MS)
+
+    # --- lives -------------------------------------------------------------------------------------------------------
+
+    def _restart(self) -> None:
+        self.world.reopen()
+        self.crashes += 1
+
+    def _crash(self) -> None:
+        """In the midst of something."""
+        if self.rng.below(3) == 0:  # buckets are being split, and messages fall due
+            self.world.sleep(_HOPS_MS[self.rng.below(len(_HOPS_MS))])
+            self._ticks(self.rng.below(10))
+        self._schedule(is_awaited=bool(self.rng.below(2)))
+        self._ticks(self.rng.below(4))
+        if self.rng.below(3) == 0:  # sent, and the note of it lost
+            for intent in self.world.look():
+                self.world.deliver(intent)
+        self.world.sleep(self.rng.below(40) / 10)
+        self._die()
+
+    def _die(self) -> None:
+        self.crashes += 1
+        if self.rng.below(3):
+            self.world.crash()
+        else:
+            self.world.kill()
+        for _ in range(100):
+            if self.rng.below(3) == 0:
+                disk = self.world.schedule_disk or self.world.disk
+                disk.crash_after(1 + self.rng.below(30))
+            try:
+                self.world.open()
+            except SimulatedPowerCut:
+                self.world.crash()
+            else:
+                for each in (self.world.disk, self.world.schedule_disk):
+                    if each is not None:
+                        each.crash_after(0)
+                return
+        raise AssertionError("it never comes up again")
+
+    # --- the reckoning -----------------------------------------------------------------------------------------------
+
+    def _deliveries(self) -> list[tuple[MessageId, bytes, int]]:
+        return [
+            (each.id, each.payload, each.latest_ms)
+            for broker in self.world.brokers.values()
+            for each in broker.deliveries
+        ]
+
+    def _delivered(self) -> set[MessageId]:
+        return {message_id for message_id, _, _ in self._deliveries()}
+
+    def _check(self) -> None:
+        """Nothing early: when it went out, the wall clock had shown its time."""
+        for message_id, payload, latest_ms in self._deliveries():
+            line = self.lines[message_id]
+            assert payload == line.payload
+            assert latest_ms >= min(line.due_ms), f"{message_id} went out early"
+            assert not line.is_cancelled, f"{message_id} went out after it was cancelled"
+
+    def _finish(self) -> None:
+        """Everybody is up, and three years pass."""
+        self.world.routes = {}
+        for _ in range(40):
+            self.world.sleep(27 * DAY_MS)
+            self.world.settle()
+        self._check()
+        seen = [message_id for message_id, _, _ in self._deliveries()]
+        assert len(seen) == len(set(seen)), "delivered twice"
+        for message_id, line in self.lines.items():
+            if line.is_certain and not line.is_cancelled and not line.may_be_cancelled:
+                assert message_id in set(seen), f"{message_id} is lost"
+        assert self.world.engine.damaged == []
+        assert self.world.engine.stuck == []
+        assert self.world.engine.log.findings == []
+        assert len(self.world.engine.rows) == 0
+        assert self.world.files == []

@@ -1,0 +1,170 @@
+"""The model finds what it is for: each of these delay servers has one fault, the first two known from QMQ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fairway.delay.bucket_file import BucketFile
+from fairway.delay.buckets import Span
+from fairway.delay.dispatch_log import EventKind
+from fairway.delay.dispatching import Dispatcher, Intent
+from fairway.delay.engine import Engine
+from fairway.delay.loader import Loader
+from fairway.delay.moving import Mover
+from fairway.delay.pending import Pending
+from fairway.delay.schedule_log import ScheduleLog
+from fairway.delay.splitting import Split
+from fairway.delay.timekeeper import Timekeeper
+from fairway.delay.wheel import RowNumbers
+from fairway.errors import FairwayError
+from tests.property.delay_story import Story
+
+SEEDS = 40
+
+
+class LosesWhatComesWhileLoading(Engine):
+    """An append into a bucket that is being loaded is in neither wheel nor file."""
+
+    def _take(self, *args: Any) -> None:
+        before = self.rows.end
+        super()._take(*args)
+        if len(args) == 4 and not self.is_loaded:
+            self.rows.state[before : self.rows.end] = 0
+
+
+class _ToTheEnd(Loader):
+    def step(self) -> None:
+        self._todo = [(file, file.synced_end) for file, _ in self._todo]
+        super().step()
+
+
+class LoadsWhatCameWhileLoading(Engine):
+    """An append into a bucket that is being loaded is in both."""
+
+    def on_time(self) -> list[Intent]:
+        if self._recovery._loader is not None:
+            self._recovery._loader.__class__ = _ToTheEnd
+        return super().on_time()
+
+
+class SendsBeforeTheSync(Engine):
+    def _intended(self, intent: Intent, end: int) -> None:
+        self._ready.append(intent)
+
+
+class _Ahead(Timekeeper):
+    def now_ms(self) -> int:
+        return super().now_ms() + 20
+
+
+class IsEarly(Engine):
+    def on_time(self) -> list[Intent]:
+        self._time.__class__ = _Ahead
+        return super().on_time()
+
+
+class _CancelsInMemory(Pending):
+    def _append(self, kind: EventKind, chosen: RowNumbers, time_ms: int) -> int:
+        return self._journal.end
+
+
+class ForgetsCancels(Engine):
+    """Cancelled, until the next crash."""
+
+    def _questions(self) -> Pending:
+        self._pending.__class__ = _CancelsInMemory
+        return super()._questions()
+
+
+class _CountsAtOnce(Mover):
+    def _append(self, log: ScheduleLog, *args: Any) -> None:
+        super()._append(log, *args)
+        self._moved(args[3])
+        args[3].left += 1
+        if self._moves and self._moves[0] is args[3]:
+            self.moved_end = args[3].end
+
+
+class CountsAsMovedWhatIsNotSynced(Engine):
+    def on_time(self) -> list[Intent]:
+        self._mover.__class__ = _CountsAtOnce
+        return super().on_time()
+
+
+class _ListsAtOnce(ScheduleLog):
+    def create(self, span: Span, *, of_split: bool = False) -> BucketFile:
+        return super().create(span)
+
+
+class ListsBothSidesOfASplit(Engine):
+    """The manifest names the new buckets while it still names the old one."""
+
+    def on_time(self) -> list[Intent]:
+        self.log.__class__ = _ListsAtOnce
+        return super().on_time()
+
+
+class _Hasty(Split):
+    def step(self, now_ms: int, moved_end: int) -> None:
+        super().step(now_ms, moved_end)
+        self._todo = self._todo[:0] if self._todo is not None and self._left else self._todo
+
+
+class SwitchesTooEarly(Engine):
+    """A split names the new buckets before everything is in them."""
+
+    def on_time(self) -> list[Intent]:
+        if self._housekeeper._split is not None:
+            self._housekeeper._split.__class__ = _Hasty
+        return super().on_time()
+
+
+class _OtherBytes(Dispatcher):
+    def remade(self, event: Any) -> Intent | None:
+        intent = super().remade(event)
+        return None if intent is None else intent._replace(producer_id=intent.producer_id ^ 1)
+
+
+class RemakesIntentsUnderAnotherName(Engine):
+    def on_time(self) -> list[Intent]:
+        self._dispatcher.__class__ = _OtherBytes
+        return super().on_time()
+
+
+class NotesSentInMemory(Engine):
+    def sent(self, number: int) -> None:
+        self._journal.intents.pop(number, None)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        LosesWhatComesWhileLoading,
+        LoadsWhatCameWhileLoading,
+        SendsBeforeTheSync,
+        IsEarly,
+        ForgetsCancels,
+        CountsAsMovedWhatIsNotSynced,
+        ListsBothSidesOfASplit,
+        SwitchesTooEarly,
+        RemakesIntentsUnderAnotherName,
+        NotesSentInMemory,
+    ],
+)
+def test_a_planted_fault_is_found(planted: type[Engine]) -> None:
+    for seed in range(SEEDS):
+        try:
+            Story(seed, planted).run(steps=120)
+        except (AssertionError, FairwayError, KeyError, IndexError):
+            return
+    raise AssertionError(f"{planted.__name__} passes {SEEDS} stories")
+
+
+def test_the_stories_go_through_what_they_are_about() -> None:
+    stories = [Story(seed) for seed in range(6)]
+    for each in stories:
+        each.run(steps=120)
+    assert sum(each.world.engine._housekeeper.splits for each in stories) > 0
+    assert sum(broker.repeats for each in stories for broker in each.world.brokers.values()) > 0

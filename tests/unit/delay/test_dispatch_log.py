@@ -1,0 +1,85 @@
+"""Decisions as bytes, what they add up to, and the picture that a checkpoint has of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fairway.delay.dispatch_log import DispatchLog, Event, EventKind, pack, ranges_of, unpack
+from fairway.delay.piece import Index
+from fairway.delay.rows import Rows, State
+from fairway.errors import Refused, RemoteProtocolError
+
+INTENT = Event(EventKind.INTENT, 3, ((10, 2), (20, 1)), 7, 99, 1_000, 1_700_000_000_000, 0xABCD, "east")
+EVENTS = [
+    INTENT,
+    Event(EventKind.SENT, number=6),
+    Event(EventKind.CANCEL, 3, ((11, 1),)),
+    Event(EventKind.RESCHEDULE, 3, ((30, 5),), time_ms=5),
+    Event(EventKind.STREAM, 3, producer_id=1, first_sequence=2, time_ms=3, target="väst"),
+]
+
+
+def opened(log: DispatchLog) -> DispatchLog:
+    log.write = lambda body, _count: log.end + len(body)
+    return log
+
+
+def test_events_come_back() -> None:
+    assert list(unpack(pack(EVENTS))) == EVENTS
+    assert len(pack(EVENTS)) % 8 == 0
+
+
+@pytest.mark.parametrize("size", range(1, len(pack([INTENT]))))
+def test_a_cut_event_is_refused(size: int) -> None:
+    with pytest.raises(RemoteProtocolError):
+        list(unpack(pack([INTENT])[:size]))
+
+
+def test_ranges() -> None:
+    assert ranges_of(np.array([1, 2, 3, 7, 9, 10], np.uint64)) == ((1, 3), (7, 1), (9, 2))
+    assert ranges_of(np.array([], np.uint64)) == ()
+
+
+def test_nothing_is_decided_before_the_store_is_open() -> None:
+    with pytest.raises(Refused):
+        DispatchLog().append([INTENT])
+
+
+def test_a_stream_goes_on_where_its_last_intent_ended() -> None:
+    log = opened(DispatchLog())
+    log.append([INTENT])
+    stream = log.streams[3, "east"]
+    assert (stream.producer_id, stream.next_sequence, stream.outstanding) == (99, 1_003, 1)
+    log.append([Event(EventKind.SENT, number=7)])
+    assert (log.intents, log.streams[3, "east"].outstanding, log.next_number) == ({}, 0, 8)
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_picture_says_the_same(is_loaded: bool) -> None:
+    log, rows = opened(DispatchLog()), Rows()
+    sequences = np.arange(40, dtype=np.uint64)
+    nothing = np.zeros(40, np.uint64)
+    numbers = rows.add(3, sequences, Index(np.zeros(40, np.int64), nothing, nothing, nothing))
+    if is_loaded:
+        log.loaded(rows)
+    log.append([Event(EventKind.INTENT, 3, ((0, 5),), 1, 99, 0, 50, 1, "east")])
+    log.append([Event(EventKind.SENT, number=1)])
+    log.append([Event(EventKind.INTENT, 3, ((5, 5),), 2, 99, 5, 60, 1, "east")])
+    log.append([Event(EventKind.CANCEL, 3, ((20, 2),)), Event(EventKind.RESCHEDULE, 3, ((30, 1),), time_ms=777)])
+    rows.state[numbers[:5]], rows.state[numbers[5:10]] = State.DISPATCHED, State.INTENDED
+    rows.state[numbers[20:22]] = State.CANCELLED
+    rows.due_ms[30], rows.is_rescheduled[30] = 777, True
+    copy = DispatchLog()
+    copy.restore(log.picture())
+    assert (copy.intents, copy.streams, copy.next_number) == (log.intents, log.streams, 3)
+    ledger = copy.ledger()
+    assert ledger.states(3, sequences).tolist() == rows.state[numbers].tolist()
+    assert ledger.states(4, sequences).tolist() == [State.PENDING] * 40
+    assert ledger.due_ms == {(3, 30): 777}
+
+
+def test_a_picture_that_cannot_be_read_is_refused() -> None:
+    for picture in (b"", b"x" * 24, DispatchLog().picture() + b"\x01"):
+        with pytest.raises(RemoteProtocolError):
+            DispatchLog().restore(picture)

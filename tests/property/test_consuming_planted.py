@@ -81,12 +81,13 @@ PLANTED = (
 def test_a_planted_fault_is_found(fault: type[Consuming]) -> None:
     class Planted(Consumers):
         kind = fault
+        seek = None  # type: ignore[assignment]  # no rule: a seek hands out again what was acked, and excuses the fault
 
     with pytest.raises((AssertionError, InvariantViolated)):
         run_state_machine_as_test(
             Planted,
             settings=settings(
-                max_examples=3_000,  # the rarest of them is found within a few hundred, by most hash seeds
+                max_examples=3_000,  # what is drawn depends on the modules that are imported: leave it room
                 stateful_step_count=60,
                 deadline=None,
                 database=None,

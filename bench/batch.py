@@ -10,9 +10,6 @@ interleaved and the median is shown, so that a noisy neighbour hits all alike.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
 import sys
 import time
@@ -23,6 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.presenting import present
 from fairway.batch import MessageId, check, checksum, decode, encode, peek
 
 SHAPES = ((1, 100), (100, 100), (1_000, 100))
@@ -120,18 +118,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="what a batch costs, beside the least that could be done")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(argv)
-    rows = measure(options.rounds)
-    machine = f"{platform.machine()}, Python {platform.python_version()}"
-    if options.json:
-        print(json.dumps({"machine": machine, "rows": rows}))
-        return 0
-    show(rows)
-    print(machine)
-    return 0
+    return present(argv, "what a batch costs, beside the least that could be done", ROUNDS, measure, show)
 
 
 if __name__ == "__main__":

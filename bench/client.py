@@ -11,9 +11,6 @@ median is shown.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
 import sys
 import time
@@ -24,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.batch import ROUND_NS, Call
+from bench.presenting import present
 from fairway import batch
 from fairway.protocol import Connection, Role, Verb, codec, frames
 from fairway.protocol.line import Line
@@ -149,18 +147,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="what a send costs in the client's core")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(argv)
-    rows = measure(options.rounds)
-    machine = f"{platform.machine()}, Python {platform.python_version()}"
-    if options.json:
-        print(json.dumps({"machine": machine, "rows": rows}))
-        return 0
-    show(rows)
-    print(machine)
-    return 0
+    return present(argv, "what a send costs in the client's core", ROUNDS, measure, show)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,7 @@ with an entry in a dictionary for each message, on the same decoded batch. The t
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import platform
 import statistics
 import sys
 import time
@@ -24,6 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.presenting import present
 from fairway import batch
 from fairway.protocol.consuming import Consuming
 from fairway.protocol.consumption import ConsumingOptions
@@ -144,18 +142,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="what the consumer's core costs per message")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(argv)
-    rows = measure(options.rounds)
-    machine = f"{platform.machine()}, Python {platform.python_version()}"
-    if options.json:
-        print(json.dumps({"machine": machine, "rows": rows}))
-        return 0
-    show(rows)
-    print(machine)
-    return 0
+    return present(argv, "what the consumer's core costs per message", ROUNDS, measure, show)
 
 
 if __name__ == "__main__":

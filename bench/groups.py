@@ -10,10 +10,7 @@ an ack is a decision and the application of its events; writing them down is the
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import platform
 import statistics
 import sys
 import time
@@ -23,6 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.presenting import present
 from fairway.groups import Decision, Group, GroupConfig, Handout, Outcome, Verdict
 from fairway.names import Consumer
 
@@ -122,18 +120,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="what a pull and an ack cost, with little and with much in flight")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(argv)
-    rows = measure(options.rounds)
-    machine = f"{platform.machine()}, Python {platform.python_version()}"
-    if options.json:
-        print(json.dumps({"machine": machine, "rows": rows}))
-        return 0
-    show(rows)
-    print(machine)
-    return 0
+    return present(argv, "what a pull and an ack cost, with little and with much in flight", ROUNDS, measure, show)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,6 @@ on the server, to read and to write a frame without a connection. Rounds are int
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import struct
 import sys
 from collections.abc import Sequence
@@ -22,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.batch import Call, medians
+from bench.presenting import present
 from fairway import limits
 from fairway.batch import encode
 from fairway.protocol import Connection, FrameReader, RequestReceived, Role, codec, frames
@@ -147,18 +145,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="what a frame costs, beside the least that could be done")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(argv)
-    rows = measure(options.rounds)
-    machine = f"{platform.machine()}, Python {platform.python_version()}"
-    if options.json:
-        print(json.dumps({"machine": machine, "rows": rows}))
-        return 0
-    show(rows)
-    print(machine)
-    return 0
+    return present(argv, "what a frame costs, beside the least that could be done", ROUNDS, measure, show)
 
 
 if __name__ == "__main__":

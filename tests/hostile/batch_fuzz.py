@@ -11,22 +11,20 @@ written and read again, and memory stays in proportion to the input.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import struct
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import zstandard
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fairway.batch import Batch, Codec, Header, MessageId, arrays, check, checksum, decode, encode, layout, peek
 from fairway.errors import RemoteProtocolError
+from tests.hostile import fuzzing
 
 ARROW_EVERY = 4  # accepted inputs
 REWRITE_EVERY = 4  # accepted inputs
@@ -327,29 +325,5 @@ def _has_arrow() -> bool:
     return True
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="mutated batches: each is valid or a RemoteProtocolError")
-    parser.add_argument("--inputs", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="print the counts as JSON, without a progress bar")
-    options = parser.parse_args()
-    columns = (TextColumn("mutated batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with nullcontext() if options.json else Progress(*columns) as progress:
-        if progress is None:
-            report = run(options.inputs, options.seed)
-        else:
-            task = progress.add_task("inputs", total=options.inputs)
-            report = run(options.inputs, options.seed, lambda done: progress.update(task, completed=done))
-    counts = asdict(report)
-    examples = counts.pop("examples")
-    if options.json:
-        print(json.dumps({"seed": options.seed, **counts, "examples": examples[:10]}))
-    else:
-        shown = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in counts.items())
-        print(f"seed {options.seed}: {shown}")
-        print("\n".join(examples[:10]), file=sys.stderr)
-    return 0 if report.clean else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fuzzing.main("mutated batches", "mutated batches: each is valid or a RemoteProtocolError", 1_000_000, run))

@@ -10,23 +10,19 @@ some state, which must go on or end with a last word. On samples: memory stays i
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import struct
 import sys
 import tracemalloc
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from dataclasses import dataclass, field
 
 from fairway import limits
 from fairway.batch import checksum, encode
 from fairway.errors import RemoteProtocolError
 from fairway.protocol import Connection, FrameReader, Message, Options, Role, Verb, Why, codec, frames, messages
 from tests.golden.frames import ANSWERED, ASKED, BATCH, CASES, encoded
+from tests.hostile import fuzzing
 
 MEMORY_EVERY = 200  # inputs
 MEMORY_BASE_BYTES = 256 * 1024  # error messages, events, lists that grow by steps
@@ -327,29 +323,5 @@ def run(
     return report
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="mutated frames: each is events or a RemoteProtocolError")
-    parser.add_argument("--inputs", type=int, default=500_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="print the counts as JSON, without a progress bar")
-    options = parser.parse_args()
-    columns = (TextColumn("mutated frames"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with nullcontext() if options.json else Progress(*columns) as progress:
-        if progress is None:
-            report = run(options.inputs, options.seed)
-        else:
-            task = progress.add_task("inputs", total=options.inputs)
-            report = run(options.inputs, options.seed, lambda done: progress.update(task, completed=done))
-    counts = asdict(report)
-    examples = counts.pop("examples")
-    if options.json:
-        print(json.dumps({"seed": options.seed, **counts, "examples": examples[:10]}))
-    else:
-        shown = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in counts.items())
-        print(f"seed {options.seed}: {shown}")
-        print("\n".join(example[:2_000] for example in examples[:10]), file=sys.stderr)
-    return 0 if report.clean else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fuzzing.main("mutated frames", "mutated frames: each is events or a RemoteProtocolError", 500_000, run))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 GROUPS_MAX: Final = 500  # shown: ten series each, as many as a scraper likes to take from one address
-LOOK_NS_MAX: Final = 5_000_000  # at groups, in one scrape: ten slices
+LOOK_NS_MAX: Final = 5_000_000  # at groups, in one scrape: 25 slices
 
 _GROUP_FIGURES: Final = (
     ("lag", "gauge", "Messages committed and not yet handed out."),

@@ -16,7 +16,7 @@ from fairway.world.clock import Clock
 
 WaiterT = TypeVar("WaiterT")
 
-TURN_NS_MAX = 200_000  # under half a slice of the actors: what is read here waits for them anyway
+TURN_NS_MAX = 200_000  # a slice of the actors: what is read here waits for them anyway
 SENDERS_MAX = 2  # per turn: each may then send a chunk, 256 KB, of which page faults make 0.3 ms (bench/hostile)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack
@@ -128,7 +128,7 @@ class App:
         try:
             self.start()
             while not self._ending.wait(_TICK_S):
-                self._relieve()
+                self._relieve(self._consumers)
         finally:
             restore()
             self.stop()
@@ -161,10 +161,10 @@ class App:
         if self._client is not None:
             self._client.close()
 
-    def _relieve(self) -> None:
+    def _relieve(self, served: Iterable[tuple[Listener, Consumer | AioConsumer]]) -> None:
         """Where all workers of a listener have been busy for long, let others have what waits behind them."""
         now_ns = self._clock.monotonic_ns()
-        for listener, consumer in self._consumers:
+        for listener, consumer in served:
             if now_ns - listener.taken_ns > _BUSY_NS:
                 consumer.rest()
 
@@ -178,7 +178,7 @@ class App:
 
     def _work(self, listener: Listener, consumer: Consumer) -> None:
         """One thread: message after message."""
-        with self._ends_on_failure(listener):
+        with self._ends_on_failure(listener.name):
             if listener.batch_max:
                 while messages := consumer.take(listener.batch_max):
                     self.handle(listener, messages)
@@ -202,13 +202,18 @@ class App:
 
     async def _serve_async(self) -> None:
         """All listeners with `async def` handlers, on one loop."""
-        client = aio_connect(self.url, patience=_FOR_EVER_S, options=self._options)
-        opening = asyncio.ensure_future(client.open())
-        while not opening.done() and not self._ending.is_asked:
-            await asyncio.wait([opening], timeout=_TICK_S)
-        if not opening.done():
-            opening.cancel()
-            return
+        with self._ends_on_failure("async listeners"):
+            client = aio_connect(self.url, patience=_FOR_EVER_S, options=self._options)
+            opening = asyncio.ensure_future(client.open())
+            while not opening.done() and not self._ending.is_asked:
+                await asyncio.wait([opening], timeout=_TICK_S)
+            if opening.done():
+                opening.result()
+                await self._work_until_asked(client)
+            else:
+                opening.cancel()
+
+    async def _work_until_asked(self, client: AioClient) -> None:
         served = [(each, each.join_async(client)) for each in self.listeners if each.is_async]
         tasks = [
             asyncio.create_task(self._work_async(listener, consumer))
@@ -217,10 +222,7 @@ class App:
         ]
         while not self._ending.is_asked:
             await asyncio.sleep(_TICK_S)
-            now_ns = self._clock.monotonic_ns()
-            for listener, consumer in served:
-                if now_ns - listener.taken_ns > _BUSY_NS:
-                    consumer.rest()
+            self._relieve(served)
         await self._end_async(client, [consumer for _, consumer in served], tasks)
 
     async def _end_async(
@@ -236,7 +238,7 @@ class App:
 
     async def _work_async(self, listener: Listener, consumer: AioConsumer) -> None:
         """One task: message after message."""
-        with self._ends_on_failure(listener):
+        with self._ends_on_failure(listener.name):
             if listener.batch_max:
                 while messages := await consumer.take(listener.batch_max):
                     await self.handle_async(listener, messages)
@@ -259,7 +261,7 @@ class App:
     # --- what goes wrong ---------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _ends_on_failure(self, listener: Listener) -> Iterator[None]:
+    def _ends_on_failure(self, name: str) -> Iterator[None]:
         """A listener that cannot go on (its consumer was taken over, say) ends the app: a program that looks alive and
         handles nothing is the worse of the two."""
         try:
@@ -267,8 +269,10 @@ class App:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            if not self._ending.is_asked:
-                _log.exception("listener %s cannot go on: the app ends", listener.name)
+            if self._ending.is_asked:
+                _log.warning("listener %s failed while the app was ending", name, exc_info=error)
+            else:
+                _log.exception("listener %s cannot go on: the app ends", name)
                 self._failure = error
                 self._ending.ask()
 

@@ -216,24 +216,15 @@ class MessageLog:
 
     def _choose(self, subject_id: int, sequence: int, messages_max: int, bytes_max: int) -> list[list[Entry]]:
         """Within the bounds, but at least one; those that lie side by side in the log together."""
-        stretches: list[list[Entry]] = []
-        stretch: list[Entry] = []
+        chosen: list[Entry] = []
         messages = size = 0
-        end = -1
         for entry in self.views.entries.entries(subject_id, sequence, self.log.committed_end):
             messages += entry.count
-            length = entry.size
-            size += length
-            if stretches and (messages > messages_max or size > bytes_max):
+            size += entry.size
+            if chosen and (messages > messages_max or size > bytes_max):
                 break
-            position = entry.position
-            if position == end:
-                stretch.append(entry)
-            else:
-                stretch = [entry]
-                stretches.append(stretch)
-            end = position + length
-        return stretches
+            chosen.append(entry)
+        return side_by_side(chosen)
 
     def _on_damage(self, damaged: Damaged) -> None:
         self._damaged.add(damaged.position)

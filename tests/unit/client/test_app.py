@@ -145,11 +145,17 @@ def test_what_waits_behind_a_slow_handler_goes_to_others(broker: Running, client
     assert len(others) == 9
 
 
-def test_a_listener_that_cannot_go_on_ends_the_app(broker: Running, client: fairway.Client, subject: str) -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_listener_that_cannot_go_on_ends_the_app(
+    broker: Running, client: fairway.Client, subject: str, is_async: bool
+) -> None:
     app, failures = App(broker.url), list[BaseException]()
 
-    @app.listener(subject, group="hotel", consumer="desk-1")
     def on_change(message: fairway.Message) -> None: ...
+
+    async def on_change_async(message: fairway.Message) -> None: ...
+
+    app.listener(subject, group="hotel", consumer="desk-1")(on_change_async if is_async else on_change)
 
     def run() -> None:
         try:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fairway.groups import Decision, Dying, Event, Group, GroupConfig, Handout, Kind, Outcome, Pulled, Range, Verdict
-from fairway.groups.lot import ranges_of
+from fairway.groups.lot import Lot, ranges_of
 from fairway.names import Consumer
 from tests.property.group_model import MS_NS, Held, Model
 
@@ -43,6 +43,13 @@ class Moment:
 
 def sequences(ranges: Sequence[Range]) -> set[int]:
     return {at for first, count in ranges for at in range(first, first + count)}
+
+
+def response_of(lot: Lot, at: int) -> int:
+    """The one response that the message went out in: a lot may have gone out in several, part by part."""
+    numbers = {number for number, _ in lot.parts} or {lot.number}
+    [number] = [each for each in numbers if lot.open_in_response(each) >> at - lot.base & 1]
+    return number
 
 
 class GroupMachine(RuleBasedStateMachine):
@@ -368,7 +375,7 @@ class GroupMachine(RuleBasedStateMachine):
         for member, lot in state.roster.held():
             for at in sequences(lot.ranges):
                 assert at not in found
-                found[at] = Held("held", lot.attempt, member.name, lot.base, lot.number, lot.handed_ns)
+                found[at] = Held("held", lot.attempt, member.name, lot.base, response_of(lot, at), lot.handed_ns)
         for place, shelf in (("stock", state.stock), ("dying", state.dying)):
             for lot in shelf:
                 assert lot.mask & 1

@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 
 from fairway.broker.desk import Desk
 from fairway.broker.produce import ProduceProcessor
-from fairway.broker.requests import BrokerRequest
 from fairway.groups import membership, pulling
 from fairway.groups.decisions import Pulled
 from fairway.groups.events import Event
@@ -21,6 +20,7 @@ from fairway.groups.state import State
 from fairway.names import Consumer, Subject
 from fairway.protocol.messages import Produce
 from fairway.scheduling import Actor, Verdict
+from fairway.serving.requests import ServedRequest
 from fairway.storage.consume_log import Entry
 from fairway.storage.flusher import Flusher
 from fairway.storage.flusher import Outcome as Told
@@ -89,7 +89,7 @@ def visible_before_committed() -> Iterator[None]:
     memory: WeakKeyDictionary[Flusher, dict[int, bytes]] = WeakKeyDictionary()
     right_add, right_read, right_process = Flusher.add, Log.read, ProduceProcessor.process
 
-    def process(self: ProduceProcessor, request: BrokerRequest[Produce], actor: Actor) -> Verdict:
+    def process(self: ProduceProcessor, request: ServedRequest[Produce], actor: Actor) -> Verdict:
         verdict = right_process(self, request, actor)
         appended = self._store.messages.views.subjects.find(Subject.parse(request.message.subject))
         if appended is not None:

@@ -13,6 +13,7 @@ _VALUES = frozenset({"names", "limits", "errors"})
 _GROUND = _VALUES | {"world", "batch"}
 _PARTS = frozenset({"protocol", "storage", "groups", "scheduling", "registry"})  # blind to one another
 _SERVERS = frozenset({"broker", "delay", "meta"})  # blind to one another too: `fairway up` joins them, in the cli
+_SHARED = frozenset({"replication", "serving"})  # what servers have in common
 _SURFACE = frozenset({"", "aio"})  # `fairway` itself and its asyncio twin
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -22,14 +23,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "world": _VALUES,
     "batch": _VALUES | {"world"},
     **dict.fromkeys(_PARTS, _GROUND),
-    "replication": _GROUND | _PARTS,
-    **dict.fromkeys(_SERVERS, _GROUND | _PARTS | {"replication"}),
+    **dict.fromkeys(_SHARED, _GROUND | _PARTS),
+    **dict.fromkeys(_SERVERS, _GROUND | _PARTS | _SHARED),
     "client": _GROUND | _PARTS,  # never a server, nor what only servers need
     "spark": _GROUND | _PARTS | {"client"},
     **dict.fromkeys(_SURFACE, _GROUND | _PARTS | {"client"}),
-    "testing": _GROUND | _PARTS | _SERVERS | _SURFACE | {"replication", "client", "spark"},
+    "testing": _GROUND | _PARTS | _SERVERS | _SHARED | _SURFACE | {"client", "spark"},
     "pytest_plugin": frozenset({"testing"}),
-    "cli": _GROUND | _PARTS | _SERVERS | _SURFACE | {"replication", "client", "spark"},
+    "cli": _GROUND | _PARTS | _SERVERS | _SHARED | _SURFACE | {"client", "spark"},
 }
 
 # Lazy where the core install (client and command line) reaches; the rest may take what its extra brings at the top.

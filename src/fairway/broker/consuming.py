@@ -9,7 +9,6 @@ from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
 from fairway.broker.pulling import EMPTY, Puller
 from fairway.broker.reading import Reader
-from fairway.broker.requests import BrokerRequest
 from fairway.broker.settling import Settler
 from fairway.broker.voices import FENCED
 from fairway.errors import Code, Refused
@@ -20,6 +19,7 @@ from fairway.names import Group as GroupName
 from fairway.protocol import Message
 from fairway.protocol.messages import Done, Heartbeat, Join, Joined, Leave, Pull, Renewed, SettleAll, Whence
 from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.serving.requests import ServedRequest
 from fairway.world.rng import Rng
 
 # The same names come with every request: to look one up costs a tenth of what it costs to parse.
@@ -41,7 +41,7 @@ class ConsumeProcessor:
     def pulled_messages(self) -> int:
         return self._puller.pulled_messages
 
-    def process(self, request: BrokerRequest[Message], actor: Actor) -> Verdict:
+    def process(self, request: ServedRequest[Message], actor: Actor) -> Verdict:
         message = request.message
         if isinstance(message, Join):
             self._join(request, message, actor)
@@ -65,13 +65,13 @@ class ConsumeProcessor:
                 request.respond(Renewed(config.lease_ms, config.version, is_paused))
         return Verdict.DONE
 
-    def expire(self, request: BrokerRequest[Message], expiry: Expiry) -> None:
+    def expire(self, request: ServedRequest[Message], expiry: Expiry) -> None:
         if expiry is Expiry.WAITED:
             request.respond(EMPTY)
         else:
             request.expire(expiry)
 
-    def fail(self, request: BrokerRequest[Message], error: Exception) -> None:
+    def fail(self, request: ServedRequest[Message], error: Exception) -> None:
         request.fail(error)
 
     # --- membership --------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class ConsumeProcessor:
             raise Refused(Code.BAD_REQUEST, f"group {name} shares its messages among its members: broadcast in another")
         return host
 
-    def _join(self, request: BrokerRequest[Message], message: Join, actor: Actor) -> None:
+    def _join(self, request: ServedRequest[Message], message: Join, actor: Actor) -> None:
         host = self._desk.host(message.subject, message.group)
         name = Consumer.parse(message.consumer)
         decision = host.law.join(
@@ -118,7 +118,7 @@ class ConsumeProcessor:
         self._desk.scheduler.wake(host.key)  # what the name held before may be anybody's now
         self._desk.when_durable(written, lambda outcome: request.settle(outcome, answer))
 
-    def _leave(self, request: BrokerRequest[Message], message: Leave, actor: Actor) -> None:
+    def _leave(self, request: ServedRequest[Message], message: Leave, actor: Actor) -> None:
         host = self._desk.host(message.subject, message.group)
         name = Consumer.parse(message.consumer)
         host.voices.check(name, request.session)
@@ -130,10 +130,10 @@ class ConsumeProcessor:
         self._desk.scheduler.wake(host.key)
         self._desk.when_durable(written, lambda outcome: request.settle(outcome, Done()))
 
-    def _waiting_pulls(self, host: GroupHost, name: Consumer, actor: Actor) -> list[BrokerRequest[Message]]:
+    def _waiting_pulls(self, host: GroupHost, name: Consumer, actor: Actor) -> list[ServedRequest[Message]]:
         """Taken out of wherever they wait."""
 
-        def is_meant(request: BrokerRequest[Message]) -> bool:
+        def is_meant(request: ServedRequest[Message]) -> bool:
             return isinstance(request.message, Pull) and request.message.consumer == name
 
         return [*actor.mailbox.withdraw(is_meant), *self._desk.parking.withdraw(host.key, is_meant)]
@@ -148,7 +148,7 @@ class ConsumeProcessor:
     # --- pulling -----------------------------------------------------------------------------------------------------
 
     def _pull(
-        self, request: BrokerRequest[Message], message: Pull, host: GroupHost, name: Consumer, actor: Actor
+        self, request: ServedRequest[Message], message: Pull, host: GroupHost, name: Consumer, actor: Actor
     ) -> Verdict:
         verdict = self._puller.pull(request, message, host, name, actor)
         now_ns = self._desk.clock.monotonic_ns()

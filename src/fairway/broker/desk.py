@@ -12,13 +12,13 @@ from typing import Protocol
 from fairway import limits
 from fairway.broker.groups import WEIGHT_UNIT, GroupHost, Groups
 from fairway.broker.parking import Parking
-from fairway.broker.requests import BrokerRequest
 from fairway.errors import Code, FairwayError, Refused
 from fairway.groups import Decision, Dying, GroupConfig, Outcome
 from fairway.names import Group as GroupName
 from fairway.names import Subject
 from fairway.protocol import Message
 from fairway.scheduling import Scheduler
+from fairway.serving.requests import ServedRequest
 from fairway.storage.action_log import Action, ActionKind
 from fairway.storage.flusher import Outcome as Told
 from fairway.storage.record import Header
@@ -112,7 +112,7 @@ class Desk:
         log = self.store.actions.log
         log.flusher.when_durable(log.end if written is None else written.end, told)
 
-    def refuse(self, request: BrokerRequest[Message], refused: Refused) -> None:
+    def refuse(self, request: ServedRequest[Message], refused: Refused) -> None:
         """No sooner than what it follows from is durable: whoever is told that its lease has ended forgets what it
         held, and a crash must not give that back to it."""
 

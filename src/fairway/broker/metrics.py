@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from fairway.broker.describe import dead_letters_of
 from fairway.broker.groups import GroupHost
-from fairway.broker.meters import Histogram
+from fairway.serving.meters import Histogram
 
 if TYPE_CHECKING:
     from fairway.broker.server import Broker

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from fairway.broker.requests import BrokerRequest
 from fairway.errors import Refused
 from fairway.protocol import Message
 from fairway.scheduling import Expiry, Processor, Scheduler
+from fairway.serving.requests import ServedRequest
 
-_Processor = Processor[BrokerRequest[Message]]
+_Processor = Processor[ServedRequest[Message]]
 CallLater = Callable[..., None]
 
 
@@ -20,9 +20,9 @@ class Parking:
     def __init__(self, scheduler: Scheduler, call_later: CallLater) -> None:
         self._scheduler = scheduler
         self._call_later = call_later
-        self._parked: dict[Hashable, dict[BrokerRequest[Message], _Processor]] = {}
+        self._parked: dict[Hashable, dict[ServedRequest[Message], _Processor]] = {}
 
-    def park(self, key: Hashable, request: BrokerRequest[Message], processor: _Processor, now_ns: int) -> None:
+    def park(self, key: Hashable, request: ServedRequest[Message], processor: _Processor, now_ns: int) -> None:
         self._parked.setdefault(key, {})[request] = processor
         self._call_later(max(request.wait_until_ns - now_ns, 0) / 1e9, self._end, key, request)
 
@@ -35,8 +35,8 @@ class Parking:
                 processor.fail(request, full)
 
     def withdraw(
-        self, key: Hashable, is_meant: Callable[[BrokerRequest[Message]], bool]
-    ) -> list[BrokerRequest[Message]]:
+        self, key: Hashable, is_meant: Callable[[ServedRequest[Message]], bool]
+    ) -> list[ServedRequest[Message]]:
         """Take some out, for somebody else to answer."""
         taken = [each for each in self._parked.get(key, {}) if is_meant(each)]
         for request in taken:
@@ -49,12 +49,12 @@ class Parking:
             for request, processor in of_actor.items():
                 processor.expire(request, Expiry.STOPPED)
 
-    def _end(self, key: Hashable, request: BrokerRequest[Message]) -> None:
+    def _end(self, key: Hashable, request: ServedRequest[Message]) -> None:
         processor = self._take(key, request)
         if processor is not None:
             processor.expire(request, Expiry.WAITED)
 
-    def _take(self, key: Hashable, request: BrokerRequest[Message]) -> _Processor | None:
+    def _take(self, key: Hashable, request: ServedRequest[Message]) -> _Processor | None:
         parked = self._parked.get(key, {})
         found = parked.pop(request, None)
         if not parked:

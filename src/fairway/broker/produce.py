@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fairway.broker.requests import BrokerRequest
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError
 from fairway.names import Subject
 from fairway.protocol.messages import Produce, Produced
 from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.serving.requests import ServedRequest
 from fairway.storage.store import Store
 
 if TYPE_CHECKING:
-    from fairway.broker.session import Session
+    from fairway.serving.session import Session
 
 
 class ProduceProcessor:
@@ -30,7 +30,7 @@ class ProduceProcessor:
         self.messages = 0
         self.bytes = 0
 
-    def process(self, request: BrokerRequest[Produce], actor: Actor) -> Verdict:
+    def process(self, request: ServedRequest[Produce], actor: Actor) -> Verdict:
         subject = Subject(request.message.subject)  # parsed before it became an actor's name
         if self._is_read_only(subject):
             raise Refused(
@@ -64,8 +64,8 @@ class ProduceProcessor:
         self._store.messages.log.flusher.when_durable(receipt.end, durable, receipt.undos)
         return Verdict.DONE
 
-    def expire(self, request: BrokerRequest[Produce], expiry: Expiry) -> None:
+    def expire(self, request: ServedRequest[Produce], expiry: Expiry) -> None:
         request.expire(expiry)
 
-    def fail(self, request: BrokerRequest[Produce], error: Exception) -> None:
+    def fail(self, request: ServedRequest[Produce], error: Exception) -> None:
         request.fail(error)

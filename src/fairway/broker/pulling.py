@@ -12,7 +12,6 @@ from fairway.broker.desk import Desk, refusal
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
 from fairway.broker.reading import SKIPPED_BATCHES_MAX, Reader
-from fairway.broker.requests import BrokerRequest
 from fairway.errors import FairwayError, Refused
 from fairway.groups import Handout, Mode, Outcome, Pulled
 from fairway.groups import Verdict as Settlement
@@ -20,6 +19,7 @@ from fairway.names import Consumer
 from fairway.protocol import Message, messages
 from fairway.protocol.messages import Pull
 from fairway.scheduling import Actor, Verdict
+from fairway.serving.requests import ServedRequest
 from fairway.storage.message_log import StoredBatch
 
 EMPTY = messages.Pulled(0, [], [])
@@ -38,7 +38,7 @@ class Puller:
         self.pulled_messages = 0
 
     def pull(
-        self, request: BrokerRequest[Message], message: Pull, host: GroupHost, name: Consumer, actor: Actor
+        self, request: ServedRequest[Message], message: Pull, host: GroupHost, name: Consumer, actor: Actor
     ) -> Verdict:
         """WAIT: there is nothing now."""
         verdict = Verdict.WAIT
@@ -49,7 +49,7 @@ class Puller:
         return verdict
 
     def _pull_from(
-        self, source: GroupHost, request: BrokerRequest[Message], message: Pull, name: Consumer, actor: Actor
+        self, source: GroupHost, request: ServedRequest[Message], message: Pull, name: Consumer, actor: Actor
     ) -> Verdict:
         if not self._reader.is_indexed(actor, source.subject_id, source.next_fresh):
             return Verdict.AGAIN
@@ -104,7 +104,7 @@ class Puller:
             number_after=0 if other is None else other.law.last_number(name),
         )
 
-    def _skip(self, source: GroupHost, request: BrokerRequest[Message], pulled: Pulled) -> Verdict:
+    def _skip(self, source: GroupHost, request: ServedRequest[Message], pulled: Pulled) -> Verdict:
         """Nothing to hand out; batches may have been skipped. A slice's worth of them: the rest comes later."""
         if not pulled.events:
             return Verdict.WAIT
@@ -179,7 +179,7 @@ class Puller:
 
     def _hand_out(
         self,
-        request: BrokerRequest[Message],
+        request: ServedRequest[Message],
         source: GroupHost,
         pulled: Pulled,
         batches: list[StoredBatch],

@@ -17,12 +17,12 @@ from fairway.broker.desk import Desk
 from fairway.broker.errands import Errand
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
-from fairway.broker.requests import BrokerRequest
 from fairway.errors import Code, FairwayError, Refused
 from fairway.names import Subject
 from fairway.protocol import Message
 from fairway.protocol.admin import Redrive, Redriven
 from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.serving.requests import ServedRequest
 from fairway.storage.consume_log import Entry
 
 _ENTRIES_PER_TURN = 1_000  # looked at; those that were redriven before cost no more
@@ -31,7 +31,7 @@ _ENTRIES_PER_TURN = 1_000  # looked at; those that were redriven before cost no 
 class _Job(Errand):
     """One request on its way."""
 
-    def __init__(self, request: BrokerRequest[Message], message: Redrive, host: GroupHost, dead: Subject) -> None:
+    def __init__(self, request: ServedRequest[Message], message: Redrive, host: GroupHost, dead: Subject) -> None:
         self.request = request
         self.message = message
         self.host = host
@@ -56,7 +56,7 @@ class Redriver:
         self._inboxes = inboxes
         self.redriven = 0
 
-    def begin(self, request: BrokerRequest[Message], message: Redrive) -> None:
+    def begin(self, request: ServedRequest[Message], message: Redrive) -> None:
         if message.ids is not None and len(message.ids) > limits.REDRIVE_IDS_MAX:
             raise Refused(Code.TOO_LARGE, f"{len(message.ids)} ids: at most {limits.REDRIVE_IDS_MAX} in one request")
         host = self._desk.host(message.subject, message.group)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from fairway.broker.desk import Desk
 from fairway.broker.reading import Reader
-from fairway.broker.requests import BrokerRequest
 from fairway.errors import Code, Refused
 from fairway.protocol.admin import Scan, Scanned
 from fairway.protocol.messages import AttachedBatch, Whence
 from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.serving.requests import ServedRequest
 from fairway.storage.consume_log import Entry
 
 SCAN_WEIGHT = 0.1  # a tenth of a group's share, while groups want theirs
@@ -38,7 +38,7 @@ class ScanProcessor:
         self._desk = desk
         self._reader = reader
 
-    def process(self, request: BrokerRequest[Scan], actor: Actor) -> Verdict:
+    def process(self, request: ServedRequest[Scan], actor: Actor) -> Verdict:
         message = request.message
         log = self._desk.store.messages
         if message.log_id is not None and message.log_id != log.log.log_id:
@@ -80,8 +80,8 @@ class ScanProcessor:
             size += entry.size
         return wanted
 
-    def expire(self, request: BrokerRequest[Scan], expiry: Expiry) -> None:
+    def expire(self, request: ServedRequest[Scan], expiry: Expiry) -> None:
         request.expire(expiry)
 
-    def fail(self, request: BrokerRequest[Scan], error: Exception) -> None:
+    def fail(self, request: ServedRequest[Scan], error: Exception) -> None:
         request.fail(error)

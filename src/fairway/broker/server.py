@@ -19,23 +19,17 @@ import msgspec
 
 from fairway import limits
 from fairway.batch.arrays import numpy_or_none
-from fairway.broker.budget import Allowance
 from fairway.broker.consuming import ConsumeProcessor
 from fairway.broker.dead_letter import Undertaker
 from fairway.broker.desk import Desk
 from fairway.broker.fetching import Fetches
 from fairway.broker.groups import Groups
-from fairway.broker.hall import Hall, HallOptions
 from fairway.broker.housekeeping import Housekeeper
-from fairway.broker.http import HttpDoor, Page
 from fairway.broker.inbox import Inboxes
-from fairway.broker.meters import Meters, SyncWatch
 from fairway.broker.metrics import CONTENT_TYPE, Metrics
 from fairway.broker.produce import ProduceProcessor
 from fairway.broker.reading import Reader
-from fairway.broker.requests import BrokerRequest, MessageT
 from fairway.broker.scan import SCAN_WEIGHT, ScanProcessor
-from fairway.broker.session import Session
 from fairway.broker.steering import SteeringProcessor
 from fairway.errors import FairwayError, Misuse, Refused, StorageFault
 from fairway.names import Subject
@@ -43,6 +37,12 @@ from fairway.protocol import Message, Options, RequestReceived
 from fairway.protocol.admin import BrokerState, Configure, Lever, Scan, Switch
 from fairway.protocol.messages import Heartbeat, Join, Leave, Produce, Pull, SettleAll
 from fairway.scheduling import Order, Processor, Scheduler, SchedulerOptions
+from fairway.serving.budget import Allowance
+from fairway.serving.hall import Hall, HallOptions
+from fairway.serving.http import HttpDoor, Page
+from fairway.serving.meters import Meters, SyncWatch
+from fairway.serving.requests import MessageT, ServedRequest
+from fairway.serving.session import Session
 from fairway.storage.flusher import Durability
 from fairway.storage.store import Store, StoreOptions
 from fairway.world.clock import Clock
@@ -250,7 +250,7 @@ class Broker:
         return message.expected_version == 0 if isinstance(message, Configure) else message.lever is Lever.READ_ONLY
 
     def _dispatch(
-        self, key: Hashable, request: BrokerRequest[MessageT], processor: Processor[BrokerRequest[MessageT]]
+        self, key: Hashable, request: ServedRequest[MessageT], processor: Processor[ServedRequest[MessageT]]
     ) -> None:
         try:
             self.scheduler.dispatch(key, request, processor)
@@ -275,8 +275,8 @@ class Broker:
     def _once_named(
         self,
         subject: Subject,
-        request: BrokerRequest[Message],
-        place: Callable[[], tuple[Hashable, Processor[BrokerRequest[Message]]]],
+        request: ServedRequest[Message],
+        place: Callable[[], tuple[Hashable, Processor[ServedRequest[Message]]]],
     ) -> None:
         """A subject that is new is committed before any action speaks of its number: a torn tail would give that number
         to another."""
@@ -300,7 +300,7 @@ class Broker:
 
     def _request(
         self, session: Session, received: RequestReceived, message: MessageT, wait_ms_max: int = 0
-    ) -> BrokerRequest[MessageT]:
+    ) -> ServedRequest[MessageT]:
         """The request as actors see it; what it holds is taken from the allowance until it is answered.
 
         A pull waits for half a lease at most: who waits says nothing, and must not lose its place by that.
@@ -309,7 +309,7 @@ class Broker:
         self.waiting.take(size)
         now_ns = self.clock.monotonic_ns()
         wait_ms = min(message.wait_ms, self.options.wait_ms_max, wait_ms_max) if isinstance(message, Pull) else 0
-        return BrokerRequest(
+        return ServedRequest(
             session,
             received.correlation,
             message,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fairway.broker.desk import Desk, refusal
 from fairway.broker.groups import GroupHost
-from fairway.broker.requests import BrokerRequest
 from fairway.groups import Outcome, Settled
 from fairway.groups import Verdict as Settlement
 from fairway.names import Consumer
 from fairway.protocol import Message, messages
 from fairway.protocol.messages import Settle, SettleAll
+from fairway.serving.requests import ServedRequest
 from fairway.storage.record import Header
 from fairway.world.rng import Rng
 
@@ -48,7 +48,7 @@ class Settler:
         self._desk = desk
         self._rng = rng
 
-    def settle_all(self, request: BrokerRequest[Message], message: SettleAll, host: GroupHost, name: Consumer) -> None:
+    def settle_all(self, request: ServedRequest[Message], message: SettleAll, host: GroupHost, name: Consumer) -> None:
         """Where one outcome is refused, those before it hold: settling twice is harmless."""
         gathered = _Gathered(self._desk)
         refused = None

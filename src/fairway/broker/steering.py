@@ -9,7 +9,6 @@ from fairway.broker.desk import Desk, refusal
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
 from fairway.broker.redrive import Redriver
-from fairway.broker.requests import BrokerRequest
 from fairway.broker.scan import place
 from fairway.errors import Code, Refused
 from fairway.groups import Decision
@@ -32,6 +31,7 @@ from fairway.protocol.admin import (
 )
 from fairway.protocol.messages import Done
 from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.serving.requests import ServedRequest
 
 
 class SteeringProcessor:
@@ -43,7 +43,7 @@ class SteeringProcessor:
         self.redriver = Redriver(desk, inboxes)
         self._broker_state = broker_state
 
-    def process(self, request: BrokerRequest[Message], actor: Actor) -> Verdict:
+    def process(self, request: ServedRequest[Message], actor: Actor) -> Verdict:
         message = request.message
         if isinstance(message, Describe):
             request.respond(describe(self._desk, message, self._broker_state()))
@@ -63,13 +63,13 @@ class SteeringProcessor:
             raise Refused(Code.UNSUPPORTED, f"this broker does not answer {type(message).__name__} yet")
         return Verdict.DONE
 
-    def expire(self, request: BrokerRequest[Message], expiry: Expiry) -> None:
+    def expire(self, request: ServedRequest[Message], expiry: Expiry) -> None:
         request.expire(expiry)
 
-    def fail(self, request: BrokerRequest[Message], error: Exception) -> None:
+    def fail(self, request: ServedRequest[Message], error: Exception) -> None:
         request.fail(error)
 
-    def _seek(self, request: BrokerRequest[Message], message: Seek) -> None:
+    def _seek(self, request: ServedRequest[Message], message: Seek) -> None:
         host = self._desk.host(message.subject, message.group)
         was = host.law.cursor
         to = place(self._desk, host.subject_id, message.whence, message.value)
@@ -77,7 +77,7 @@ class SteeringProcessor:
         answer = Sought(to, was, decision.held, decision.waiting, decision.dying_count)
         self._carry_out(request, host, decision, answer)
 
-    def _configure(self, request: BrokerRequest[Message], message: Configure) -> None:
+    def _configure(self, request: ServedRequest[Message], message: Configure) -> None:
         config = decode(message.config)
         now_ms = self._desk.clock.wall_ms()
         if message.expected_version == 0:
@@ -96,7 +96,7 @@ class SteeringProcessor:
         beside = self._inboxes.reconfigured(host, config) if decision.events else []
         self._carry_out(request, host, decision, Configured(config.version), beside)
 
-    def _switch(self, request: BrokerRequest[Message], message: Switch) -> None:
+    def _switch(self, request: ServedRequest[Message], message: Switch) -> None:
         if message.lever is Lever.READ_ONLY:
             subject = self._desk.store.ensure_subject(Subject.parse(message.subject))
             was_on = subject.id in self._desk.groups.read_only
@@ -112,7 +112,7 @@ class SteeringProcessor:
 
     def _carry_out(
         self,
-        request: BrokerRequest[Message],
+        request: ServedRequest[Message],
         host: GroupHost,
         decision: Decision,
         answer: Message,

@@ -4,9 +4,9 @@ After a restart of the broker nobody has joined yet; then the first connection t
 
 from __future__ import annotations
 
-from fairway.broker.requests import Asker
 from fairway.errors import Code, Refused
 from fairway.names import Consumer
+from fairway.serving.requests import Asker
 
 FENCED = Refused(Code.FENCED, "another connection has joined under this consumer's name since: stop, or join again")
 

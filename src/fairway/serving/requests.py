@@ -42,7 +42,7 @@ class Asker(Protocol):
     def refuse(self, correlation: int, refused: Refused) -> None: ...
 
 
-class BrokerRequest(Generic[MessageT]):
+class ServedRequest(Generic[MessageT]):
     """One request of one connection, as the scheduler sees it."""
 
     __slots__ = ("_let_go", "attachments", "correlation", "deadline_ns", "message", "session", "wait_until_ns")

@@ -16,8 +16,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from fairway.broker.budget import Budget
-from fairway.broker.turnstile import Turnstile
 from fairway.errors import BadName, Code, Misuse, Refused, RemoteProtocolError
 from fairway.limits import KIB, MIB
 from fairway.protocol import (
@@ -31,6 +29,8 @@ from fairway.protocol import (
     Role,
     Why,
 )
+from fairway.serving.budget import Budget
+from fairway.serving.turnstile import Turnstile
 from fairway.world.clock import Clock
 
 _NS = 1_000_000_000

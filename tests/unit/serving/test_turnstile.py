@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fairway.broker.turnstile import SENDERS_MAX, TURN_NS_MAX, Turnstile
+from fairway.serving.turnstile import SENDERS_MAX, TURN_NS_MAX, Turnstile
 from fairway.world.clock import ManualClock
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fairway.broker.budget import Allowance, Budget
 from fairway.errors import Code, InvariantViolated, Refused
+from fairway.serving.budget import Allowance, Budget
 
 
 def test_an_allowance_is_taken_and_given_back() -> None:

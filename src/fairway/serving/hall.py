@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fairway import limits
-from fairway.broker.budget import Budget
-from fairway.broker.meters import Meters
-from fairway.broker.session import Session
-from fairway.broker.turnstile import Turnstile
 from fairway.errors import Code, Misuse, Refused
 from fairway.protocol import Bytes, Message, Options, RequestReceived
+from fairway.serving.budget import Budget
+from fairway.serving.meters import Meters
+from fairway.serving.session import Session
+from fairway.serving.turnstile import Turnstile
 from fairway.world.clock import Clock
 
 _DOORWAY = 128  # connections beyond the bound that are told so; those beyond them are cut off without a word

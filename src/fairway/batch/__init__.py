@@ -6,12 +6,12 @@ A producer encodes it once (`encode`), the broker checks it once (`check`) and t
 """
 
 from fairway.batch.check import check
-from fairway.batch.checksum import checksum
+from fairway.batch.checksum import checksum, checksum_of_bytes
 from fairway.batch.decode import Batch, decode
 from fairway.batch.encode import as_bytes, encode, restamp
 from fairway.batch.hashing import key_hash, may_hold, tag_mask
 from fairway.batch.identity import MessageId
-from fairway.batch.layout import HEADER_BYTES, Codec, Header, peek
+from fairway.batch.layout import HEADER_BYTES, Codec, Header, is_delayed, peek
 from fairway.batch.section import due_times_ms, explicit_ids, key_hashes
 
 __all__ = [
@@ -23,10 +23,12 @@ __all__ = [
     "as_bytes",
     "check",
     "checksum",
+    "checksum_of_bytes",
     "decode",
     "due_times_ms",
     "encode",
     "explicit_ids",
+    "is_delayed",
     "key_hash",
     "key_hashes",
     "may_hold",

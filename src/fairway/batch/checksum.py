@@ -7,6 +7,8 @@ parts in a row is the CRC of their concatenation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import google_crc32c
 
 from fairway.batch.arrays import Bytes, numpy_or_none
@@ -14,6 +16,10 @@ from fairway.batch.arrays import Bytes, numpy_or_none
 # 16 KiB: below it copying costs less than making an ndarray (0.5 against 0.7 µs for 4 KiB), above it more (5 against
 # 4 µs for 64 KiB).
 _LEND_FROM_BYTES = 16 * 1024
+
+
+# The same for those who have bytes and count tenths of a microsecond.
+checksum_of_bytes: Callable[[bytes], int] = google_crc32c.value
 
 
 def checksum(data: Bytes, start: int = 0) -> int:

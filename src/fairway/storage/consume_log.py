@@ -10,6 +10,7 @@ found for its sequence is the next one.
 from __future__ import annotations
 
 import contextlib
+import struct
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from fairway.storage import index_file
 from fairway.storage.index_file import ENTRY, ENTRY_BYTES, Run
 from fairway.world.disk import Disk, Fetched, Part
 
+_U64 = struct.Struct("<Q")
 _LOOK_BYTES = 32 * ENTRY_BYTES  # unpacked together: half the time per entry, and little is lost on a short look
 _FIRST_SEQUENCE_AT = 0
 _POSITION_AT = 16
@@ -197,15 +199,30 @@ class ConsumeLog:
 
     def entries(self, subject_id: int, sequence: int, below: int) -> Iterator[Entry]:
         """From the batch that holds `sequence`, or the next one after it; only what lies below position `below`."""
+        for look in self._looks(subject_id, sequence):
+            for entry in starmap(Entry, ENTRY.iter_unpack(look)):
+                if entry.position >= below:
+                    return
+                yield entry
+
+    def some(self, subject_id: int, sequence: int, below: int, *, messages_max: int, bytes_max: int) -> list[Entry]:
+        """The first of them within these bounds, but at least one if there is any. Quicker than to ask one by one."""
+        chosen: list[Entry] = []
+        choose = chosen.append
+        for look in self._looks(subject_id, sequence):
+            for entry in starmap(Entry, ENTRY.iter_unpack(look)):
+                messages_max -= entry.count
+                bytes_max -= entry.size
+                if entry.position >= below or ((messages_max < 0 or bytes_max < 0) and chosen):
+                    return chosen
+                choose(entry)
+        return chosen
+
+    def _looks(self, subject_id: int, sequence: int) -> Iterator[bytes]:
+        """Packed entries, some at a time. Copies: the newest chunk grows while somebody looks through it."""
         for chunk in self._chunks(subject_id, sequence):
-            first = max(_index(chunk, _FIRST_SEQUENCE_AT, sequence) - 1, 0)
-            for at in range(first * ENTRY_BYTES, len(chunk), _LOOK_BYTES):
-                # A copy: the newest chunk grows while somebody looks through it.
-                for entry in starmap(Entry, ENTRY.iter_unpack(bytes(chunk[at : at + _LOOK_BYTES]))):
-                    if entry.position >= below:
-                        return
-                    if entry.first_sequence + entry.count > sequence:
-                        yield entry
+            for at in range(_start(chunk, sequence), len(chunk), _LOOK_BYTES):
+                yield bytes(chunk[at : at + _LOOK_BYTES])
 
     def sequence_at(self, subject_id: int, appended_ms: int, below: int) -> int | None:
         """The first sequence appended at or after a time; None if there is none yet."""
@@ -284,9 +301,30 @@ class ConsumeLog:
 
 
 def _field(entries: bytes | bytearray, index: int, at: int) -> int:
-    return int.from_bytes(entries[index * ENTRY_BYTES + at : index * ENTRY_BYTES + at + 8], "little")
+    found: int = _U64.unpack_from(entries, index * ENTRY_BYTES + at)[0]
+    return found
 
 
 def _index(entries: bytes | bytearray, at: int, value: int) -> int:
-    """How many entries have a field (at offset `at`, never decreasing) that is at most `value`."""
-    return bisect_right(range(len(entries) // ENTRY_BYTES), value, key=lambda index: _field(entries, index, at))
+    """How many entries have a field (at offset `at`, never decreasing) that is at most `value`.
+
+    `bisect` with a key takes three times as long, which is a twelfth of a read of 256 KiB (bench/storage).
+    """
+    low, high, field = 0, len(entries) // ENTRY_BYTES, _U64.unpack_from
+    while low < high:
+        middle = (low + high) // 2
+        if field(entries, middle * ENTRY_BYTES + at)[0] <= value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _start(entries: bytes | bytearray, sequence: int) -> int:
+    """Where among them the batch that holds `sequence` begins, or else the next one."""
+    at = max(_index(entries, _FIRST_SEQUENCE_AT, sequence) - 1, 0) * ENTRY_BYTES
+    if at < len(entries):
+        first_sequence, count = ENTRY.unpack_from(entries, at)[:2]
+        if first_sequence + count <= sequence:
+            return at + ENTRY_BYTES
+    return at

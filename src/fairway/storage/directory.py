@@ -31,7 +31,8 @@ VERSION = 1
 _COVERED = struct.Struct("<8sHHHHQQQ20x")  # magic, version, header length, must, may, directory id, two log ids
 _CRC = struct.Struct("<I")
 IDENTITY_BYTES = _COVERED.size + _CRC.size
-_NOT_YET_OURS = frozenset({"lock", f"{IDENTITY}.tmp", "lost+found"})  # what a first start that was killed leaves behind
+# What a first start that was killed leaves behind; `fairway up` keeps delayed messages in the directory `delay` in it.
+_NOT_YET_OURS = frozenset({"lock", f"{IDENTITY}.tmp", "lost+found", "delay"})
 
 
 class Identity(NamedTuple):

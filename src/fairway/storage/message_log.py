@@ -7,6 +7,7 @@ has returned. From here a message goes to `consume_log`, where it is found once 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 
 import msgspec
 
@@ -26,6 +27,7 @@ from fairway.world.clock import Clock
 from fairway.world.disk import Disk
 
 DIRECTORY = "messages"
+_SIZE = attrgetter("size")
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -216,15 +218,10 @@ class MessageLog:
 
     def _choose(self, subject_id: int, sequence: int, messages_max: int, bytes_max: int) -> list[list[Entry]]:
         """Within the bounds, but at least one; those that lie side by side in the log together."""
-        chosen: list[Entry] = []
-        messages = size = 0
-        for entry in self.views.entries.entries(subject_id, sequence, self.log.committed_end):
-            messages += entry.count
-            size += entry.size
-            if chosen and (messages > messages_max or size > bytes_max):
-                break
-            chosen.append(entry)
-        return side_by_side(chosen)
+        below = self.log.committed_end
+        return side_by_side(
+            self.views.entries.some(subject_id, sequence, below, messages_max=messages_max, bytes_max=bytes_max)
+        )
 
     def _on_damage(self, damaged: Damaged) -> None:
         self._damaged.add(damaged.position)
@@ -242,8 +239,10 @@ class MessageLog:
             for entry in stretch:
                 self._on_damage(Damaged(entry.position, damaged.why))
             return found
-        places = [(entry.position, entry.first_sequence) for entry in stretch]
-        for entry, body in zip(stretch, record.batches(data, start, places, self.log.log_id, subject_id), strict=True):
+        bodies = record.batches(data, start, stretch, self.log.log_id, subject_id)
+        if all(bodies):
+            return list(map(StoredBatch, stretch, bodies))  # type: ignore[arg-type]  # not one is None
+        for entry, body in zip(stretch, bodies, strict=True):
             if body is not None:
                 found.append(StoredBatch(entry, body))
             else:
@@ -259,7 +258,10 @@ class MessageLog:
 
 
 def side_by_side(entries: Iterable[Entry]) -> list[list[Entry]]:
-    """The entries in stretches without gaps: one read each."""
+    """The entries, in the order of the log, in stretches without gaps: one read each."""
+    entries = list(entries)
+    if entries and entries[-1].position + entries[-1].size - entries[0].position == sum(map(_SIZE, entries)):
+        return [entries]
     stretches: list[list[Entry]] = []
     end = -1
     for entry in entries:

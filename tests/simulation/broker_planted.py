@@ -116,6 +116,7 @@ def visible_before_committed() -> Iterator[None]:
         swapped(Flusher, "add", add),
         swapped(Log, "read", read),
         swapped(Log, "read_cached", read),
+        swapped(Log, "read_recent", read),
         swapped(MessageLog, "readable", readable),
     ):
         yield

@@ -220,13 +220,14 @@ class Reader:
         if piece is not None:
             return piece
         log = self._messages.log
-        if position >= log.committed_end - RECENT_BYTES:
+        is_recent = position >= log.committed_end - RECENT_BYTES
+        if is_recent:
             self._behind.pop(actor.key, None)
             actor.is_background = False
         elif actor.key in self._behind:
             return Piece(position, 0, b"")
         try:
-            data = log.read_cached(position, size)
+            data = log.read_recent(position, size) if is_recent else log.read_cached(position, size)
         except Damaged:
             return Piece(position, size, b"")  # the segment is missing: reading will say so
         if data is None or len(data) < size:

@@ -281,6 +281,13 @@ class Log:
         of = self.segment_at(position)
         return self.file(of).read_cached(position - of.base, size)
 
+    def read_recent(self, position: int, size: int) -> bytes | None:
+        """The same for what was written just now: where nobody can tell, it is taken to be in memory."""
+        of = self.segment_at(position)
+        file, at = self.file(of), position - of.base
+        data = file.read_cached(at, size)
+        return file.read(at, size) if data is None and file.is_blind else data
+
     def fetch(self, position: int, size: int, done: Fetched) -> None:
         """The same, off the loop."""
         of = self.segment_at(position)

@@ -84,7 +84,11 @@ class File(Protocol):
         """`size` bytes from `position`; fewer only where the file ends. May wait for the device."""
 
     def read_cached(self, position: int, size: int) -> bytes | None:
-        """What memory holds of that range: all, a prefix, or None (nothing is cached, or the platform cannot tell)."""
+        """What memory holds of that range: all, a prefix, or None (nothing is cached, or `is_blind`)."""
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether the platform cannot tell what memory holds; known after the first look."""
 
     def close(self) -> None: ...
 

@@ -169,6 +169,7 @@ class RealFile:
         self._reserved_size = 0
         self._can_dsync = True
         self._refused_generation = -1
+        self.is_blind = _NOWAIT is None
         self._fault: Exception | None = None
         self.path = path
         self.writable = writable
@@ -214,7 +215,7 @@ class RealFile:
 
     def read_cached(self, position: int, size: int) -> bytes | None:
         wanted = readable(position, size, self._size)
-        if _NOWAIT is None:
+        if _NOWAIT is None or self.is_blind:
             return None
         view = _scratch.view if wanted <= _SCRATCH_BYTES else memoryview(bytearray(wanted))
         fd = self._enter()
@@ -223,9 +224,10 @@ class RealFile:
         except BlockingIOError:
             return None
         except OSError as error:
-            if error.errno in _UNSUPPORTED:
-                return None
-            raise fault(error, "read", self.path) from error
+            if error.errno not in _UNSUPPORTED:
+                raise fault(error, "read", self.path) from error
+            self.is_blind = True  # tmpfs is such a one
+            return None
         finally:
             self._leave()
 

@@ -74,9 +74,13 @@ class SimFile:
         self._check_open()
         return bytes(self.inode.cached[position : position + wanted])
 
+    @property
+    def is_blind(self) -> bool:
+        return self._disk.is_blind
+
     def read_cached(self, position: int, size: int) -> bytes | None:
         data = self.read(position, size)
-        if self._name in self._disk.evicted:
+        if self._name in self._disk.evicted or self.is_blind:
             return None
         return data if self._disk.cold == 0 else self._disk.chill(data)
 
@@ -131,7 +135,8 @@ class SimDisk:
 
     Switches, each of which may be set at any time and carries over to the next life:
     `syncing` (False: syncs say yes and do nothing), `dir_syncing` (the same for directories), `cold` (how likely a
-    `read_cached` misses), `slowness` (multiplies every latency).
+    `read_cached` misses), `is_blind` (nobody can tell what is in memory, as on tmpfs), `slowness` (multiplies every
+    latency).
 
     Unlike the real disk it takes commits after a failed sync, as a kernel would, so that a caller who goes on is found
     out. Once a life has ended, every call but `close` raises `SimulatedPowerCut`.
@@ -166,6 +171,7 @@ class SimDisk:
         self.syncing = True
         self.dir_syncing = True
         self.cold = 0.0
+        self.is_blind = False
         self.evicted: set[str] = set()  # never iterated
         self.slowness = 1.0
 
@@ -201,7 +207,7 @@ class SimDisk:
         later = call_later if call_later is not None else self._call_later
         next_life = SimDisk(self._rng, later, latency=self._latency, volume=volume)
         next_life.syncing, next_life.dir_syncing = self.syncing, self.dir_syncing
-        next_life.cold, next_life.slowness = self.cold, self.slowness
+        next_life.cold, next_life.is_blind, next_life.slowness = self.cold, self.is_blind, self.slowness
         return next_life
 
     # --- faults ----------------------------------------------------------------------------------------------------

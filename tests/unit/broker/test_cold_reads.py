@@ -256,3 +256,13 @@ async def test_reads_that_block_for_comparison(scene: Scene) -> None:
     scene.disk.cold = 1.0
     assert await drain(await scene.worker("ann")) == sent
     assert scene.broker.fetches is None
+
+
+@staged_with(SMALL)
+async def test_what_was_written_just_now_is_not_fetched_where_nobody_can_tell_what_is_in_memory(scene: Scene) -> None:
+    scene.disk.is_blind = True
+    worker = await scene.worker("ann", subject=HOT)
+    sent = await fill(scene, HOT, 5)
+    assert await drain(worker) == sent
+    assert scene.broker.fetches is not None
+    assert scene.broker.fetches.count == 0

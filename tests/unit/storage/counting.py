@@ -30,6 +30,10 @@ class CountedFile:
     def read_cached(self, position: int, size: int) -> bytes | None:
         return self.below.read_cached(position, size)
 
+    @property
+    def is_blind(self) -> bool:
+        return self.below.is_blind
+
     def close(self) -> None:
         self._disk.open_files -= 1
         self.below.close()

@@ -25,6 +25,8 @@ from fairway.world.disk import parent
 from fairway.world.sim_disk import SimDisk, SimFile
 from tests.simulation.truth import Invariant
 
+_COVERED_BYTES = record.HEADER_BYTES - 4  # by the header's CRC; no body has this length, bodies are padded
+
 
 @dataclass(frozen=True)
 class Bug:
@@ -54,13 +56,13 @@ def answer_before_sync() -> AbstractContextManager[None]:
     return swapped(Flusher, "durable", durable)
 
 
-def crc_without_header() -> AbstractContextManager[None]:
-    header_bytes = record.HEADER_BYTES - 4  # what the header's CRC covers; no body has this length, bodies are padded
-
+@contextmanager
+def crc_without_header() -> Iterator[None]:
     def of_bodies_only(data: bytes) -> int:
-        return 0 if len(data) == header_bytes else checksum(data)
+        return 0 if len(data) == _COVERED_BYTES else checksum(data)
 
-    return swapped(record, "checksum", of_bodies_only)
+    with swapped(record, "checksum", of_bodies_only), swapped(record, "checksum_of_bytes", of_bodies_only):
+        yield
 
 
 def cut_at_the_first_bad_record() -> AbstractContextManager[None]:
@@ -122,11 +124,24 @@ def torn_tail_is_kept() -> AbstractContextManager[None]:
     return swapped(recovery.LogRecovery, "_cut", cut)
 
 
-def torn_body_is_served() -> AbstractContextManager[None]:
-    def is_sound_body(body: bytes, crc: int) -> bool:
-        return True  # the header was sound, after all
+@contextmanager
+def torn_body_is_served() -> Iterator[None]:
+    class AsExpected(int):
+        """The header was sound, after all."""
 
-    return swapped(record, "is_sound_body", is_sound_body)
+        __hash__ = int.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    def is_sound_body(body: bytes, crc: int) -> bool:
+        return True
+
+    def of_headers_only(data: bytes) -> int:
+        return checksum(data) if len(data) == _COVERED_BYTES else AsExpected()
+
+    with swapped(record, "is_sound_body", is_sound_body), swapped(record, "checksum_of_bytes", of_headers_only):
+        yield
 
 
 def full_disk_is_not_undone() -> AbstractContextManager[None]:

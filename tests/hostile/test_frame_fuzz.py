@@ -25,7 +25,7 @@ class _Trusting(FrameReader):
 
     def next_frame(self) -> Frame | None:
         frame = super().next_frame()
-        if self._partial is not None and self._wanted > 24:
+        if self._gathered and self._wanted > 24:
             bytearray(self._wanted)
         return frame
 
@@ -35,8 +35,10 @@ class _Forgetful(FrameReader):
 
     def _set_aside(self, wanted: int) -> None:
         super()._set_aside(wanted)
-        if self._partial is not None and len(self._partial) > 30:
-            self._partial[30] = 0
+        if self._gathered > 30:
+            block = bytearray(self._partial[0])
+            block[30] = 0
+            self._partial[0] = block
 
 
 class _Careless(FrameReader):

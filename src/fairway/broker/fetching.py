@@ -1,13 +1,16 @@
 """Cold reads: bytes that are not in memory are fetched off the loop, and the actor that wants them pays.
 
     process ── not in memory ──► actor.suspend, `start`, AGAIN ──► a reader thread ──► charge, resume ──► process again
+    process ── from the shelf ──► an answer, `rest` ──► suspended for a while ──► process the next one
 
 A few fetches at a time, and none jumps the queue: an actor is suspended while it waits, so it has one errand at most,
 and an errand of many reads goes to the back of the queue after each. A group far behind slows itself, not the others.
 
 Fair shares of the loop are not enough: a group that drains a backlog also keeps the device, the interpreter and the
-other cores busy, so that everybody waits a little longer for everything. So while others are at work, what is fetched
-is followed by a rest, twice as long as it took until more was wanted. Nobody there, no rest.
+other cores busy, so that everybody waits a little longer for everything. So while others are at work, each answer is
+followed by a rest, twice as long as it took until then. Nobody there, no rest. And what is about to begin, a fetch or
+an answer, stands aside for a moment after somebody else was served: the kernel likes to wake whoever gets an answer
+on the core that sent it, and there he would wait until the loop sleeps.
 
 What was fetched lies on the actor's shelf until its next read, whichever of its requests that is: those that wait are
 handed the same range. It dies there if nobody comes for it: shelves have a bound, and the oldest is cleared first.
@@ -30,15 +33,21 @@ from fairway.world.disk import Fetched
 
 SHELVES_BYTES_MAX = 16 * MIB  # fetched and not yet used, of all actors; one that lost its own fetches again
 
-# Hot pulls beside a cold reader, p99 against that alone: 3.5 without a rest, 1.75 with one of twice the time, and no
-# better with eight times (bench/fairness).
+# Hot pulls beside a cold reader, p99 against that alone: 3.5 without a rest, 2.1 with one of twice the time and a fetch
+# for every answer, about 1.6 with several answers to a fetch and the loop standing aside; longer rests do not help
+# (bench/fairness).
 REST_FACTOR = 2
 _TOOK_NS_MAX = 5_000_000  # longer than that the group was waiting, not working
 _BUSY_NS = 50_000_000  # others who had a slice within this time are at work
+_REST_NS_MIN = 1_000_000  # also before it is known how long it takes
 _REST_NS_MAX = 50_000_000  # ahead, however many are behind
+_ASIDE_NS = 1_000_000  # after somebody else's slice: what he asks for next has often come by then
+_ASIDE_NS_MAX = 3_000_000  # beyond the rest: others may never pause
+_TIMER_S_MIN = 0.001  # uvloop rounds to milliseconds: less would ring at once, over and over
 _BEGUN_MAX = 1_000  # of which it is known when their last fetch began
 
 _FAULT_RETRY_MS = 1_000  # a device that fails does not get better by being asked often
+_WARY_NS = 60_000_000_000  # so long after a fault nobody reads ahead: what fails may be what nobody has asked for
 
 Begin: TypeAlias = Callable[[Fetched], None]
 Keep: TypeAlias = Callable[[bytes], None]
@@ -70,6 +79,10 @@ class Shelf:
         self.runs.append((subject_id, run, data))
         self.size_bytes += len(data)
 
+    def reaches_beyond(self, position: int) -> bool:
+        """Whether something lies here from `position` on."""
+        return any(piece.position + piece.size > position for piece in self.pieces)
+
     def piece(self, position: int, size: int) -> Piece | None:
         """What lies here of `size` bytes from `position` on, if anything."""
         for piece in self.pieces:
@@ -96,13 +109,17 @@ class Fetches:
         self._call_later = call_later
         self._rest_until_ns = 0
         self._is_resting = False
+        self._wary_until_ns = 0
         self._at_once = at_once
         self._under_way = 0
-        self._queue: deque[_Errand] = deque()  # at most one per actor
+        self._queue: deque[_Errand] = deque()  # a suspended actor is here, or under way,
+        self._sated: deque[Actor] = deque()  # or here: what it wants is on its shelf, and it waits for its time
         self._began_ns: dict[Hashable, int] = {}
         self._shelves: OrderedDict[Hashable, Shelf] = OrderedDict()
         self._shelved_bytes = 0
         self.count = 0
+
+    # --- shelves -----------------------------------------------------------------------------------------------------
 
     def shelf(self, actor: Actor) -> Shelf | None:
         """What lies there for the actor. `Refused` if it could not be read: whoever asks again may be luckier."""
@@ -116,71 +133,22 @@ class Fetches:
         """It was used, or is of no use."""
         self._drop(self._shelves.pop(actor.key, None))
 
-    def start(self, actor: Actor, shelf: Shelf, reads: Sequence[tuple[Begin, Keep]]) -> None:
-        """Suspend the actor until all is read; its processor returns AGAIN. `shelf` is what `reads` keep theirs on."""
-        self.clear(actor)
-        actor.suspend()
-        actor.is_background = True
-        self._rest(actor)
-        self._queue.append(_Errand(actor, deque(reads), shelf))
-        self._begin()
+    def take_runs(self, actor: Actor) -> list[tuple[int, Run, bytes]]:
+        """What was fetched of the index; the pieces of the log stay."""
+        shelf = self._shelves.get(actor.key)
+        if shelf is None or not shelf.runs:
+            return []
+        runs, shelf.runs = shelf.runs, []
+        taken_bytes = sum(len(data) for _, _, data in runs)
+        shelf.size_bytes -= taken_bytes
+        self._shelved_bytes -= taken_bytes
+        return runs
 
-    def _rest(self, actor: Actor) -> None:
-        """It wants more: let all fetches rest for as long as its last one kept the machine busy, and longer."""
-        now_ns = self._now_ns()
-        took_ns = min(now_ns - self._began_ns.pop(actor.key, now_ns), _TOOK_NS_MAX)
-        rest_until_ns = max(self._rest_until_ns, now_ns) + REST_FACTOR * took_ns
-        self._rest_until_ns = min(rest_until_ns, now_ns + _REST_NS_MAX)
-
-    def _must_rest(self) -> bool:
-        """Whether others are at work, and it is not yet time; then `_begin` is called when it is."""
-        now_ns = self._now_ns()
-        left_ns = self._rest_until_ns - now_ns
-        if left_ns <= 0 or now_ns - self._scheduler.busy_ns > _BUSY_NS:
-            return False
-        if not self._is_resting:
-            self._is_resting = True
-            self._call_later(left_ns / 1e9, self._go_on)
-        return True
-
-    def _go_on(self) -> None:
-        self._is_resting = False
-        self._begin()
-
-    def _begin(self) -> None:
-        while self._queue and self._under_way < self._at_once and not self._must_rest():
-            errand = self._queue.popleft()
-            self._note_begin(errand.actor.key)
-            begin, keep = errand.reads.popleft()
-            self._under_way += 1
-            self.count += 1
-            fetched = partial(self._on_fetched, errand, keep, self._now_ns())
-            try:
-                begin(fetched)
-            except StorageFault as fault:
-                fetched(fault)
-            except FairwayError:
-                fetched(b"")  # gone meanwhile: whoever reads it will find that out, and say so
-
-    def _note_begin(self, key: Hashable) -> None:
-        self._began_ns[key] = self._now_ns()
-        if len(self._began_ns) > _BEGUN_MAX:
-            del self._began_ns[next(iter(self._began_ns))]
-
-    def _on_fetched(self, errand: _Errand, keep: Keep, started_ns: int, found: bytes | StorageFault) -> None:
-        self._under_way -= 1
-        errand.actor.charge(elapsed_ns=self._now_ns() - started_ns)
-        if isinstance(found, StorageFault):
-            errand.shelf.fault = found
-            errand.reads.clear()
-        else:
-            keep(found)
-        if errand.reads:
-            self._queue.append(errand)
-        else:
-            self._put(errand.actor.key, errand.shelf)
-            self._scheduler.resume(errand.actor)
-        self._begin()
+    def ahead_bytes(self, most: int) -> int:
+        """How much may be fetched that nobody has asked for yet: all shelves together have a bound."""
+        if self._now_ns() < self._wary_until_ns:
+            return 0
+        return min(most, SHELVES_BYTES_MAX // 2 // (len(self._shelves) + 1))
 
     def _put(self, key: Hashable, shelf: Shelf) -> None:
         self._shelves[key] = shelf
@@ -191,3 +159,104 @@ class Fetches:
     def _drop(self, shelf: Shelf | None) -> None:
         if shelf is not None:
             self._shelved_bytes -= shelf.size_bytes
+
+    # --- errands -----------------------------------------------------------------------------------------------------
+
+    def start(self, actor: Actor, shelf: Shelf, reads: Sequence[tuple[Begin, Keep]]) -> None:
+        """Suspend the actor until all is read; its processor returns AGAIN. `shelf` is what `reads` keep theirs on."""
+        self.clear(actor)
+        actor.is_background = True
+        actor.suspend()
+        self._lengthen_rest(actor)
+        self._queue.append(_Errand(actor, deque(reads), shelf))
+        self._begin()
+
+    def rest(self, actor: Actor) -> None:
+        """The actor was served with what had been fetched: if others are at work, its next request waits a while."""
+        if self._others_are_at_work():
+            actor.suspend()
+            self._lengthen_rest(actor)
+            self._sated.append(actor)
+            self._begin()
+        else:
+            self._note_begin(actor.key, self._now_ns())
+
+    def _lengthen_rest(self, actor: Actor) -> None:
+        """It wants more: let all rest for as long as its last errand kept the machine busy, and longer."""
+        now_ns = self._now_ns()
+        took_ns = min(now_ns - self._began_ns.pop(actor.key, now_ns), _TOOK_NS_MAX)
+        rest_until_ns = max(self._rest_until_ns, now_ns) + REST_FACTOR * took_ns
+        self._rest_until_ns = min(rest_until_ns, now_ns + _REST_NS_MAX)
+
+    def _others_are_at_work(self) -> bool:
+        return self._now_ns() - self._scheduler.busy_ns <= _BUSY_NS
+
+    def _must_rest(self) -> bool:
+        """Whether others are at work, and it is not yet time; then `_begin` is called when it is."""
+        if not self._others_are_at_work():
+            return False
+        aside_until_ns = min(self._scheduler.busy_ns + _ASIDE_NS, self._rest_until_ns + _ASIDE_NS_MAX)
+        left_ns = max(self._rest_until_ns, aside_until_ns) - self._now_ns()
+        if left_ns <= 0:
+            return False
+        if not self._is_resting:
+            self._is_resting = True
+            self._call_later(max(left_ns / 1e9, _TIMER_S_MIN), self._line_up)
+        return True
+
+    def _line_up(self) -> None:
+        """Behind those whose requests have come meanwhile: they are about to be served, and then it stands aside."""
+        self._call_later(0, self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_resting = False
+        self._begin()
+
+    def _begin(self) -> None:
+        while (self._sated or (self._queue and self._under_way < self._at_once)) and not self._must_rest():
+            if self._sated:
+                self._resume(self._sated.popleft())
+            else:
+                self._fetch(self._queue.popleft())
+
+    def _resume(self, actor: Actor) -> None:
+        now_ns = self._now_ns()
+        self._note_begin(actor.key, now_ns)
+        self._rest_until_ns = now_ns + _REST_NS_MIN
+        self._scheduler.resume(actor)
+
+    def _note_begin(self, key: Hashable, now_ns: int) -> None:
+        self._began_ns[key] = now_ns
+        if len(self._began_ns) > _BEGUN_MAX:
+            del self._began_ns[next(iter(self._began_ns))]
+
+    def _fetch(self, errand: _Errand) -> None:
+        now_ns = self._now_ns()
+        self._note_begin(errand.actor.key, now_ns)
+        begin, keep = errand.reads.popleft()
+        self._under_way += 1
+        self.count += 1
+        fetched = partial(self._on_fetched, errand, keep, now_ns)
+        try:
+            begin(fetched)
+        except StorageFault as fault:
+            fetched(fault)
+        except FairwayError:
+            fetched(b"")  # gone meanwhile: whoever reads it will find that out, and say so
+
+    def _on_fetched(self, errand: _Errand, keep: Keep, started_ns: int, found: bytes | StorageFault) -> None:
+        now_ns = self._now_ns()
+        self._under_way -= 1
+        errand.actor.charge(elapsed_ns=now_ns - started_ns)
+        if isinstance(found, StorageFault):
+            errand.shelf.fault = found
+            errand.reads.clear()
+            self._wary_until_ns = now_ns + _WARY_NS
+        else:
+            keep(found)
+        if errand.reads:
+            self._queue.append(errand)
+        else:
+            self._put(errand.actor.key, errand.shelf)
+            self._sated.append(errand.actor)
+        self._begin()

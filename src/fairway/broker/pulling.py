@@ -83,6 +83,7 @@ class Puller:
                     messages_max = self._keep_back(source, name, large, pulled, frame_bytes_max) or messages_max
                     continue
             self._hand_out(request, source, pulled, batches, actor)
+            self._reader.rest(actor)
             return Verdict.DONE
         return Verdict.AGAIN
 

@@ -8,6 +8,9 @@ What is in memory is read on the loop; the rest is fetched (`fetching`), and the
 that missed once fetches all that is old, without looking first, until it has caught up: a look that misses costs the
 loop about 0.1 ms, because the kernel starts to read ahead. A part that is in memory does not help a pull: deciding
 anew for less costs the loop more than the thread's 0.1 ms cost the group. It does help a scan.
+
+Where a group's batches lie side by side, those that follow are fetched with them: a pull that has to wait for a fetch
+is decided twice. They stay on the actor's shelf, and between two answers made of them the actor rests.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ SKIPPED_BATCHES_MAX = 1_000  # looked at in one go for a group that filters: abo
 RESPONSE_BYTES_MAX = 256 * KIB  # unless one batch is larger: more would overrun a slice too far
 BEHIND_BYTES_MAX = 64 * KIB  # the same for one that is behind: 0.2 ms of the loop in place of 0.5 (bench/fairness)
 RECENT_BYTES = 16 * MIB  # of the log's end: written just now, so in memory unless the machine is in trouble
+AHEAD_BYTES = 512 * KIB  # of one fetch for pulls: five to eight answers to one that is behind
 FETCH_BYTES_MAX = MIB  # in one read, unless a batch is larger: a scan may ask for 64 MiB, and others wait
 GAP_BYTES_MAX = 64 * KIB  # read over a gap this wide: another read would cost more
 SHARED_BYTES = 2 * MIB  # of the log's end: there many groups read the same, one after another
@@ -65,16 +69,16 @@ class Reader:
         if self._fetches is None:
             return True
         entries = self._messages.views.entries
-        shelf = self._fetches.shelf(actor)
-        if shelf is not None and shelf.runs:
-            for of_subject, run, data in shelf.runs:
+        so_far = self._fetches.shelf(actor) or _EMPTY
+        runs = self._fetches.take_runs(actor)
+        if runs:
+            for of_subject, run, data in runs:
                 entries.take_in(of_subject, run, data)
-            self._fetches.clear(actor)
             return True  # also where it was damaged: then it is made again from the log, and the loop waits
         absent = entries.absent(subject_id, sequence, LOT_MESSAGES_MAX)
-        if not absent or shelf is not None:
+        if not absent:
             return True
-        shelf = Shelf()
+        shelf = Shelf(list(so_far.pieces), size_bytes=so_far.size_bytes)
         self._fetches.start(
             actor, shelf, [(partial(entries.fetch, run), partial(shelf.keep_run, subject_id, run)) for run in absent]
         )
@@ -178,14 +182,21 @@ class Reader:
             else:
                 found.append(piece)
         if absent:
-            self._fetch(actor, self._merge(absent), found)
+            spans = self._merge(absent)
+            self._fetch(actor, [self._with_ahead(*spans[0])] if _is_one(spans, entries) else spans, found)
             return None
         batches = self._parse(subject_id, entries, found)
         if shelf is not _EMPTY:
-            self._fetches.clear(actor)
+            if not shelf.reaches_beyond(entries[-1].position + entries[-1].size):
+                self._fetches.clear(actor)
         elif self._is_near_end(entries):
             self._recent.note(batches)
         return batches
+
+    def rest(self, actor: Actor) -> None:
+        """The actor got an answer; if it is behind, its next one can wait for others."""
+        if self._fetches is not None and actor.key in self._behind:
+            self._fetches.rest(actor)
 
     def _is_near_end(self, entries: Sequence[Entry]) -> bool:
         """There groups follow one another closely. Farther back each pays for its own: else the one that comes second
@@ -259,6 +270,13 @@ class Reader:
                 [(partial(fetch, at, size), partial(shelf.keep, at, size)) for at, size in spans],
             )
 
+    def _with_ahead(self, position: int, size: int) -> _Span:
+        """And what follows in the segment, but for what was written just now."""
+        log, fetches = self._messages.log, self._fetches
+        ahead_bytes = fetches.ahead_bytes(AHEAD_BYTES) if fetches is not None else 0
+        end = min(position + ahead_bytes, log.segment_at(position).end, log.committed_end - RECENT_BYTES)
+        return position, max(size, end - position)
+
     def _merge(self, spans: Iterable[_Span]) -> list[_Span]:
         """Those that lie close together in one segment as one read."""
         merged: list[_Span] = []
@@ -278,6 +296,11 @@ class Reader:
 def _span(stretch: Sequence[Entry]) -> _Span:
     first, last = stretch[0], stretch[-1]
     return first.position, last.position + last.size - first.position
+
+
+def _is_one(spans: Sequence[_Span], entries: Sequence[Entry]) -> bool:
+    """Whether the entries lie side by side, and nothing of them is at hand: likely, those that follow lie there too."""
+    return len(spans) == 1 and spans[0][1] == sum(entry.size for entry in entries)
 
 
 def _first_span(entries: Sequence[Entry]) -> _Span:

@@ -9,8 +9,9 @@ The control CRC is there for the sake of acks: a batch carries its own, and a bi
 somebody else's message (0.2 µs per frame, bench/protocol).
 
 No length is trusted before it is bounded, and nothing is allocated on the word of a header: a frame that arrives in
-pieces is gathered in a buffer that grows with what came. A frame that arrives whole is read where it lies. Small
-attachments are handed out as bytes, large ones as views of what arrived: `fairway.batch.check` takes both.
+pieces is gathered as the pieces came, and joined when it is whole: a buffer that grows would be moved and moved again,
+a millisecond and more at a time (bench/hostile). A frame that arrives whole is read where it lies. Small attachments
+are handed out as bytes, large ones as views of what arrived: `fairway.batch.check` takes both.
 `codec` gives the control message its type, `connection` gives the frame its place in a conversation.
 """
 
@@ -47,6 +48,10 @@ _BATCH_SIZE: Final = struct.Struct("<4s20xI")  # the two fields of a batch's hea
 
 # 16 KiB: below it a copy costs less than a view that keeps a whole chunk of the connection's bytes alive.
 VIEW_FROM_BYTES: Final = 16 * limits.KIB
+
+# Pieces smaller than this are gathered in blocks: each of its own would take more memory than what is in it.
+_PIECE_BYTES_MIN: Final = 16 * limits.KIB
+_BLOCK_BYTES_MAX: Final = 256 * limits.KIB
 
 _PADDING: Final = tuple(bytes(length) for length in range(8))
 
@@ -103,20 +108,21 @@ class FrameReader:
     `version` and `frame_bytes_max` are what the conversation has agreed on; `connection` sets them after the handshake.
     """
 
-    __slots__ = ("_at", "_chunk", "_partial", "_wanted", "frame_bytes_max", "version")
+    __slots__ = ("_at", "_chunk", "_gathered", "_partial", "_wanted", "frame_bytes_max", "version")
 
     def __init__(self, *, frame_bytes_max: int = limits.HELLO_FRAME_BYTES_MAX, version: int = 0) -> None:
         self.frame_bytes_max = frame_bytes_max
         self.version = version
         self._chunk: Bytes = b""
         self._at = 0
-        self._partial: bytearray | None = None  # the beginning of a frame whose end has not come
-        self._wanted = 0  # bytes that `_partial` must have before anything more can be said
+        self._partial: list[Bytes] = []  # the beginning of a frame whose end has not come
+        self._gathered = 0  # bytes in `_partial`
+        self._wanted = 0  # bytes that it must have before anything more can be said
 
     @property
     def buffered_bytes(self) -> int:
         """What has arrived and is not yet part of a frame."""
-        return len(self._chunk) - self._at + (len(self._partial) if self._partial is not None else 0)
+        return len(self._chunk) - self._at + self._gathered
 
     @property
     def has_unread(self) -> bool:
@@ -139,9 +145,8 @@ class FrameReader:
 
     def next_frame(self) -> Frame | None:
         """The next frame, or None until more has arrived."""
-        partial = self._partial
-        if partial is not None:
-            return self._finish(partial)
+        if self._gathered:
+            return self._finish()
         found = self._parse(self._chunk, self._at)
         if isinstance(found, int):
             self._set_aside(found)
@@ -150,34 +155,47 @@ class FrameReader:
 
     def _set_aside(self, wanted: int) -> None:
         """Begin to gather a frame of which only the beginning is here."""
-        if self._at < len(self._chunk):
-            self._partial = bytearray(memoryview(self._chunk)[self._at :])
-            self._wanted = wanted
-        self._chunk, self._at = b"", 0
+        self._wanted = wanted
+        self._gather()
 
-    def _finish(self, partial: bytearray) -> Frame | None:
-        """Go on gathering; each byte is copied once, whatever the size of the pieces."""
-        while self._gather(partial):
-            at, view = self._at, memoryview(partial).toreadonly()
-            found = self._parse(view, 0)
+    def _finish(self) -> Frame | None:
+        """Go on gathering; each byte is copied once or twice, whatever the size of the pieces."""
+        while self._gather():
+            at, self._partial = self._at, [self._joined()]
+            found = self._parse(self._partial[0], 0)
             self._at = at
             if not isinstance(found, int):
-                self._partial = None
+                self._partial, self._gathered = [], 0
                 return found
-            view.release()  # or the buffer could not grow
             self._wanted = found
         return None
 
-    def _gather(self, partial: bytearray) -> bool:
+    def _gather(self) -> bool:
         """Move what is missing from the chunk; whether all of it was there."""
-        missing = self._wanted - len(partial)
-        if missing:
-            piece = memoryview(self._chunk)[self._at : self._at + missing]
-            partial += piece
-            self._at += len(piece)
+        at, missing = self._at, self._wanted - self._gathered
+        size = min(missing, len(self._chunk) - at)
+        if size:
+            self._keep(at, size)
+            self._gathered += size
+            self._at = at + size
         if self._at == len(self._chunk):
             self._chunk, self._at = b"", 0
-        return len(partial) == self._wanted
+        return size == missing
+
+    def _keep(self, at: int, size: int) -> None:
+        """A piece of the chunk: the chunk itself where nothing else is in it."""
+        chunk, partial = self._chunk, self._partial
+        if size >= _PIECE_BYTES_MIN:
+            partial.append(chunk if size == len(chunk) else bytes(memoryview(chunk)[at : at + size]))
+        elif partial and isinstance(partial[-1], bytearray) and len(partial[-1]) < _BLOCK_BYTES_MAX:
+            partial[-1] += memoryview(chunk)[at : at + size]
+        else:
+            partial.append(bytearray(memoryview(chunk)[at : at + size]))
+
+    def _joined(self) -> Bytes:
+        """What was gathered, in one piece that nobody changes."""
+        partial = self._partial
+        return partial[0] if len(partial) == 1 and isinstance(partial[0], bytes) else b"".join(partial)
 
     def _parse(self, data: Bytes, at: int) -> Frame | int:
         """The frame at `at`, or how many bytes it takes to say more. Everything is checked before it is used."""

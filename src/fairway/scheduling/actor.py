@@ -36,6 +36,7 @@ class Actor:
         "elsewhere_ns",
         "idle_since_ns",
         "is_background",
+        "is_held",
         "key",
         "mailbox",
         "owed_ns",
@@ -43,6 +44,7 @@ class Actor:
         "served_ns",
         "slices",
         "suspensions",
+        "sweep_ns",
         "swept_until_ns",
         "virtual_ns",
         "weight",
@@ -59,7 +61,9 @@ class Actor:
         self.owed_ns = 0.0  # used, and not yet in `virtual_ns`
         self.idle_since_ns = now_ns
         self.alarm_ns = NEVER_NS
+        self.sweep_ns = 0  # what the look at all its requests has taken so far
         self.swept_until_ns = 0  # its requests were looked at just now
+        self.is_held = False  # it is ready, and gives way
         self.is_background = False  # set by its processor: the scheduler is not busy for its sake
         self.served_ns = 0  # figures for people
         self.elsewhere_ns = 0
@@ -70,7 +74,7 @@ class Actor:
     def may_run(self) -> bool:
         """Whether a request can be handled, or must be told that its time is up."""
         mailbox = self.mailbox
-        if self.suspensions or not (mailbox.arrived or (mailbox.is_woken and mailbox.waiting)):
+        if self.suspensions or not (mailbox.arrived or mailbox.hasty or (mailbox.is_woken and mailbox.waiting)):
             return bool(mailbox.overdue)
         return True
 

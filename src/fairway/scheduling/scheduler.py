@@ -9,6 +9,10 @@ there so that a thousand requests too short for the clock are not free. What it 
 behalf (a cold read in a thread, charged when it ends) and the bytes of its responses. It is taken before the actor is
 let in again as a sleeper: time used elsewhere is used, not slept.
 
+An actor whose requests all come from those who send too much at a time (`is_hasty`) gives way: while others are at
+work it has a slice every now and then, and the loop is free for them in between. Else every step of every other request
+would wait for a slice of theirs, and there are ten such steps from a send to its ack (bench/hostile).
+
 Every path is bounded: requests per actor, actors, weights; and full has an answer.
 """
 
@@ -22,7 +26,7 @@ from typing import NoReturn, Protocol, TypeVar
 
 from fairway.errors import Code, Misuse, Refused
 from fairway.scheduling.actor import IDLE, READY, RUNNING, Actor
-from fairway.scheduling.alarms import Alarms, TimerLoop
+from fairway.scheduling.alarms import Alarms, Timer, TimerLoop
 from fairway.scheduling.mailbox import NEVER_NS, Letter
 from fairway.scheduling.order import Order, VirtualTime
 from fairway.scheduling.processor import Expiry, Processor, Request, Verdict
@@ -36,6 +40,10 @@ WEIGHT_MIN = 0.01
 WEIGHT_MAX = 100.0
 SWEEP_EVERY_NS = 10_000_000  # a sweep looks at every request of an actor: two thousand take 1 ms,
 SWEEP_SHARE = 50  # so the next one waits until so many times as long have passed
+COURTESY_NS = 5_000_000  # from a slice of others on, hasty actors give way: those wait for a sync, or are about to ask
+PAUSE_NS_MIN = 1_000_000  # between their slices then: the shortest time that all loops can tell
+PAUSE_SHARE = 2  # or so many times as long as their last turn took
+PAUSE_NS_MAX = 20_000_000  # and no longer, whatever it was that they did
 
 
 class Loop(TimerLoop, Protocol):
@@ -87,7 +95,12 @@ class Scheduler:
         self._alarms = Alarms(clock, loop, self._options.slice_ns, self._on_alarm)
         self._actors: dict[Hashable, Actor] = {}
         self._weights: dict[Hashable, float] = {}  # those other than 1
-        self._ready: list[tuple[float, int, Actor]] = []  # a heap; a READY actor is in it once, any other never
+        self._ready: list[tuple[float, int, Actor]] = []  # a heap; a READY actor is here or held, any other never
+        self._held: list[Actor] = []  # READY, hasty, and not in the heap
+        self._held_timer: Timer | None = None
+        self._pause_ns = PAUSE_NS_MIN
+        self._is_their_turn = False  # whose that were held
+        self._polite_ns = -COURTESY_NS  # when an actor that is not hasty last had a slice
         self._numbers = count()
         self._crowded_until_ns = 0
         self._is_kicked = False
@@ -107,17 +120,24 @@ class Scheduler:
 
     # --- from outside ------------------------------------------------------------------------------------------------
 
-    def dispatch(self, key: Hashable, request: RequestT, processor: Processor[RequestT]) -> None:
-        """Put a request into an actor's mailbox. `Refused` where there is no room: then the caller answers it."""
+    def dispatch(
+        self, key: Hashable, request: RequestT, processor: Processor[RequestT], *, is_hasty: bool = False
+    ) -> None:
+        """Put a request into an actor's mailbox. `Refused` where there is no room: then the caller answers it.
+
+        `is_hasty`: from somebody who sends too much at a time.
+        """
         actor = self._actors.get(key)
         if actor is None:
             actor = self._add_actor(key)
         elif len(actor.mailbox) >= self._options.mailbox_requests_max:
             self._refuse_full(actor)
         late_ns = request.deadline_ns - self._options.answer_margin_ns
-        actor.mailbox.arrived.append(Letter(request, processor, next(self._numbers), late_ns))
+        actor.mailbox.put(Letter(request, processor, next(self._numbers), late_ns, is_hasty=is_hasty))
         if late_ns < actor.alarm_ns:
             self._alarms.set(actor, late_ns)
+        if actor.is_held and not is_hasty:
+            self._let_in(actor)
         if actor.run is IDLE:
             self._make_ready(actor)
 
@@ -154,6 +174,9 @@ class Scheduler:
         letters = [letter for actor in self for letter in actor.mailbox.empty()]
         self._actors.clear()
         self._ready.clear()
+        self._held.clear()
+        if self._held_timer is not None:
+            self._held_timer.cancel()
         errors = []
         for letter in letters:
             try:
@@ -204,7 +227,13 @@ class Scheduler:
 
     def _on_alarm(self, actor: Actor, now_ns: int) -> None:
         due_ns = actor.mailbox.sweep(now_ns)
-        actor.swept_until_ns = now_ns + max(SWEEP_EVERY_NS, SWEEP_SHARE * (self._now_ns() - now_ns))
+        actor.sweep_ns += self._now_ns() - now_ns
+        if due_ns is None:
+            self._alarms.set(actor, now_ns)
+            self._make_ready(actor)
+            return
+        actor.swept_until_ns = now_ns + max(SWEEP_EVERY_NS, SWEEP_SHARE * actor.sweep_ns)
+        actor.sweep_ns = 0
         idle_ns_max = self._options.idle_ns_max
         idle_since_ns = now_ns
         if self._is_removable(actor):
@@ -234,7 +263,7 @@ class Scheduler:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        now_ns = self._now_ns()
+        began_ns = now_ns = self._now_ns()
         end_ns = now_ns + self._options.slice_ns
         try:
             for _ in range(self._options.turn_slices_max):
@@ -242,14 +271,44 @@ class Scheduler:
                     break
                 now_ns = self._run_next(now_ns, end_ns)
         finally:
+            if self._is_their_turn:
+                self._is_their_turn = False
+                self._pause_ns = min(max(PAUSE_NS_MIN, PAUSE_SHARE * (now_ns - began_ns)), PAUSE_NS_MAX)
             self._is_kicked = False
             self._kick()
+
+    def _hold(self, actor: Actor) -> None:
+        """Let it give way for a while."""
+        actor.is_held = True
+        self._held.append(actor)
+        if self._held_timer is None:
+            self._held_timer = self._loop.call_later(self._pause_ns / 1e9, self._let_on)
+
+    def _let_on(self) -> None:
+        """Those that gave way have a turn."""
+        self._held_timer = None
+        self._is_their_turn = bool(self._held)
+        for actor in list(self._held):
+            self._let_in(actor)
+
+    def _let_in(self, actor: Actor) -> None:
+        """It gives way no longer."""
+        self._held.remove(actor)
+        actor.is_held = False
+        self._enqueue(actor)
+        self._kick()
 
     def _run_next(self, now_ns: int, end_ns: int) -> int:
         """A slice for the actor that is next; the time after it."""
         _, _, actor = heapq.heappop(self._ready)
         if actor.owed_ns and self._has_lost_its_place(actor):
             self._enqueue(actor)
+            return now_ns
+        if not actor.mailbox.is_hasty:
+            if not actor.is_background:
+                self._polite_ns = now_ns
+        elif now_ns - self._polite_ns < COURTESY_NS and not self._is_their_turn:
+            self._hold(actor)
             return now_ns
         actor.run = RUNNING
         handled = 0

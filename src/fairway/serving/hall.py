@@ -50,11 +50,12 @@ class Hall:
         self.outgoing: Budget[Session] = Budget(
             options.unsent_bytes_max, lambda session: session.unsent_bytes, Session.abort
         )
-        self.turnstile: Turnstile[Session] = Turnstile(clock, asyncio.get_running_loop().call_soon, Session.go_on)
+        loop = asyncio.get_running_loop()
+        self.turnstile: Turnstile[Session] = Turnstile(clock, loop.call_soon, loop.call_later, Session.go_on)
         self._options = options
         self._meters = meters
-        self._call_later = asyncio.get_running_loop().call_later
-        self._call_soon = asyncio.get_running_loop().call_soon
+        self._call_later = loop.call_later
+        self._call_soon = loop.call_soon
         self._unflushed: list[Session] = []
         self._sessions: dict[Session, None] = {}
         self._deserted = asyncio.Event()

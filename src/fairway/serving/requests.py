@@ -12,11 +12,12 @@ from fairway.errors import BadName, Code, FairwayError, Misuse, Refused, RemoteP
 from fairway.protocol import Bytes, Message
 from fairway.protocol.admin import Scan
 from fairway.protocol.messages import Pull
+from fairway.protocol.tracing import Index, Retrace
 from fairway.scheduling import Expiry
 
 MessageT = TypeVar("MessageT", bound=Message)
 
-_LARGE = (Pull, Scan)  # their answers; a union written where it is asked costs 1 µs
+_LARGE = (Pull, Scan, Retrace, Index)  # their answers; a union written where it is asked costs 1 µs
 _UNREAD = Refused(Code.BUSY, "answers wait on this connection: read them before asking for more", retry_after_ms=1_000)
 _LATE = Refused(Code.EXPIRED, "the request could not be answered in time: the broker is busy", retry_after_ms=50)
 
@@ -28,6 +29,10 @@ class Asker(Protocol):
 
     @property
     def is_gone(self) -> bool: ...
+
+    @property
+    def is_hasty(self) -> bool:
+        """Whether it sends more at a time than others can bear."""
 
     @property
     def is_swamped(self) -> bool:

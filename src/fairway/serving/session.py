@@ -1,9 +1,10 @@
 """One connection to the broker: bytes in, requests out to the actors, answers back.
 
 Bounded both ways. A client that does not read its answers is paused: its requests are no longer read until it has
-caught up, so it slows nobody but itself. One that sends more than a helping at a time queues with others like it
-(`turnstile`), and nobody else waits for it. What all sessions hold together (frames of which only a part has come,
-answers that have not left) has a budget; past it, those that have held on longest are let go.
+caught up, so it slows nobody but itself. One that sends more than a helping at a time is hasty: it queues with others
+like it (`turnstile`), what it asks for gives way to what others ask for, and nobody else waits for it. What all
+sessions hold together (frames of which only a part has come, answers that have not left) has a budget; past it, those
+that have held on longest are let go.
 
 A session ends in one of three ways: both sides part, the client is told why and has a while to read it, or it is cut
 off. One that is cut off hears and says nothing any more, at once. One that broke the rules is told so at once, and the
@@ -40,6 +41,8 @@ _PENANCE_S = 1.0  # before one that broke the rules is let go: without it, 20 su
 _UNREAD_BYTES_MAX = 4 * MIB  # of answers to one client: then it gets no further large ones, whatever it has asked for
 _HELPING_FRAMES = 16  # read at once from one connection: about 0.1 ms of small requests
 _HELPING_BYTES = 64 * KIB  # and so much: a loop would read 8 MB of a connection that has it before it reads another
+_HASTY_NS = 2_000_000_000  # after it has queued: what it sends next is little at a time only because it was held up
+_PATIENCE_NS = 120_000_000_000  # or so long: by then what it sent in haste is answered, or its time was up
 _RETRY_AFTER_MS = 1_000  # for one that was evicted: it comes back when others have had their turn
 
 
@@ -74,7 +77,9 @@ class Session(asyncio.Protocol):
     def __init__(self, host: Host, options: Options, call_later: Callable[..., asyncio.TimerHandle]) -> None:
         self._host = host
         self._call_later = call_later
-        self._connection = Connection(Role.SERVER, host.clock.monotonic_ns(), options)
+        self._read_ns = host.clock.monotonic_ns()  # when it was last read
+        self._hasty_until_ns = 0
+        self._connection = Connection(Role.SERVER, self._read_ns, options)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
@@ -89,6 +94,7 @@ class Session(asyncio.Protocol):
         self._left_bytes = 0  # of those, what had left the transport when it was last looked at
         self.address = ""
         self.is_gone = False
+        self.is_hasty = False  # it sends more than a helping at a time, or did so just now
 
     # --- the transport's side ----------------------------------------------------------------------------------------
 
@@ -103,6 +109,7 @@ class Session(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.is_gone:
             return
+        self._read_ns = self._host.clock.monotonic_ns()
         if len(data) >= _HELPING_BYTES:
             self._queue_up()
         self._read(data)
@@ -155,6 +162,8 @@ class Session(asyncio.Protocol):
         self._is_queued = False
         if self.is_gone:
             return False
+        self._read_ns = self._host.clock.monotonic_ns()
+        self._hasty_until_ns = self._read_ns + _HASTY_NS
         if self._connection.has_unread:
             self._read(b"")
             return False
@@ -184,7 +193,7 @@ class Session(asyncio.Protocol):
     def fail(self, error: RemoteProtocolError) -> None:
         """The client broke the rules in a way that only the broker could see, such as a bad batch."""
         if not self.is_gone:
-            self._connection.fail(error)
+            self._connection.fail(error.with_traceback(None))  # whose frames know this session: it would not be freed
             self._flush()
 
     def dismiss(self) -> None:
@@ -215,8 +224,13 @@ class Session(asyncio.Protocol):
         connection = self._connection
         self._refused_ms = 0
         arrived = connection.buffered_bytes + len(data)
-        for event in connection.feed(data, self._host.clock.monotonic_ns(), frames_max=self._helping()):
+        in_flight = connection.in_flight
+        events = connection.feed(data, self._read_ns, frames_max=self._helping())
+        self._heed_haste(in_flight)
+        for event in events:
             if isinstance(event, RequestReceived):
+                if not self.is_hasty:
+                    self._host.turnstile.polite_ns = self._read_ns
                 self._hand_over(event)
             elif isinstance(event, RefusalSent):
                 self._host.refused(event.code)
@@ -225,6 +239,13 @@ class Session(asyncio.Protocol):
         if partial or arrived > len(data):
             self._host.incoming.note(self, anew=partial != arrived)
         self._flush()
+
+    def _heed_haste(self, in_flight: int) -> None:
+        """What a calm session asks for may go before what a hasty one has asked for. So it is calm again when nothing
+        that it asked for in haste can still be there, for the order of its own requests is kept."""
+        since_ns = self._read_ns - self._hasty_until_ns
+        is_over = since_ns >= _PATIENCE_NS or (since_ns >= 0 and not in_flight)
+        self.is_hasty = self._connection.has_unread or (self.is_hasty and not is_over) or since_ns < 0
 
     def _helping(self) -> int:
         """How many frames may be read now."""
@@ -241,6 +262,7 @@ class Session(asyncio.Protocol):
         if self._is_queued:
             return
         self._is_queued = True
+        self._hasty_until_ns = self._read_ns + _HASTY_NS
         if self._refused_ms:
             self._call_later(self._refused_ms / 1_000, self._host.turnstile.join, self)
         else:

@@ -175,10 +175,10 @@ class Worker:
 class Scene:
     """One broker through as many lives as a story wants."""
 
-    def __init__(self, seed: str, options: BrokerOptions | None = None) -> None:
+    def __init__(self, seed: str, options: BrokerOptions | None = None, capacity_bytes: int = 4 * MIB) -> None:
         self.sim = Simulation(seed)
         self.clock = self.sim.clock
-        self.disk = SimDisk(self.sim.rng.child("disk"), self.sim.loop.call_later, capacity_bytes=4 * MIB)
+        self.disk = SimDisk(self.sim.rng.child("disk"), self.sim.loop.call_later, capacity_bytes=capacity_bytes)
         self.options = options or options_of()
         self.broker: Broker = None  # type: ignore[assignment]  # from `start` on
         self._control: Client | None = None

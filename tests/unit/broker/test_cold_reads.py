@@ -8,7 +8,7 @@ import pytest
 
 from fairway import batch
 from fairway.errors import Code, Refused
-from fairway.limits import KIB
+from fairway.limits import KIB, MIB
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Scan, Scanned
 from fairway.storage.store import StoreOptions
@@ -118,6 +118,23 @@ async def test_subjects_that_lie_interleaved_are_fetched_in_few_reads(scene: Sce
     assert await drain(ann, most=1_000) == sent[HOT]
     assert scene.broker.fetches is not None
     assert scene.broker.fetches.count <= 4
+
+
+def test_what_lies_side_by_side_is_fetched_ahead() -> None:
+    async def story(scene: Scene) -> None:
+        old, filler = Stream(1), Stream(2)
+        sent = [b"%d " % number + bytes(50_000) for number in range(40)]
+        for payload in sent:
+            await scene.send(payload, subject=COLD, stream=old)
+        for _ in range(20):  # after these the others are no longer what was written just now
+            await scene.send(bytes(MIB), subject=HOT, stream=filler)
+        scene.disk.cold = 1.0
+        assert await drain(await scene.worker("ann", subject=COLD), most=1) == sent
+        assert scene.broker.fetches is not None
+        assert scene.broker.fetches.count < len(sent) / 4
+
+    large = StoreOptions(segment_bytes=4 * MIB, action_segment_bytes=64 * KIB, low_water_bytes=0)
+    Scene("ahead", options_of(store=large), capacity_bytes=64 * MIB).play(story)
 
 
 @staged_with(SMALL)

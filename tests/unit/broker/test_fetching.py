@@ -47,6 +47,7 @@ class Stage:
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
+        self.clock.advance(1_000)  # nobody else has been served for a second
         self.loop = Loop()
         self.scheduler = Scheduler(self.clock, self.loop)  # type: ignore[arg-type]
         self.fetches = Fetches(self.scheduler, self.clock, self.loop.call_later, at_once=2)
@@ -132,7 +133,6 @@ def test_what_is_gone_when_its_turn_comes_counts_as_read(stage: Stage) -> None:
 
 def test_while_others_are_at_work_it_rests_between_fetches(stage: Stage) -> None:
     actor = stage.actor("a")
-    stage.clock.advance(1_000)
     stage.start(actor, "one")
     stage.clock.advance(1)
     stage.device.answer()
@@ -145,9 +145,74 @@ def test_while_others_are_at_work_it_rests_between_fetches(stage: Stage) -> None
     assert stage.device.names == ["two"]
 
 
+def test_while_others_are_at_work_it_rests_between_answers(stage: Stage) -> None:
+    actor = stage.actor("a")
+    stage.start(actor, "one")
+    stage.device.answer()
+    stage.clock.advance(1)  # an answer was made of it
+    stage.scheduler.busy_ns = stage.clock.monotonic_ns()
+    stage.fetches.rest(actor)
+    assert actor.suspensions == 1
+    assert stage.fetches.shelf(actor) is not None
+    stage.clock.advance(fetching.REST_FACTOR)
+    stage.loop.ring_all()
+    assert actor.suspensions == 0
+
+
+def test_alone_it_does_not_rest_between_answers(stage: Stage) -> None:
+    actor = stage.actor("a")
+    stage.start(actor, "one")
+    stage.device.answer()
+    stage.clock.advance(1)
+    stage.fetches.rest(actor)
+    assert actor.suspensions == 0
+
+
+def test_it_stands_aside_where_somebody_was_served_just_now_but_not_for_ever(stage: Stage) -> None:
+    actor = stage.actor("a")
+    stage.scheduler.busy_ns = stage.clock.monotonic_ns()
+    stage.start(actor, "one")
+    waited_ms = 0
+    while not stage.device.under_way:
+        assert waited_ms < 10
+        stage.loop.ring_one()  # the timer,
+        stage.clock.advance(1)
+        waited_ms += 1
+        stage.scheduler.busy_ns = stage.clock.monotonic_ns()  # somebody is served,
+        stage.loop.ring_one()  # and then it looks again
+    assert waited_ms > 1
+
+
+def test_one_that_has_what_it_wants_does_not_wait_for_the_device(stage: Stage) -> None:
+    slow, slower, sated = (stage.actor(name) for name in "abc")
+    stage.start(sated, "read")
+    stage.device.answer()
+    for actor in (slow, slower):
+        stage.start(actor, "hangs")
+    stage.clock.advance(1)
+    stage.scheduler.busy_ns = stage.clock.monotonic_ns()
+    stage.fetches.rest(sated)
+    stage.clock.advance(10)
+    stage.loop.ring_all()
+    assert (sated.suspensions, slow.suspensions, slower.suspensions) == (0, 1, 1)
+
+
+def test_nobody_reads_ahead_after_a_fault_or_where_the_shelves_are_full(stage: Stage) -> None:
+    assert stage.fetches.ahead_bytes(MIB) == MIB
+    for number in range(16):
+        stage.start(stage.actor(str(number)), "read")
+        stage.device.answer()
+    assert stage.fetches.ahead_bytes(MIB) < MIB
+    assert stage.fetches.ahead_bytes(1) == 1
+    stage.start(stage.actor("unlucky"), "read")
+    stage.device.answer(StorageFault("the device is on fire"))
+    assert stage.fetches.ahead_bytes(1) == 0
+    stage.clock.advance(100_000)
+    assert stage.fetches.ahead_bytes(1) == 1
+
+
 def test_alone_it_does_not_rest(stage: Stage) -> None:
     actor = stage.actor("a")
-    stage.clock.advance(1_000)
     for name in ("one", "two", "three"):
         stage.start(actor, name)
         assert stage.device.names == [name]

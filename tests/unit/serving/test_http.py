@@ -7,9 +7,10 @@ import re
 
 import pytest
 
-from fairway.broker.metrics import GROUPS_MAX, Exposition
+from fairway.broker.metrics import GROUPS_MAX
 from fairway.errors import CannotListen
 from fairway.serving import http
+from fairway.serving.exposition import Exposition
 from fairway.serving.meters import Histogram
 from tests.support.raw import Raw
 from tests.unit.broker.scene import BROKER, PORT, Scene, options_of, staged, staged_with

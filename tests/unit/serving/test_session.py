@@ -138,6 +138,46 @@ async def test_many_requests_at_once_are_all_answered_and_a_lone_one_does_not_wa
 
 
 @staged
+async def test_whoever_sends_too_much_at_a_time_is_hasty_until_all_is_answered_and_a_while_has_passed(
+    scene: Scene,
+) -> None:
+    many = await raw(scene, "many")
+    await asyncio.sleep(0.1)
+    [session] = scene.broker.hall._sessions
+
+    def is_hasty() -> bool:
+        return session.is_hasty
+
+    assert not is_hasty()
+    for _ in range(100):
+        many.connection.request(Describe(Depth.SUBJECTS))
+    many.send(*many.connection.take())
+    await asyncio.sleep(1)
+    assert many.answered == 100
+    assert is_hasty()
+    await asyncio.sleep(3)
+    many.ask(Describe(Depth.SUBJECTS))
+    await asyncio.sleep(1)
+    assert (many.answered, is_hasty()) == (101, False)
+
+
+@staged
+async def test_the_order_of_ones_own_requests_is_kept_whether_hasty_or_not(scene: Scene) -> None:
+    """Of one stream, so that one out of order would be refused."""
+    producer = await raw(scene, "producer")
+    stream = Stream(3)
+    for count in (1, 3, 200, 2, 1, 90):
+        for _ in range(count):
+            producer.connection.request(m.Produce("orders"), [stream.batch([b"x"])])
+        producer.send(*producer.connection.take())
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(10)
+    assert producer.answered == 297
+    assert not scene.broker.meters.refusals
+    assert scene.broker.produce.messages == 297
+
+
+@staged
 async def test_a_flood_of_what_is_refused_as_busy_is_heard_again_when_it_may_come_back(scene: Scene) -> None:
     """A thousand at once are more than an actor takes: some are refused, all are answered, none at once."""
     options = replace(

@@ -1,10 +1,11 @@
-"""The turnstile: in order, for a bounded time per turn, a bounded number of senders."""
+"""The turnstile: in order, for a bounded time per turn, a bounded number of senders; others go first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from fairway.serving.turnstile import SENDERS_MAX, TURN_NS_MAX, Turnstile
+from fairway.scheduling.scheduler import COURTESY_NS
+from fairway.serving.turnstile import PAUSE_S, SENDERS_MAX, TURN_NS_MAX, Turnstile
 from fairway.world.clock import ManualClock
 
 
@@ -18,9 +19,13 @@ class Crowd:
         self._cost_ns = cost_ns
         self._is_sending = is_sending
         self._soon: list[Callable[[], None]] = []
-        self.turnstile: Turnstile[str] = Turnstile(self.clock, self._soon.append, self._serve)
+        self.later: list[tuple[float, Callable[[], None]]] = []
+        self.turnstile: Turnstile[str] = Turnstile(self.clock, self._soon.append, self._call_later, self._serve)
         for name in helpings:
             self.turnstile.join(name)
+
+    def _call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self.later.append((delay_s, callback))
 
     def _serve(self, name: str) -> bool:
         self.served += name
@@ -49,7 +54,29 @@ def test_a_turn_has_its_time_and_the_next_one_goes_on() -> None:
 
 
 def test_few_are_allowed_to_send_in_one_turn() -> None:
-    crowd = Crowd(is_sending=True, a=1, b=1, c=1, d=1, e=1)
-    assert SENDERS_MAX == 2
-    assert [crowd.turn() for _ in range(4)] == ["ab", "cd", "e", ""]
+    crowd = Crowd(is_sending=True, a=1, b=1, c=1)
+    assert SENDERS_MAX == 1
+    assert [crowd.turn() for _ in range(4)] == ["a", "b", "c", ""]
     assert len(crowd.turnstile) == 0
+
+
+def test_while_others_are_at_work_the_queue_is_served_every_now_and_then() -> None:
+    crowd = Crowd(cost_ns=TURN_NS_MAX, a=1)
+    assert crowd.turn() == "a"
+    crowd.helpings = {"b": 1, "c": 1}
+    crowd.turnstile.polite_ns = crowd.clock.monotonic_ns()
+    crowd.turnstile.join("b")
+    assert crowd.turn() == ""
+    [(delay_s, its_turn)] = crowd.later
+    assert delay_s == PAUSE_S
+    its_turn()
+    assert crowd.served == "b"
+    crowd.clock.advance(COURTESY_NS / 1_000_000)
+    crowd.turnstile.join("c")
+    assert crowd.turn() == "c"
+
+
+def test_nobody_pauses_who_only_waits_to_send_on() -> None:
+    crowd = Crowd(is_sending=True, a=1, b=1)
+    crowd.turnstile.polite_ns = crowd.clock.monotonic_ns()
+    assert [crowd.turn() for _ in range(2)] == ["a", "b"]

@@ -17,7 +17,7 @@ $(READY): again
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: again help run test check sim crash bench fuzz clean
+.PHONY: again help java run test spark check sim crash bench fuzz clean
 .NOTPARALLEL:
 
 help: ## this list
@@ -26,9 +26,13 @@ help: ## this list
 run: $(READY) ## see it work: a broker, orders, three groups, a live table  (DEMO_SECONDS=20 ends by itself)
 	@$(py) -m fairway.cli.main demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS)) $(ARGS)
 
-test: check ## check, then every test that is not marked slow  (ARGS="tests/unit -k name")
+test: check java ## check, then every test that is not marked slow  (ARGS="tests/unit -k name")
 	@echo "make test: pytest, $(JOBS) at a time"
-	@$(py) -m pytest -q -n $(JOBS) $(ARGS)
+	@$(py) -m pytest -q -n $(JOBS) --dist loadgroup $(ARGS)
+
+spark: $(READY) java ## every test on Spark: a standalone cluster and killed drivers too
+	@echo "make spark: pytest, Spark"
+	@$(py) -m pytest -q -n $(JOBS) --dist loadgroup -m "slow or not slow" tests/spark $(ARGS)
 
 check: $(READY) ## ruff, mypy strict, and the tidy rules
 	@echo "make check: ruff, mypy, tidy"
@@ -42,10 +46,10 @@ sim: $(READY) ## simulated crashes by the thousand  (ARGS="--seeds 5000")
 	@$(py) -m tests.simulation.campaign $(ARGS)
 
 crash: $(READY) ## real crashes: kill -9, and power cuts where the machine allows
-	@echo "make crash: real crashes of a writing process, of a broker, and of programs that use it"
+	@echo "make crash: real crashes of a writing process, of a broker, of programs that use it, of delay servers"
 	@$(py) -m tests.crash.campaign $(ARGS)
 
-bench: $(READY) ## list the benches, or run some  (ARGS="storage" or ARGS="all")
+bench: $(READY) java ## list the benches, or run some  (ARGS="storage" or ARGS="all")
 	@echo "make bench: ratios on this machine"
 	@$(py) -m bench $(ARGS)
 
@@ -58,6 +62,9 @@ clean: ## remove .venv and everything else that can be made again
 	@echo "make clean: .venv, caches, build products"
 	@rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find src tests bench -type d -name __pycache__ -prune -exec rm -rf {} +
+
+java:
+	@sh .ci/java
 
 $(READY): requirements/dev.txt pyproject.toml .ci/venv
 	@sh .ci/venv

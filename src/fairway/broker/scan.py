@@ -5,6 +5,9 @@ consumers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from fairway.batch import may_hold, tag_mask
 from fairway.broker.desk import Desk
 from fairway.broker.reading import Reader
 from fairway.errors import Code, Refused
@@ -13,6 +16,7 @@ from fairway.protocol.messages import AttachedBatch, Whence
 from fairway.scheduling import Actor, Expiry, Verdict
 from fairway.serving.requests import ServedRequest
 from fairway.storage.consume_log import Entry
+from fairway.storage.message_log import StoredBatch
 
 SCAN_WEIGHT = 0.1  # a tenth of a group's share, while groups want theirs
 _ENTRIES_MAX = 4_096  # looked at in one slice
@@ -45,43 +49,74 @@ class ScanProcessor:
             raise Refused(Code.FENCED, "this log is another one than the scan began with: begin anew")
         subject = self._desk.subject(message.subject)
         begin = place(self._desk, subject.id, message.whence, message.value)
+        now_ns = self._desk.clock.monotonic_ns()
+        if begin >= log.end_sequence(subject.id) and now_ns < request.wait_until_ns:
+            self._desk.watches.add(subject.id, actor.key, request, self, now_ns)  # type: ignore[arg-type]
+            return Verdict.DONE
         if not self._reader.is_indexed(actor, subject.id, begin):
             return Verdict.AGAIN
-        found = self._reader.prefix(actor, subject.id, self._choose(subject.id, begin, message))
+        choice = self._choose(subject.id, begin, message)
+        if message.is_dry:
+            request.respond(self._answer(subject.id, choice.reached, choice.size))
+            return Verdict.DONE
+        found = self._reader.prefix(actor, subject.id, choice.entries)
         if found is None:
             return Verdict.AGAIN
         wanted, batches = found
+        is_all = len(wanted) == len(choice.entries)
         attachments = [each.data for each in batches]
-        actor.charge(size_bytes=sum(map(len, attachments)))
-        request.respond(
-            Scanned(
-                [AttachedBatch(each.entry.first_sequence, each.entry.appended_ms) for each in batches],
-                wanted[-1].end_sequence if wanted else begin,
-                log.first_sequence(subject.id),
-                log.end_sequence(subject.id),
-                log.log.log_id,
-                log.log.epoch,
-            ),
-            attachments,
-        )
+        size = sum(map(len, attachments))
+        actor.charge(size_bytes=size)
+        answer = self._answer(subject.id, choice.reached if is_all else wanted[-1].end_sequence, size, batches)
+        request.respond(answer, attachments)
         return Verdict.DONE
 
-    def _choose(self, subject_id: int, begin: int, message: Scan) -> list[Entry]:
-        wanted: list[Entry] = []
-        size = 0
+    def _answer(self, subject_id: int, reached: int, size: int, batches: Sequence[StoredBatch] = ()) -> Scanned:
+        log = self._desk.store.messages
+        return Scanned(
+            [AttachedBatch(each.entry.first_sequence, each.entry.appended_ms) for each in batches],
+            reached,
+            log.first_sequence(subject_id),
+            log.end_sequence(subject_id),
+            log.log.log_id,
+            log.log.epoch,
+            size,
+        )
+
+    def _choose(self, subject_id: int, begin: int, message: Scan) -> _Choice:
+        choice = _Choice(begin)
         if not message.bytes_max:
-            return wanted
-        for entry in self._desk.store.messages.readable(subject_id, begin):
-            if message.end is not None and entry.first_sequence >= message.end:
+            return choice
+        masks = [tag_mask(tag) for tag in message.tags]
+        for seen, entry in enumerate(self._desk.store.messages.readable(subject_id, begin)):
+            if seen >= _ENTRIES_MAX or (message.end is not None and entry.first_sequence >= message.end):
                 break
-            if wanted and (size + entry.size > message.bytes_max or len(wanted) >= _ENTRIES_MAX):
-                break
-            wanted.append(entry)
-            size += entry.size
-        return wanted
+            if not masks or any(may_hold(entry.tag_filter, mask) for mask in masks):
+                if choice.entries and choice.size + entry.size > message.bytes_max:
+                    break
+                choice.entries.append(entry)
+                choice.size += entry.size
+            choice.reached = entry.end_sequence
+        return choice
 
     def expire(self, request: ServedRequest[Scan], expiry: Expiry) -> None:
-        request.expire(expiry)
+        if expiry is not Expiry.WAITED:
+            request.expire(expiry)
+            return
+        subject_id = self._desk.subject(request.message.subject).id
+        message = request.message
+        request.respond(self._answer(subject_id, place(self._desk, subject_id, message.whence, message.value), 0))
 
     def fail(self, request: ServedRequest[Scan], error: Exception) -> None:
         request.fail(error)
+
+
+class _Choice:
+    """The batches that a scan takes, their size in the log, and the sequence that it has got to."""
+
+    __slots__ = ("entries", "reached", "size")
+
+    def __init__(self, begin: int) -> None:
+        self.entries: list[Entry] = []
+        self.reached = begin
+        self.size = 0

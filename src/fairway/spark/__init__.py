@@ -1,0 +1,25 @@
+"""Fairway's log as a Spark source and sink, in Python alone: `spark.read.format("fairway")`, `writeStream`, no jar.
+
+    session     a SparkSession with the settings that matter
+    source      what Spark finds under the name "fairway" (by way of the package `pyspark_fairway`)
+    options     every option, parsed once       schema     the columns
+    looking     what the driver asks: subjects, places, progress        calling    the one conversation with a broker
+    splits      ranges of sequences into tasks  reading    a task: scans into Arrow        frames    its record batches
+    stream      micro-batches and their offsets
+    sink        rows into batches (encoding), each of which can be stored once only
+    events      "fairway.events", the life of messages: event_log and event_names read it, event_frames makes rows of it
+
+`docs/spark.md` is for users.
+"""
+
+from fairway.errors import Misuse
+
+try:
+    import pyarrow  # noqa: F401
+    import pyspark  # noqa: F401
+except ImportError as error:
+    raise Misuse(f"fairway.spark needs {error.name}: pip install 'fairway[spark]'") from error
+
+from fairway.spark.session import session
+
+__all__ = ["session"]

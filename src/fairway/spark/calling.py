@@ -1,0 +1,238 @@
+"""One conversation with a broker, from one thread that waits: what both the driver and a task need of a client.
+
+Requests are put and taken, so that several can be under way; a lost connection is made again and everything without
+an answer is asked again, in order. All that is asked here does no harm when it is asked twice: a scan changes nothing,
+a batch that is stored already is answered with its receipt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+from fairway.client.url import Address
+from fairway.errors import Code, FairwayError, InvariantViolated, Refused, Unreachable
+from fairway.protocol import Bytes, Connection, Message, Options, RefusalReceived, ResponseReceived, Role, Why
+from fairway.protocol.backoff import Backoff
+from fairway.world import host
+from fairway.world.clock import Clock, RealClock
+from fairway.world.rng import RealRng
+from fairway.world.wire import Wire, WireCut
+
+AnswerT = TypeVar("AnswerT", bound=Message)
+
+NS = 1_000_000_000
+LATER = frozenset({Code.BUSY, Code.EXPIRED, Code.DRAINING, Code.TOO_MANY_CONNECTIONS})  # the same may be granted later
+_OPTIONS = Options(name="fairway-spark")
+_FIRST_MS, _MOST_MS = 50, 2_000  # between attempts
+
+
+class Ticket:
+    """A request that was put, and what came of it."""
+
+    __slots__ = ("attachments", "correlation", "message", "outcome")
+
+    def __init__(self, message: Message, attachments: Sequence[Bytes]) -> None:
+        self.message = message
+        self.attachments = attachments
+        self.correlation = 0
+        self.outcome: ResponseReceived | Refused | None = None
+
+    def is_answered(self) -> bool:
+        return self.outcome is not None
+
+
+class Caller:
+    """Talks to the first of `addresses` that answers; gives up when nothing was heard for `patience_s`."""
+
+    def __init__(self, addresses: Sequence[Address], patience_s: float, clock: Clock | None = None) -> None:
+        self._addresses = tuple(addresses)
+        self._patience_ns = int(patience_s * NS)
+        self._clock = clock or RealClock()
+        self._backoff = Backoff(RealRng(), first_ms=_FIRST_MS, most_ms=_MOST_MS)
+        self._wire: Wire | None = None
+        self._connection: Connection | None = None
+        self._open: dict[int, Ticket] = {}  # by correlation id
+        self._unsent: list[Ticket] = []
+        self._heard_ns = self._clock.monotonic_ns()
+        self._trouble = "no answer"
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def ask(self, message: Message, answer_type: type[AnswerT]) -> AnswerT:
+        """Ask, and wait; a broker that is busy is asked again. Raises `Refused` or `Unreachable`."""
+        return self.ask_for_batches(message, answer_type)[0]
+
+    def ask_for_batches(self, message: Message, answer_type: type[AnswerT]) -> tuple[AnswerT, Sequence[Bytes]]:
+        """The same, with what was attached."""
+        return self.take(self.put(message), answer_type)
+
+    def put(self, message: Message, attachments: Sequence[Bytes] = ()) -> Ticket:
+        """Send a request as soon as may be."""
+        ticket = Ticket(message, attachments)
+        if not self._open and not self._unsent:
+            self._heard_ns = self._clock.monotonic_ns()  # nobody was to say anything until now
+        self._unsent.append(ticket)
+        self._send()
+        return ticket
+
+    def take(self, ticket: Ticket, answer_type: type[AnswerT]) -> tuple[AnswerT, Sequence[Bytes]]:
+        """Wait for the answer."""
+        since_ns = self._clock.monotonic_ns()
+        while True:
+            outcome = self.outcome(ticket)
+            if isinstance(outcome, ResponseReceived) and isinstance(outcome.message, answer_type):
+                return outcome.message, outcome.attachments
+            if not isinstance(outcome, Refused):
+                raise InvariantViolated(f"{type(ticket.message).__name__} was answered with {outcome!r}")
+            if outcome.code not in LATER:
+                raise outcome
+            self.pause(outcome, since_ns)
+            self.resend([ticket])
+
+    def outcome(self, ticket: Ticket) -> ResponseReceived | Refused:
+        """Wait for whatever answer there is, a refusal included."""
+        self._run(ticket.is_answered, None)
+        if ticket.outcome is None:
+            raise InvariantViolated("a wait without end has ended")
+        return ticket.outcome
+
+    def wait_any(self, tickets: Sequence[Ticket], timeout_s: float) -> bool:
+        """Wait until one of them is answered; False: none was in time."""
+        return self._run(lambda: any(ticket.is_answered() for ticket in tickets), timeout_s)
+
+    def pause(self, refused: Refused, since_ns: int) -> None:
+        """Wait as long as a refusal asks for; raises it when patience, since then, has run out."""
+        if self._clock.monotonic_ns() - since_ns > self._patience_ns:
+            raise refused
+        host.sleep(self._backoff.next_ns(refused.retry_after_ms) / NS)
+
+    def resend(self, tickets: Sequence[Ticket]) -> None:
+        """Ask these again, in this order; all of them were refused."""
+        for ticket in tickets:
+            ticket.outcome = None
+        self._unsent.extend(tickets)
+        self._send()
+
+    # --- the conversation --------------------------------------------------------------------------------------------
+
+    def _run(self, is_done: Callable[[], bool], timeout_s: float | None) -> bool:
+        end_ns = None if timeout_s is None else self._clock.monotonic_ns() + int(timeout_s * NS)
+        while not is_done():
+            now_ns = self._clock.monotonic_ns()
+            if end_ns is not None and now_ns >= end_ns:
+                return False
+            try:
+                self._step(end_ns, now_ns)
+            except (WireCut, Unreachable) as problem:
+                self._lose(str(problem))
+        self._backoff.reset()
+        return True
+
+    def _step(self, end_ns: int | None, now_ns: int) -> None:
+        """One wait for bytes, and what follows from them."""
+        wire, connection = self._connected()
+        self._send()
+        due_ns = connection.next_deadline()
+        wake_ns = min(each for each in (end_ns, due_ns, now_ns + NS) if each is not None)
+        data = wire.read((wake_ns - now_ns) / NS)
+        now_ns = self._clock.monotonic_ns()
+        if data is None:
+            connection.on_time(now_ns)
+            if self._open or self._unsent:
+                self._check_patience(self._trouble)
+        else:
+            self._heard_ns = now_ns
+            for event in connection.feed(data, now_ns):
+                if isinstance(event, ResponseReceived):
+                    self._open.pop(event.correlation).outcome = event
+                elif isinstance(event, RefusalReceived):
+                    self._open.pop(event.correlation).outcome = event.refused
+        if connection.closed is not None:
+            self._on_closed(connection)
+        self._send()
+
+    def _on_closed(self, connection: Connection) -> None:
+        closed = connection.closed
+        if closed is None:
+            return
+        if closed.why is Why.BROKEN and closed.error is not None:
+            raise closed.error
+        if closed.why is Why.ACCUSED or (closed.why is Why.TURNED_AWAY and closed.code not in LATER):
+            raise FairwayError(f"the broker at {self.where} ended the connection: {closed.sentence}")
+        raise WireCut(closed.sentence)
+
+    def _connected(self) -> tuple[Wire, Connection]:
+        if self._wire is None or self._connection is None:
+            self._wire = Wire.dial(self._addresses)
+            self._connection = Connection(Role.CLIENT, self._clock.monotonic_ns(), _OPTIONS)
+        return self._wire, self._connection
+
+    def _send(self) -> None:
+        """Write what may be written now; a connection that is lost meanwhile is found to be so by whoever waits."""
+        wire, connection = self._wire, self._connection
+        if wire is None or connection is None:
+            return
+        while self._unsent and connection.room:
+            ticket = self._unsent.pop(0)
+            ticket.correlation = connection.request(ticket.message, ticket.attachments)
+            self._open[ticket.correlation] = ticket
+        parts = connection.take()
+        if parts:
+            try:
+                wire.write(parts)
+            except WireCut as problem:
+                self._lose(str(problem))
+
+    def _lose(self, sentence: str) -> None:
+        """The connection is gone, or was never made: ask again what has no answer, a little later."""
+        self._trouble = sentence
+        self._hang_up()
+        self._unsent = [*self._open.values(), *self._unsent]
+        self._open.clear()
+        self._check_patience(sentence)
+        host.sleep(self._backoff.next_ns() / NS)
+
+    def _check_patience(self, sentence: str) -> None:
+        if self._clock.monotonic_ns() - self._heard_ns > self._patience_ns:
+            raise Unreachable(
+                f"no broker at {self.where}: {sentence}. Is it running there (`fairway up --port "
+                f"{self._addresses[0].port}`)? Spark waits for it as long as the option patienceSeconds says, "
+                f"{self._patience_ns // NS} s"
+            )
+
+    @property
+    def now_ns(self) -> int:
+        return self._clock.monotonic_ns()
+
+    @property
+    def where(self) -> str:
+        return "fairway://" + ",".join(map(str, self._addresses))
+
+    # --- ending ------------------------------------------------------------------------------------------------------
+
+    def _hang_up(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+        self._wire = self._connection = None
+
+    def close(self) -> None:
+        """Say goodbye without waiting for an answer: nothing is under way that anybody wants to know of."""
+        wire, connection = self._wire, self._connection
+        if wire is not None and connection is not None and connection.is_open:
+            connection.drain("done")
+            parts = connection.take()
+            try:
+                wire.write(parts)
+            except WireCut:
+                self._trouble = "the connection was cut at its end"
+        self._hang_up()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,103 @@
+"""Filters that reach the source: ranges of sequences and times, subjects, keys. What is understood is not read at all,
+or not handed to Spark; the rest is given back, and Spark looks for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+)
+
+_NEVER_NULL = frozenset({"subject", "broker_group", "sequence", "id", "payload", "created_at", "appended_at"})
+
+
+@dataclass
+class Narrowing:
+    """What the filters leave to be read. Times are those of storing, in ms; ends are not included."""
+
+    subjects: frozenset[str] | None = None
+    keys: frozenset[str | None] | None = None
+    is_keyed: bool = False
+    begin: int = 0
+    end: int | None = None
+    begin_ms: int | None = None
+    end_ms: int | None = None
+
+    def push(self, filters: list[Filter]) -> Iterator[Filter]:
+        """Take in what can be; gives back what Spark has to see to."""
+        for each in filters:
+            if not self._take(each):
+                yield each
+
+    def _take(self, filter: Filter) -> bool:
+        """Whether it needs no second look."""
+        column = ".".join(getattr(filter, "attribute", ()))
+        match filter:
+            case IsNotNull():
+                self.is_keyed = self.is_keyed or column == "key"
+                return column in _NEVER_NULL or column == "key"
+            case IsNull() if column == "key":
+                return self._keys(frozenset({None}))
+            case EqualTo(value=value) | EqualNullSafe(value=value):
+                return self._equal(column, (value,))
+            case In(value=values):
+                return self._equal(column, tuple(values))
+            case GreaterThanOrEqual(value=value) | GreaterThan(value=value):
+                return self._from(column, value, is_above=isinstance(filter, GreaterThan))
+            case LessThan(value=value) | LessThanOrEqual(value=value):
+                return self._below(column, value, is_at=isinstance(filter, LessThanOrEqual))
+            case _:
+                return False
+
+    def _equal(self, column: str, values: tuple[Any, ...]) -> bool:
+        if column == "subject" and all(isinstance(value, str) for value in values):
+            wanted = frozenset(values)
+            self.subjects = wanted if self.subjects is None else self.subjects & wanted
+            return True
+        if column == "key" and all(isinstance(value, str) for value in values):
+            return self._keys(frozenset(values))
+        if column == "sequence" and values and all(type(value) is int for value in values):
+            self._from(column, min(values), is_above=False)
+            self._below(column, max(values), is_at=True)
+            return len(values) == 1
+        return False
+
+    def _keys(self, wanted: frozenset[str | None]) -> bool:
+        self.keys = wanted if self.keys is None else self.keys & wanted
+        return True
+
+    def _from(self, column: str, value: Any, *, is_above: bool) -> bool:
+        if column == "sequence" and type(value) is int:
+            self.begin = max(self.begin, value + is_above)
+            return True
+        if column == "appended_at" and isinstance(value, datetime):
+            self.begin_ms = max(self.begin_ms or 0, _ms(value))
+        return False
+
+    def _below(self, column: str, value: Any, *, is_at: bool) -> bool:
+        if column == "sequence" and type(value) is int:
+            end = max(value + is_at, 0)
+            self.end = end if self.end is None else min(self.end, end)
+            return True
+        if column == "appended_at" and isinstance(value, datetime):
+            end_ms = _ms(value) + 1  # Spark looks at the last millisecond more closely
+            self.end_ms = end_ms if self.end_ms is None else min(self.end_ms, end_ms)
+        return False
+
+
+def _ms(moment: datetime) -> int:
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return max(int(aware.timestamp() * 1_000), 0)

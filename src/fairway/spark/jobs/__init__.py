@@ -1,0 +1,16 @@
+"""Jobs over the log: `fairway pipeline …`. Each is a function that takes a SparkSession and its options, and a program
+for `spark-submit`.
+
+    archive      subjects to Parquet, exactly once       repetition   how often keys repeat, and what coalescing saves
+    replay       messages once more, to a subject
+
+    picking      which messages a job is about: from an archive or from the live log, by time, key, tag or SQL
+    manifest     what an archive consists of: commits, folded into ranges and files        ledger   the same, on a disk
+    compacting   small files into large ones
+    files        wherever Spark can write: local disks, HDFS, object stores
+    program      what the commands share: options, session, exit status
+    watching     progress        failing   errors
+
+A new job is a module with its options, a function and a `command`; `fairway.cli.pipeline` names it. `docs/pipeline.md`
+is for users.
+"""

@@ -1,0 +1,321 @@
+"""Subjects to Parquet, exactly once: `fairway pipeline archive`, `run`, or this file under `spark-submit`.
+
+The archive itself says how far it is: a commit (`manifest`) holds the ranges of sequences and the files with their
+rows, and appears whole or not at all. A run reads where each subject ends in the archive, has Spark read and write
+what the log has beyond, and commits. Whatever is killed at whatever moment, the next run finds either the commit, and
+goes on behind it, or no commit, and does the same range again. There is no checkpoint beside it that could disagree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+import typer
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from fairway.errors import FairwayError
+from fairway.limits import MIB
+from fairway.spark import reading
+from fairway.spark.jobs import columns, compacting, ledger, manifest, program
+from fairway.spark.jobs.failing import sentences
+from fairway.spark.jobs.files import Files
+from fairway.spark.jobs.ledger import Ledger
+from fairway.spark.jobs.manifest import Range, State
+from fairway.spark.jobs.watching import NS, Pace, Watch, unwatched
+from fairway.spark.looking import Extent, Looker
+from fairway.spark.options import DEFAULT_URL, EARLIEST, PATIENCE_S, ReadOptions, read_options
+from fairway.world import host
+from fairway.world.clock import RealClock
+
+BATCH_MIB: Final = 256  # of the log: two tasks of 128, and what is repeated after a crash is seconds of work
+INTERVAL_S: Final = 10.0  # between commits while messages trickle: each makes a file per subject
+_POLL_MS: Final = 500  # how soon a run that is asked to end does
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an archive run is told."""
+
+    path: str
+    subjects: tuple[str, ...]  # names, and patterns such as orders.*
+    url: str = DEFAULT_URL
+    once: bool = False  # up to what is stored now; else on and on
+    starting: str = "earliest"  # where subjects begin that are new to the archive
+    group: str | None = None  # under which the broker knows how far the archive is
+    batch_mib: int = BATCH_MIB
+    interval_s: float = INTERVAL_S
+    compact: bool = True
+    accept_loss: bool = False
+    patience_s: int = PATIENCE_S
+
+
+@dataclass
+class Archived:
+    """What a run has done."""
+
+    path: str
+    rows: int = 0
+    batches: int = 0
+    files: int = 0  # in the archive now
+    compacted: int = 0  # files that are gone into larger ones
+    missing: int = 0  # sequences of this run that the log has no message for
+    elapsed_s: float = 0.0
+    ends: dict[str, int] = field(default_factory=dict)  # by subject: what is archived ends before
+
+
+def read(spark: SparkSession, path: str) -> DataFrame:
+    """The rows of an archive, and nothing else that may lie there: the columns of the source, and `date`."""
+    files = Files(spark, path)
+    return columns.frame(spark, files.root, ledger.load(files).files.values())
+
+
+def contents(spark: SparkSession, path: str) -> manifest.State:
+    """Which ranges of which subjects are in which files."""
+    return ledger.load(Files(spark, path))
+
+
+def run(
+    spark: SparkSession,
+    options: Options,
+    watch: Watch = unwatched,
+    is_to_end: Callable[[], bool] = lambda: False,
+) -> Archived:
+    """Archive until all is done (`once`) or `is_to_end`; a run that ends has committed all that it has read."""
+    with sentences(f"archiving to {options.path}"), columns.settings(spark):
+        reading_options = _read_options(options)
+        looker = Looker(reading_options)
+        try:
+            return _Run(spark, options, reading_options, looker, watch).run(is_to_end)
+        finally:
+            looker.close()
+
+
+def _read_options(options: Options) -> ReadOptions:
+    told = {"url": options.url, "subject": ",".join(options.subjects), "starting": options.starting}
+    if options.group is not None:
+        told["group"] = options.group
+    return read_options({**told, "patienceSeconds": str(options.patience_s)})
+
+
+def resumed(state: State, name: str, extent: Extent, log_id: str, options: Options) -> int:
+    """Where a subject goes on; what is not there any more is an error, unless the user accepts it."""
+    known, end = state.log_id(name), state.end(name)
+    if known is not None and known != log_id:
+        raise reading.DataLoss(
+            f"{options.path} holds {name} of another log ({known}) than the broker at {options.url} has ({log_id}): "
+            "the broker has new data. Archive it to a new path"
+        )
+    begin = extent.first if end is None else end
+    if begin > extent.end:
+        raise reading.DataLoss(
+            f"the log of {name} ends at {extent.end}, and {options.path} has it up to {begin - 1}: the broker has lost "
+            "its newest messages (a power cut with durability memory, or an older copy of its data). The archive keeps "
+            "them; archive what comes now to a new path"
+        )
+    if begin >= extent.first:
+        return begin
+    if options.accept_loss:
+        return extent.first
+    raise reading.DataLoss(
+        f"messages {begin} to {extent.first - 1} of {name} are not in {options.path}, and the broker has them no "
+        "longer: retention has taken them. Go on without them with --accept-loss (the archive keeps a gap there); "
+        "--group NAME makes retention wait for the archive"
+    )
+
+
+class _Run:
+    """One run."""
+
+    def __init__(
+        self, spark: SparkSession, options: Options, reading_options: ReadOptions, looker: Looker, watch: Watch
+    ) -> None:
+        self._spark = spark
+        self._options = options
+        self._places = reading_options.starting
+        self._looker = looker
+        self._clock = RealClock()
+        self._pace = Pace(watch, "archive")
+        self._noted: dict[str, int] = {}
+        extents = self._looker.extents()  # an unknown subject is found out before anything is made
+        self._ledger = Ledger(Files(spark, options.path))
+        self._target = {name: extent.end for name, extent in extents.items()} if options.once else None
+        self.done = Archived(self._ledger.files.root)
+
+    def run(self, is_to_end: Callable[[], bool]) -> Archived:
+        is_behind, last_ns = True, 0
+        while not is_to_end():
+            extents = self._looker.extents()
+            planned = self._planned(extents)
+            wait_s = 0.0 if is_behind else self._options.interval_s - (self._clock.monotonic_ns() - last_ns) / NS
+            if planned and (wait_s <= 0 or self._target is not None):
+                batch = self._cut(planned)
+                self._archive(batch)
+                last_ns = self._clock.monotonic_ns()
+                is_behind = batch != planned
+                self._tell(planned, batch)
+            elif self._target is not None:
+                break
+            elif planned:
+                host.sleep(min(wait_s, _POLL_MS / 1_000))
+            else:
+                self._looker.wait({name: extent.end for name, extent in extents.items()}, _POLL_MS)
+        state = self._ledger.state
+        self.done.files, self.done.elapsed_s = len(state.files), self._pace.elapsed_s
+        self.done.ends = {name: end for name in sorted(state.ranges) if (end := state.end(name)) is not None}
+        return self.done
+
+    # --- what is to be done ------------------------------------------------------------------------------------------
+
+    def _planned(self, extents: Mapping[str, Extent]) -> dict[str, Extent]:
+        """For each subject that has more than the archive: from where to where."""
+        self._settle_beginnings(extents)
+        planned = {}
+        for name, extent in extents.items():
+            begin = resumed(self._ledger.state, name, extent, self._log_id, self._options)
+            end = extent.end if self._target is None else min(extent.end, self._target.get(name, 0))
+            self._note(name, begin)
+            if end > begin:
+                planned[name] = Extent(begin, end)
+        return planned
+
+    def _settle_beginnings(self, extents: Mapping[str, Extent]) -> None:
+        """Where a subject begins that is new to the archive. Other places than the earliest are committed at once: were
+        one resolved anew after a batch that failed, what came in between would be passed over."""
+        places = {name: self._places.place(name) for name in extents if self._ledger.state.end(name) is None}
+        new = {name: place for name, place in places.items() if place != EARLIEST}
+        if not new:
+            return
+        begins = self._looker.resolve(new)
+        self._ledger.commit([], [Range(name, self._log_id, begin, begin, 0) for name, begin in begins.items()])
+
+    @property
+    def _log_id(self) -> str:
+        return f"{self._looker.log.id:016x}"
+
+    def _cut(self, planned: Mapping[str, Extent]) -> dict[str, Extent]:
+        """As much of it as one batch holds, shared among the subjects."""
+        share = max(self._options.batch_mib * MIB // len(planned), 1)
+        return {
+            name: Extent(begin, self._looker.reach(name, begin, end, share)) for name, (begin, end) in planned.items()
+        }
+
+    # --- doing it ----------------------------------------------------------------------------------------------------
+
+    def _archive(self, batch: Mapping[str, Extent]) -> None:
+        """Read, write, make sure that it was the same log to the end, commit."""
+        try:
+            self._write(batch)
+            self._confirm(batch)
+        except (PySparkException, FairwayError):
+            self._ledger.abandon()
+            raise
+        staged = self._ledger.staged()
+        rows_of = Counter[str]()
+        for _, file in staged:
+            rows_of[file.subject] += file.rows
+        ranges = [Range(name, self._log_id, begin, end, rows_of[name]) for name, (begin, end) in batch.items()]
+        self._ledger.commit(staged, ranges)
+        rows = sum(each.rows for each in ranges)
+        self.done.rows += rows
+        self.done.missing += manifest.missing(ranges)
+        self.done.batches += 1
+        for each in ranges:
+            self._note(each.subject, each.end)
+        if self._options.compact:
+            self.done.compacted += compacting.run(self._spark, self._ledger)
+
+    def _write(self, batch: Mapping[str, Extent]) -> None:
+        reader = self._spark.read.format("fairway").options(
+            url=self._options.url,
+            subject=",".join(batch),
+            starting=json.dumps({name: begin for name, (begin, _) in batch.items()}),
+            ending=json.dumps({name: end for name, (_, end) in batch.items()}),
+            patienceSeconds=str(self._options.patience_s),
+        )
+        rows = reader.load().withColumn("date", columns.utc_date("appended_at"))
+        tasks = max(
+            self._spark.sparkContext.defaultParallelism, self._options.batch_mib * MIB // compacting.TARGET_BYTES
+        )
+        rows.coalesce(tasks).write.partitionBy("subject", "date").parquet(self._ledger.room)
+
+    def _confirm(self, batch: Mapping[str, Extent]) -> None:
+        """That the log that Spark has read is the one that was looked at, and still has it all."""
+        log = self._log_id
+        extents = self._looker.extents()
+        if self._log_id != log:
+            raise reading.other_log(", ".join(batch), self._looker.where)
+        for name, (_, end) in batch.items():
+            if extents[name].end < end:
+                raise reading.cut_short(name, extents[name].end, end)
+
+    def _note(self, name: str, done: int) -> None:
+        """Let the broker know, so that `fairway lag` shows it and retention waits for it."""
+        group = self._options.group
+        if group is None or self._noted.get(name) == done:
+            return
+        if name not in self._noted:
+            self._looker.hold(name, group, EARLIEST)
+        self._looker.progress(name, group, done)
+        self._noted[name] = done
+
+    def _tell(self, planned: Mapping[str, Extent], batch: Mapping[str, Extent]) -> None:
+        rows = sum(end - begin for begin, end in batch.values())
+        self._pace.add(rows, sum(end - begin for begin, end in planned.values()) - rows)
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+def command(  # noqa: PLR0913, PLR0917  (one for each flag)
+    subjects: Annotated[
+        list[str], typer.Argument(metavar="SUBJECT...", help="Subjects, or patterns such as 'orders.*'.")
+    ],
+    path: Annotated[str, typer.Option("--path", metavar="DIR", help="The archive; made where it is missing.")],
+    once: Annotated[bool, typer.Option("--once", help="Up to what is stored now, then end.")] = False,
+    starting: Annotated[
+        str,
+        typer.Option(
+            metavar="PLACE", help="Where subjects begin that are new to it: earliest, latest, a time, a sequence."
+        ),
+    ] = "earliest",
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="GROUP", help="Show progress under this name in `fairway lag`; retention waits for it."),
+    ] = None,
+    batch_mib: Annotated[int, typer.Option(min=1, metavar="N", help="Of the log, in one commit.")] = BATCH_MIB,
+    interval_s: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Between commits, while there is little to do.")
+    ] = INTERVAL_S,
+    compact: Annotated[bool, typer.Option(help="Put small files together.")] = True,
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Go on where retention has taken messages, and leave a gap."),
+    ] = False,
+    url: program.Url = DEFAULT_URL,
+    patience_s: program.Patience = PATIENCE_S,
+    master: program.Master = None,
+    spark_log: program.SparkLog = program.QUIET,
+    json: program.AsJson = False,
+) -> None:
+    """Subjects to Parquet, exactly once, by subject and date. Without --once it goes on until Ctrl-C or SIGTERM."""
+    options = Options(
+        path, tuple(subjects), url, once, starting, group, batch_mib, interval_s, compact, accept_loss, patience_s
+    )
+    with program.running("archive", master, spark_log, is_quiet=json) as (spark, watch), host.asked_to_end() as ending:
+        done = run(spark, options, watch, lambda: ending.is_asked)
+    program.tell(done, json, [_sentence(done)])
+
+
+def _sentence(done: Archived) -> str:
+    rate = f", {done.rows / done.elapsed_s:,.0f} rows/s" if done.rows and done.elapsed_s > 0 else ""
+    gaps = f"; {done.missing:,} sequences have no message in the log" if done.missing else ""
+    return f"{done.rows:,} rows archived (commits: {done.batches:,}{rate}); {done.path} has {done.files:,} files{gaps}"
+
+
+if __name__ == "__main__":
+    program.main(command, "archive")

@@ -1,0 +1,53 @@
+"""The columns of an archive, and the settings under which it is written: plain Parquet, for whoever reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
+from pyspark.sql.types import DateType, StructField, StructType
+
+from fairway.spark.jobs.manifest import File
+from fairway.spark.schema import MESSAGES
+
+ARCHIVE: Final = StructType([*MESSAGES.fields, StructField("date", DateType(), False)])
+
+_DAY_US: Final = 24 * 3_600 * 1_000_000
+_WRITING: Final = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # not INT96, which only Spark still likes
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    # Several subjects and dates at once without sorting: rows stay in the order of the log.
+    "spark.sql.maxConcurrentOutputFileWriters": "64",
+}
+
+
+def utc_date(column: str) -> Column:
+    """The date of a time in UTC, whatever the session's time zone."""
+    return F.expr(f"date_from_unix_date(cast(unix_micros({column}) div {_DAY_US} as int))")
+
+
+def frame(spark: SparkSession, root: str, files: Iterable[File]) -> DataFrame:
+    """The rows of some files of an archive, in the order of columns that the live source has, and `date`."""
+    paths = [f"{root}/{each.path}" for each in files]
+    if not paths:
+        return spark.createDataFrame([], ARCHIVE)
+    return spark.read.schema(ARCHIVE).option("basePath", root).parquet(*paths).select(*ARCHIVE.fieldNames())
+
+
+@contextmanager
+def settings(spark: SparkSession) -> Iterator[None]:
+    """As an archive is written; what the session had is put back."""
+    before = {name: spark.conf.get(name, None) for name in _WRITING}
+    for name, value in _WRITING.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)

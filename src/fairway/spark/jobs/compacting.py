@@ -1,0 +1,83 @@
+"""Small files into large ones.
+
+Files of one subject and date are in order of their sequences. Eight neighbours of about the same size become one, which
+is of the next size up: so a row is written again a few times in all, not once per micro-batch. When a later date has
+begun, whatever is still small on an earlier one is put together. `plan` decides; `run` writes, and commits each by
+itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from fairway.limits import KIB, MIB
+from fairway.spark.jobs.columns import frame
+from fairway.spark.jobs.ledger import Ledger
+from fairway.spark.jobs.manifest import File
+
+FAN_IN: Final = 8
+TARGET_BYTES: Final = 128 * MIB  # what Spark reads in one task
+SMALLEST_BYTES: Final = 64 * KIB
+
+
+def plan(files: Iterable[File]) -> list[list[File]]:
+    """Which files become one, each list in order."""
+    ordered = sorted(files, key=lambda each: (each.subject, each.date, each.first))
+    latest = {each.subject: each.date for each in ordered}
+    groups: list[list[File]] = []
+    for (subject, date), of_day in groupby(ordered, key=lambda each: (each.subject, each.date)):
+        choose = _over if date < latest[subject] else _same_size
+        groups.extend(choose(of_day))
+    return groups
+
+
+def _same_size(files: Iterable[File]) -> Iterator[list[File]]:
+    """Neighbours of one tier, eight at least."""
+    for _, run in groupby(files, key=lambda each: _tier(each.size_bytes)):
+        for group in _fitting(run):
+            if len(group) >= FAN_IN:
+                yield group
+
+
+def _over(files: Iterable[File]) -> Iterator[list[File]]:
+    """All neighbours that are small, on a day that is over."""
+    for is_small, run in groupby(files, key=lambda each: each.size_bytes < TARGET_BYTES // 2):
+        if is_small:
+            yield from (group for group in _fitting(run) if len(group) > 1)
+
+
+def _fitting(files: Iterable[File]) -> Iterator[list[File]]:
+    """Cut where a file would become too large."""
+    group: list[File] = []
+    size_bytes = 0
+    for each in files:
+        if group and size_bytes + each.size_bytes > TARGET_BYTES:
+            yield group
+            group, size_bytes = [], 0
+        group.append(each)
+        size_bytes += each.size_bytes
+    if group:
+        yield group
+
+
+def _tier(size_bytes: int) -> int:
+    tier, limit = 0, SMALLEST_BYTES
+    while size_bytes >= limit and limit < TARGET_BYTES:
+        tier, limit = tier + 1, limit * FAN_IN
+    return tier
+
+
+def run(spark: SparkSession, ledger: Ledger) -> int:
+    """Compact what is to be; how many files are gone by it."""
+    fewer = 0
+    for group in plan(ledger.state.files.values()):
+        rows = frame(spark, ledger.files.root, group).coalesce(1).sortWithinPartitions("subject", "date", "sequence")
+        rows.write.partitionBy("subject", "date").parquet(ledger.room)
+        staged = ledger.staged()
+        ledger.commit(staged, (), group)
+        fewer += len(group) - len(staged)
+    return fewer

@@ -1,0 +1,217 @@
+"""What an archive consists of. Its truth is a row of commits, each a small JSON file that appears whole or not at all:
+
+    _fairway/archive.json                          which format this is
+    _fairway/commits/000000000041.json             what one commit added and removed
+    _fairway/commits/000000000064.full.json        every 64th says everything, so that no reader reads more than 64
+
+A commit ties ranges of sequences to files. A range that is committed is never archived again, and a file that no commit
+names is not a part of the archive, whatever its name. Pure: `ledger` reads and writes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from fairway.errors import FairwayError, Misuse
+
+VERSION: Final = 1
+HOME: Final = "_fairway"
+MARK: Final = f"{HOME}/archive.json"
+COMMITS: Final = f"{HOME}/commits"
+STAGING: Final = f"{HOME}/staging"
+FULL_EVERY: Final = 64  # commits: a reader reads at most as many small files
+_DIGITS: Final = 12
+
+
+class NotAnArchive(Misuse):
+    """The path is something else, or an archive of a version that this release does not know."""
+
+
+class ArchiveDamaged(FairwayError):
+    """The commits of an archive contradict one another, or one is missing."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One Parquet file: rows of one subject and date, `first` ≤ sequence < `end`."""
+
+    path: str  # relative to the archive
+    subject: str
+    date: str
+    first: int
+    end: int
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Range:
+    """Sequences of one subject that are archived. `rows` is less than `end - first` where the log itself has a hole."""
+
+    subject: str
+    log_id: str
+    first: int
+    end: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One step of an archive."""
+
+    number: int
+    at_ms: int
+    ranges: tuple[Range, ...] = ()
+    added: tuple[File, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+@dataclass
+class State:
+    """An archive after so many commits."""
+
+    number: int = 0
+    ranges: dict[str, list[Range]] = field(default_factory=dict)  # by subject, in order; adjacent ones are one
+    files: dict[str, File] = field(default_factory=dict)  # by path
+
+    @property
+    def rows(self) -> int:
+        return sum(each.rows for each in self.files.values())
+
+    def end(self, subject: str) -> int | None:
+        """Where the next range of a subject begins; None: it is not in the archive."""
+        ranges = self.ranges.get(subject)
+        return ranges[-1].end if ranges else None
+
+    def log_id(self, subject: str) -> str | None:
+        ranges = self.ranges.get(subject)
+        return ranges[-1].log_id if ranges else None
+
+    def files_of(self, subject: str) -> list[File]:
+        return sorted((each for each in self.files.values() if each.subject == subject), key=lambda each: each.first)
+
+    def apply(self, commit: Commit) -> None:
+        """The next commit; whatever cannot be is damage."""
+        if commit.number != self.number + 1:
+            raise ArchiveDamaged(f"commit {self.number + 1} of the archive is missing: there is {commit.number}")
+        for path in commit.removed:
+            if self.files.pop(path, None) is None:
+                raise ArchiveDamaged(f"commit {commit.number} removes {path}, which is not in the archive")
+        for each in commit.added:
+            if each.path in self.files:
+                raise ArchiveDamaged(f"commit {commit.number} adds {each.path}, which is in the archive already")
+            self.files[each.path] = each
+        for span in commit.ranges:
+            self._extend(span, commit.number)
+        self.number = commit.number
+
+    def _extend(self, span: Range, number: int) -> None:
+        ranges = self.ranges.setdefault(span.subject, [])
+        last = ranges[-1] if ranges else None
+        if last is not None and span.first < last.end:
+            raise ArchiveDamaged(
+                f"commit {number} archives {span.subject} from {span.first} on, which ends at {last.end}"
+            )
+        if last is not None and last.end == span.first and last.log_id == span.log_id:
+            ranges[-1] = Range(span.subject, span.log_id, last.first, span.end, last.rows + span.rows)
+        else:
+            ranges.append(span)
+
+
+# --- as files ---------------------------------------------------------------------------------------------------------
+
+
+def is_full(number: int) -> bool:
+    return number % FULL_EVERY == 0
+
+
+def name_of(number: int) -> str:
+    return f"{COMMITS}/{number:0{_DIGITS}}{'.full' if is_full(number) else ''}.json"
+
+
+def number_of(name: str) -> int | None:
+    """Of a commit's file, given without its directory; None: it is something else."""
+    digits = name.removesuffix(".json").removesuffix(".full")
+    is_ours = len(digits) == _DIGITS and digits.isascii() and digits.isdigit()
+    return int(digits) if is_ours and name == name_of(int(digits)).rpartition("/")[2] else None
+
+
+def wanted(names: Iterable[str]) -> list[int]:
+    """The commits to read, in order: from the last full one on."""
+    numbers = sorted(number for name in names if (number := number_of(name)) is not None)
+    begin = max((number for number in numbers if is_full(number)), default=0)
+    return [number for number in numbers if number >= begin]
+
+
+def encode_mark() -> bytes:
+    return _dump({"fairway_archive": VERSION, "schema": "docs/pipeline.md"})
+
+
+def check_mark(data: bytes, path: str) -> None:
+    version = _load(data, path).get("fairway_archive")
+    if version != VERSION:
+        raise NotAnArchive(
+            f"{path} is an archive of version {version}, and this release of fairway reads version {VERSION}: "
+            "upgrade fairway, or archive to a new path"
+        )
+
+
+def encode(commit: Commit, after: State) -> bytes:
+    """A commit as it is written; every so often all there is, `after` it."""
+    said: dict[str, Any] = {"fairway_archive": VERSION, **asdict(commit)}
+    if is_full(commit.number):
+        said["full"] = {
+            "ranges": [asdict(each) for of in after.ranges.values() for each in of],
+            "files": [asdict(each) for each in after.files.values()],
+        }
+    return _dump(said)
+
+
+def decode(data: bytes, path: str, into: State) -> None:
+    """The next commit, of which a full one makes everything before it superfluous."""
+    said = _load(data, path)
+    check_mark(data, path)
+    try:
+        if "full" in said:
+            into.number = said["number"]
+            into.files = {each["path"]: File(**each) for each in said["full"]["files"]}
+            into.ranges = _by_subject(Range(**each) for each in said["full"]["ranges"])
+        else:
+            into.apply(_commit(said))
+    except (KeyError, TypeError) as error:
+        raise ArchiveDamaged(f"{path} is no commit of an archive: {error}") from error
+
+
+def _commit(said: Mapping[str, Any]) -> Commit:
+    ranges = tuple(Range(**each) for each in said["ranges"])
+    added = tuple(File(**each) for each in said["added"])
+    return Commit(said["number"], said["at_ms"], ranges, added, tuple(said["removed"]))
+
+
+def _by_subject(ranges: Iterable[Range]) -> dict[str, list[Range]]:
+    found: dict[str, list[Range]] = {}
+    for each in ranges:
+        found.setdefault(each.subject, []).append(each)
+    return found
+
+
+def _dump(said: Mapping[str, Any]) -> bytes:
+    return json.dumps(said, indent=1).encode() + b"\n"
+
+
+def _load(data: bytes, path: str) -> dict[str, Any]:
+    try:
+        said = json.loads(data)
+    except ValueError as error:
+        raise ArchiveDamaged(f"{path} is not JSON: {error}") from error
+    if not isinstance(said, dict):
+        raise ArchiveDamaged(f"{path} holds something else than was written there")
+    return said
+
+
+def missing(ranges: Sequence[Range]) -> int:
+    """Sequences that are archived and have no row, because the log had none."""
+    return sum(each.end - each.first - each.rows for each in ranges)

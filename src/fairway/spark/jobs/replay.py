@@ -1,0 +1,317 @@
+"""Messages once more, to a subject: from an archive or the live log, by time, key, tag or SQL.
+
+A replay first writes down what it is to send, as Parquet in its state directory, in order and once for all; then it
+sends that slice by slice, and notes each slice when it is stored. Slice n of replay r is always the same rows under the
+same identity, so that one which was under way when the job died is sent again, and the broker stores it once. The same
+command goes on where it stopped; when all is sent, it says so and sends nothing.
+
+    DIR/selection/*.parquet          the messages, numbered in the order of sending
+    DIR/replay.json                  what was asked for, and the slices; there from the moment the selection is whole
+    DIR/sent-000000000012.json       so many slices are sent
+
+Messages keep their ids, keys, tags, headers and times of creation; headers say that they are replayed, and from where.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
+
+from fairway.errors import FairwayError, Misuse
+from fairway.names import Subject
+from fairway.spark.jobs import manifest as archives
+from fairway.spark.jobs import picking, program
+from fairway.spark.jobs.failing import sentences
+from fairway.spark.jobs.files import Files, Taken
+from fairway.spark.jobs.picking import Picking
+from fairway.spark.jobs.watching import Pace, Watch, unwatched
+from fairway.spark.options import DEFAULT_URL, PATIENCE_S
+from fairway.world import host
+
+VERSION: Final = 1
+SLICE_ROWS: Final = 100_000  # sent by one Spark job, which costs about 0.3 s whatever it sends
+HEADER_ID: Final = "fairway.replay.id"
+HEADER_SUBJECT: Final = "fairway.replay.subject"  # where the message was
+HEADER_SEQUENCE: Final = "fairway.replay.sequence"
+_ORDER: Final = ("appended_at", "subject", "broker_group", "sequence")
+_SENT: Final = ("payload", "key", "tags", "headers", "id", "created_at")
+_NAP_S: Final = 0.5  # how soon a job that waits for its rate notices that it is to end
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is to be sent, and where to."""
+
+    picking: Picking
+    to: str
+    url: str = DEFAULT_URL
+    id: str | None = None  # None: derived from what is asked for, so that the same command is the same replay
+    state: str | None = None  # None: within the archive
+    rate_per_s: int = 0  # 0: no bound
+    patience_s: int = PATIENCE_S
+
+    def __post_init__(self) -> None:
+        Subject.parse(self.to)
+
+
+@dataclass
+class Replayed:
+    """What a run has done."""
+
+    id: str
+    to: str
+    is_dry: bool
+    matched: int = 0
+    sent: int = 0  # by this run
+    sent_before: int = 0  # by runs before it
+    is_complete: bool = False
+    elapsed_s: float = 0.0
+    by_subject: dict[str, int] = field(default_factory=dict)
+    state: str | None = None
+
+
+class Slice(NamedTuple):
+    """Rows of one file of the selection, by their numbers; `end` is not included."""
+
+    path: str
+    begin: int
+    end: int
+
+
+def id_of(options: Options) -> str:
+    """A name for the replay that is asked for."""
+    if options.id is not None:
+        return str(Subject.parse(options.id))
+    said = json.dumps([_asked(options), options.url], sort_keys=True, default=str)
+    return hashlib.sha256(said.encode()).hexdigest()[:12]
+
+
+def count(spark: SparkSession, options: Options) -> Replayed:
+    """A dry run: what would be sent."""
+    with sentences("counting what would be replayed"):
+        rows = picking.messages(spark, options.picking).groupBy("subject").count().orderBy("subject").collect()
+    by_subject = {row["subject"]: row["count"] for row in rows}
+    return Replayed(id_of(options), options.to, True, sum(by_subject.values()), by_subject=by_subject)
+
+
+def run(
+    spark: SparkSession,
+    options: Options,
+    watch: Watch = unwatched,
+    is_to_end: Callable[[], bool] = lambda: False,
+) -> Replayed:
+    """Send, or go on sending, until all is sent or `is_to_end`."""
+    with sentences(f"replaying to {options.to}"):
+        return _Replay(spark, options, watch).run(is_to_end)
+
+
+def _asked(options: Options) -> dict[str, Any]:
+    """What makes a replay the one it is."""
+    picked = {name: str(value) for name, value in asdict(options.picking).items() if name != "patience_s"}
+    return {"to": options.to, **picked}
+
+
+class _Replay:
+    """One run of a replay."""
+
+    def __init__(self, spark: SparkSession, options: Options, watch: Watch) -> None:
+        self._spark = spark
+        self._options = options
+        self._id = id_of(options)
+        self._files = Files(spark, self._place())
+        self._pace = Pace(watch, "replay")
+
+    def _place(self) -> str:
+        if self._options.state is not None:
+            return self._options.state
+        if self._options.picking.archive is None:
+            raise Misuse(
+                "a replay of the live log needs a place to remember what it is to send and how far it is: "
+                "give it --state DIR"
+            )
+        return f"{self._options.picking.archive.rstrip('/')}/{archives.HOME}/replays/{self._id}"
+
+    def run(self, is_to_end: Callable[[], bool]) -> Replayed:
+        planned = self._planned()
+        slices = [Slice(*each) for each in planned["slices"]]
+        sent, matched = self._slices_sent(), sum(each.end - each.begin for each in slices)
+        done = Replayed(self._id, self._options.to, False, matched, state=self._files.root)
+        done.sent_before = sum(each.end - each.begin for each in slices[:sent])
+        for number in range(sent, len(slices)):
+            if is_to_end() or not self._wait(done.sent, is_to_end):
+                break
+            self._send(number, slices[number])
+            self._note(number + 1)
+            rows = slices[number].end - slices[number].begin
+            done.sent += rows
+            self._pace.add(rows, matched - done.sent_before - done.sent)
+        done.is_complete = done.sent_before + done.sent == matched
+        done.elapsed_s = self._pace.elapsed_s
+        return done
+
+    # --- what is to be sent ------------------------------------------------------------------------------------------
+
+    def _planned(self) -> dict[str, Any]:
+        if self._files.exists("replay.json"):
+            return self._known()
+        if set(self._files.names("")) - {"selection", "staging"}:
+            raise Misuse(
+                f"{self._files.root} is not empty, and not the state of a replay: give --state a new directory"
+            )
+        self._files.remove("selection")
+        self._select().write.option("maxRecordsPerFile", SLICE_ROWS).parquet(self._files.full("selection"))
+        said = {"fairway_replay": VERSION, "id": self._id, "asked": _asked(self._options), "slices": self._slices()}
+        data = json.dumps(said, indent=1).encode()
+        self._files.write("replay.json", data, temporary="staging/replay.json")
+        return said
+
+    def _known(self) -> dict[str, Any]:
+        said: dict[str, Any] = json.loads(self._files.read("replay.json"))
+        if said.get("fairway_replay") != VERSION:
+            raise Misuse(
+                f"{self._files.root} holds a replay of version {said.get('fairway_replay')}, and this release knows "
+                f"{VERSION}: upgrade fairway, or give --state a new directory"
+            )
+        if said["id"] != self._id or said["asked"] != _asked(self._options):
+            raise Misuse(
+                f"{self._files.root} holds replay {said['id']}, which asked for something else: "
+                "give --state a new directory, or ask for the same again"
+            )
+        return said
+
+    def _select(self) -> DataFrame:
+        rows = picking.messages(self._spark, self._options.picking).orderBy(*_ORDER)
+        marked = rows.withColumn("headers", self._marked())
+        return marked.select(F.monotonically_increasing_id().alias("ordinal"), *_SENT)
+
+    def _marked(self) -> Column:
+        """The headers, and where this comes from; what an earlier replay has said there gives way."""
+        ours = (HEADER_ID, HEADER_SUBJECT, HEADER_SEQUENCE)
+        own = F.map_filter("headers", lambda name, _: ~name.isin(*ours))
+        empty = F.expr("cast(map() as map<string, string>)")
+        mark = F.create_map(
+            F.lit(HEADER_ID), F.lit(self._id),
+            F.lit(HEADER_SUBJECT), F.col("subject"),
+            F.lit(HEADER_SEQUENCE), F.col("sequence").cast("string"),
+        )  # fmt: skip
+        return F.map_concat(F.coalesce(own, empty), mark)
+
+    def _slices(self) -> list[Slice]:
+        """In the order of sending. As many rows as a second allows, so that a rate is kept to the second."""
+        rate = self._options.rate_per_s
+        step = min(SLICE_ROWS, rate) if rate else SLICE_ROWS
+        found = [
+            (self._files.footer(each.path, "ordinal"), each.path)
+            for each in self._files.walk("selection")
+            if each.path.endswith(".parquet")
+        ]
+        return [
+            Slice(path, begin, min(begin + step, footer.most + 1))
+            for footer, path in sorted(found, key=lambda each: each[0].least)
+            if footer.rows
+            for begin in range(footer.least, footer.most + 1, step)
+        ]
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def _wait(self, sent: int, is_to_end: Callable[[], bool]) -> bool:
+        """Until the rate allows more; False: it is to end first."""
+        rate = self._options.rate_per_s
+        while rate and (early_s := sent / rate - self._pace.elapsed_s) > 0:
+            host.sleep(min(early_s, _NAP_S))
+            if is_to_end():
+                return False
+        return True
+
+    def _send(self, number: int, part: Slice) -> None:
+        """One task, in order: the same rows give the same batches, whenever they are sent."""
+        rows = self._spark.read.parquet(self._files.full(part.path))
+        rows = rows.filter((F.col("ordinal") >= part.begin) & (F.col("ordinal") < part.end))
+        rows = rows.coalesce(1).sortWithinPartitions("ordinal").select(*_SENT)
+        rows.write.format("fairway").options(
+            url=self._options.url,
+            subject=self._options.to,
+            keepIds="true",
+            writeId=f"replay/{self._id}/{number}",
+            patienceSeconds=str(self._options.patience_s),
+        ).mode("append").save()
+
+    def _slices_sent(self) -> int:
+        names = [name for name in self._files.names("") if name.startswith("sent-") and name.endswith(".json")]
+        return max((int(name[5:-5]) for name in names), default=0)
+
+    def _note(self, slices: int) -> None:
+        name = f"sent-{slices:012}.json"
+        try:
+            self._files.write(name, b"{}\n", temporary="staging/sent.json")
+        except Taken as error:
+            raise FairwayError(
+                f"another run of replay {self._id} is under way ({self._files.root}): let one at a time run. Nothing "
+                "was sent twice"
+            ) from error
+        if slices > 1:
+            self._files.remove(f"sent-{slices - 1:012}.json")
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+def command(  # noqa: PLR0913, PLR0917  (one for each flag)
+    subjects: picking.Subjects,
+    to: Annotated[str, typer.Option("--to", metavar="SUBJECT", help="The subject to send to.")],
+    archive: picking.Archive = None,
+    since: picking.Since = None,
+    until: picking.Until = None,
+    key: picking.Keys = None,
+    tag: picking.Tags = None,
+    where: picking.Predicate = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would be sent, and send nothing.")] = False,
+    rate: Annotated[int, typer.Option(min=0, metavar="N", help="At most so many a second; 0: no bound.")] = 0,
+    state: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Where the replay remembers how far it is; within the archive, unless given."),
+    ] = None,
+    id: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Its name; the same command has the same one, unless given.")
+    ] = None,
+    url: program.Url = DEFAULT_URL,
+    patience_s: program.Patience = PATIENCE_S,
+    master: program.Master = None,
+    spark_log: program.SparkLog = program.QUIET,
+    json: program.AsJson = False,
+) -> None:
+    """Messages once more, to a subject, with the ids they had. The same command goes on where it stopped."""
+    with program.failures("replay"):
+        picked = Picking(
+            tuple(subjects), archive, url, picking.moment(since, "since"), picking.moment(until, "until"),
+            tuple(key or ()), tuple(tag or ()), where, patience_s,
+        )  # fmt: skip
+        options = Options(picked, to, url, id, state, rate, patience_s)
+    with program.running("replay", master, spark_log, is_quiet=json) as (spark, watch), host.asked_to_end() as ending:
+        done = count(spark, options) if dry_run else run(spark, options, watch, lambda: ending.is_asked)
+    program.tell(done, json, _lines(done))
+    if not done.is_dry and not done.is_complete:
+        raise typer.Exit(program.FAILED)
+
+
+def _lines(done: Replayed) -> list[str]:
+    if done.is_dry:
+        each = [f"  {subject}: {rows:,}" for subject, rows in done.by_subject.items()]
+        return [f"{done.matched:,} messages would be sent to {done.to}", *each]
+    if not done.sent and done.is_complete:
+        again = "; --id NAME makes it another replay" if done.matched else ""
+        return [f"replay {done.id} is complete: {done.matched:,} messages were sent to {done.to} before{again}"]
+    left = done.matched - done.sent_before - done.sent
+    rest = f"; {left:,} are left: the same command goes on" if left else ""
+    return [f"{done.sent:,} of {done.matched:,} messages sent to {done.to}, replay {done.id}{rest}"]
+
+
+if __name__ == "__main__":
+    program.main(command, "replay")

@@ -1,0 +1,244 @@
+"""Every option of the source and the sink, parsed once; what is wrong with one is said with its name and a remedy."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from fairway.client import url as urls
+from fairway.errors import BadName, Misuse
+from fairway.limits import KIB, MIB
+from fairway.names import Group, Subject
+from fairway.protocol.messages import Whence
+
+DEFAULT_URL: Final = f"{urls.SCHEME}127.0.0.1:{urls.DEFAULT_PORT}"
+BROKER_GROUP: Final = "default"  # there is one, until a meta server names them
+PATIENCE_S: Final = 60  # a broker that restarts is back much sooner; then the task fails, and Spark tries it elsewhere
+POLL_MS: Final = 1_000  # of the long poll of an idle stream: a query that is stopped waits no longer
+_SIZES: Final = {"": 1, "k": KIB, "m": MIB, "g": 1024 * MIB}
+_GLOB: Final = re.compile(r"[*?\[]")
+
+READ_OPTIONS: Final = {
+    each.lower(): each
+    for each in (
+        "url", "subject", "path", "starting", "ending", "minPartitions", "maxMessagesPerTrigger", "maxBytesPerTrigger",
+        "group", "failOnDataLoss", "includeHeaders", "from", "tags", "patienceSeconds", "pollMs",
+    )
+}  # fmt: skip
+WRITE_OPTIONS: Final = {
+    each.lower(): each
+    for each in ("url", "subject", "path", "keepIds", "writeId", "patienceSeconds", "checkpointLocation", "queryName")
+}
+
+
+@dataclass(frozen=True)
+class Where:
+    """A place in a subject, as the protocol says it."""
+
+    whence: Whence
+    value: int = 0
+
+
+EARLIEST: Final = Where(Whence.EARLIEST)
+LATEST: Final = Where(Whence.LATEST)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where to begin or end: one place for all subjects, and those of some."""
+
+    common: Where
+    of: Mapping[str, Where]
+
+    def place(self, subject: str) -> Where:
+        return self.of.get(subject, self.common)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a reader was told."""
+
+    url: str
+    subjects: tuple[str, ...]  # names and patterns
+    starting: Places
+    ending: Places
+    min_partitions: int | None
+    messages_per_trigger: int | None
+    bytes_per_trigger: int | None
+    group: str | None
+    fail_on_data_loss: bool
+    include_headers: bool
+    tags: tuple[str, ...]
+    patience_s: int
+    poll_ms: int
+    has_ending: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The subjects that were named in full."""
+        return tuple(each for each in self.subjects if not is_pattern(each))
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return tuple(each for each in self.subjects if is_pattern(each))
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """What a writer was told."""
+
+    url: str
+    subject: str | None  # None: there is a column
+    keep_ids: bool
+    write_id: str | None
+    patience_s: int
+
+
+def is_pattern(text: str) -> bool:
+    return _GLOB.search(text) is not None
+
+
+def read_options(raw: Mapping[str, str]) -> ReadOptions:
+    options = _known(raw, READ_OPTIONS)
+    subjects = _subjects(options)
+    if options.get("from", "master") == "replica":
+        raise Misuse("from=replica: this release has no replicas yet; leave the option out to read from the broker")
+    if options.get("from", "master") != "master":
+        raise Misuse(f"from={options['from']!r}: it is master or replica")
+    return ReadOptions(
+        url=_url(options),
+        subjects=subjects,
+        starting=_places(options, "starting", EARLIEST, subjects),
+        ending=_places(options, "ending", LATEST, subjects),
+        min_partitions=_count(options, "minPartitions"),
+        messages_per_trigger=_count(options, "maxMessagesPerTrigger"),
+        bytes_per_trigger=_size(options, "maxBytesPerTrigger"),
+        group=_group(options),
+        fail_on_data_loss=_flag(options, "failOnDataLoss", True),
+        include_headers=_flag(options, "includeHeaders", True),
+        tags=tuple(each.strip() for each in options.get("tags", "").split(",") if each.strip()),
+        patience_s=_count(options, "patienceSeconds") or PATIENCE_S,
+        poll_ms=_count(options, "pollMs") or POLL_MS,
+        has_ending="ending" in options,
+    )
+
+
+def write_options(raw: Mapping[str, str]) -> WriteOptions:
+    options = _known(raw, WRITE_OPTIONS)
+    subject = options.get("subject") or options.get("path")
+    return WriteOptions(
+        url=_url(options),
+        subject=None if subject is None else _named("subject", subject, Subject.parse),
+        keep_ids=_flag(options, "keepIds", False),
+        write_id=options.get("writeid"),
+        patience_s=_count(options, "patienceSeconds") or PATIENCE_S,
+    )
+
+
+def _known(raw: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """With small letters, as Spark takes options; one that nobody knows is a mistake that would go unseen."""
+    options = {name.lower(): value for name, value in raw.items()}
+    for name in options:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {names[near[0]]}?" if near else f"there are {', '.join(sorted(names.values()))}"
+            raise Misuse(f"format fairway has no option {name!r}: {hint}")
+    return options
+
+
+def _url(options: Mapping[str, str]) -> str:
+    url = options.get("url", DEFAULT_URL)
+    urls.parse(url)
+    return url
+
+
+def _subjects(options: Mapping[str, str]) -> tuple[str, ...]:
+    raw = options.get("subject") or options.get("path")
+    if not raw:
+        raise Misuse(
+            'which subject? Say .option("subject", "orders"), a list "orders,payments", or a pattern "orders.*"'
+        )
+    subjects = tuple(dict.fromkeys(each.strip() for each in raw.split(",") if each.strip()))
+    for each in subjects:
+        if not is_pattern(each):
+            _named("subject", each, Subject.parse_any)
+    return subjects
+
+
+def _named(option: str, raw: str, parse: object) -> str:
+    try:
+        return str(parse(raw))  # type: ignore[operator]
+    except BadName as error:
+        raise Misuse(f"option {option}: {error}") from None
+
+
+def _group(options: Mapping[str, str]) -> str | None:
+    return _named("group", options["group"], Group.parse) if "group" in options else None
+
+
+def _places(options: Mapping[str, str], name: str, default: Where, subjects: tuple[str, ...]) -> Places:
+    raw = options.get(name)
+    if raw is None:
+        return Places(default, {})
+    text = raw.strip()
+    if not text.startswith("{"):
+        return Places(_place(name, text), {})
+    try:
+        said = json.loads(text)
+    except ValueError as error:
+        raise Misuse(f'option {name} is not JSON ({error}): write {{"orders": 4200, "payments": "latest"}}') from None
+    of = {subject: _place(name, str(place)) for subject, place in said.items()}
+    unknown = [each for each in of if each not in subjects and not any(map(is_pattern, subjects))]
+    if unknown:
+        raise Misuse(f"option {name} names {unknown[0]!r}, which is not among the subjects {', '.join(subjects)}")
+    return Places(default, of)
+
+
+def _place(name: str, text: str) -> Where:
+    if text.lower() in {"earliest", "latest"}:
+        return EARLIEST if text.lower() == "earliest" else LATEST
+    if text.isascii() and text.isdigit():
+        return Where(Whence.SEQUENCE, int(text))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise Misuse(
+            f"option {name}={text!r}: say earliest, latest, a time such as 2026-01-31T08:00:00Z, a sequence, "
+            'or one for each subject as JSON, {"orders": 4200}'
+        ) from None
+    if moment.tzinfo is None:
+        raise Misuse(f"option {name}={text!r} says no time zone: write {text}Z for UTC")
+    return Where(Whence.TIME, max(0, round(moment.timestamp() * 1_000)))
+
+
+def _count(options: Mapping[str, str], name: str) -> int | None:
+    raw = options.get(name.lower())
+    if raw is None:
+        return None
+    if not (raw.isascii() and raw.isdigit() and int(raw) > 0):
+        raise Misuse(f"option {name}={raw!r}: it is a whole number from 1 up")
+    return int(raw)
+
+
+def _size(options: Mapping[str, str], name: str) -> int | None:
+    raw = options.get(name.lower())
+    if raw is None:
+        return None
+    found = re.fullmatch(r"(\d+)([kmg]?)b?", raw.strip().lower(), re.ASCII)
+    if found is None or not int(found[1]):
+        raise Misuse(f"option {name}={raw!r}: it is a number of bytes, such as 67108864 or 64m")
+    return int(found[1]) * _SIZES[found[2]]
+
+
+def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    raw = options.get(name.lower())
+    if raw is None:
+        return default
+    if raw.lower() not in {"true", "false"}:
+        raise Misuse(f"option {name}={raw!r}: it is true or false")
+    return raw.lower() == "true"

@@ -1,0 +1,331 @@
+"""The sink: rows into batches, each of which can be stored once only.
+
+A task's rows go out as streams that are named by what the task is: the query, the number of the micro-batch, the
+partition, the subject. So a task that runs again (a retry, a speculative copy, the whole micro-batch after a crash)
+sends the same streams, the same batches, the same bytes, and the broker answers with the receipts of the first time. If
+the rows are others, the broker finds other bytes in the same place and refuses: SEQUENCE_CONFLICT.
+
+The boundaries of batches depend on the rows alone, not on the frames in which Spark hands them over. A stream ends
+after as many batches as the broker remembers of one, and the next begins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
+
+from fairway import limits
+from fairway.client import url
+from fairway.errors import Code, FairwayError, Misuse, Refused
+from fairway.names import Subject
+from fairway.protocol.events import ResponseReceived
+from fairway.protocol.messages import Produce, Produced
+from fairway.spark.calling import LATER, Caller, Ticket
+from fairway.spark.encoding import Encoder
+from fairway.spark.options import WriteOptions
+from fairway.world.clock import RealClock
+from fairway.world.rng import RealRng
+from fairway.world.wire import settle_memory
+
+BATCH_ROWS: Final = limits.BATCH_MESSAGES_MAX
+BATCH_BYTES: Final = limits.MIB  # of payloads; a larger message has a batch of its own
+IN_FLIGHT: Final = 8  # batches; the broker gathers them into one sync
+_TEXT: Final = (StringType, BinaryType)
+_COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
+    "payload": _TEXT,
+    "subject": (StringType,),
+    "key": (StringType,),
+    "headers": (MapType,),
+    "created_at": (TimestampType,),
+    "due_at": (TimestampType,),
+}
+_ANYTHING: Final = frozenset({"tags", "id"})
+_IGNORED: Final = frozenset({"broker_group", "sequence", "appended_at"})  # what was read here may be written back
+_CARRIED: Final = ("payload", "key", "tags", "headers", "created_at")
+
+
+class NotTheSame(FairwayError):
+    """A task ran again and brought other rows."""
+
+
+@dataclass
+class Stored(WriterCommitMessage):
+    """What a task has stored."""
+
+    messages: int
+    duplicates: int  # of them, those that an earlier run had stored
+
+
+class Identity(NamedTuple):
+    """Who a task is, whenever and wherever it runs."""
+
+    query: str
+    batch: int
+    partition: int
+
+    def producer_id(self, subject: str, is_due: bool, chunk: int) -> int:
+        name = "\0".join(
+            ("fairway-sink-1", self.query, str(self.batch), str(self.partition), subject, str(int(is_due)))
+        )
+        digest = hashlib.sha256(f"{name}\0{chunk}".encode()).digest()
+        return int.from_bytes(digest[:8], "little") or 1
+
+
+class _Sending:
+    """Batches under way to one server, in order."""
+
+    def __init__(self, addresses: tuple[url.Address, ...], patience_s: int) -> None:
+        self._caller = Caller(addresses, patience_s)
+        self._under_way: deque[Ticket] = deque()
+        self.messages = self.duplicates = 0
+
+    def send(self, subject: str, data: bytes) -> None:
+        self._under_way.append(self._caller.put(Produce(subject), [data]))
+        if len(self._under_way) >= IN_FLIGHT:
+            self._settle_first()
+
+    def finish(self) -> None:
+        while self._under_way:
+            self._settle_first()
+
+    def close(self) -> None:
+        self._caller.close()
+
+    def _settle_first(self) -> None:
+        since_ns = self._caller.now_ns
+        while True:
+            outcome = self._caller.outcome(self._under_way[0])
+            if isinstance(outcome, ResponseReceived) and isinstance(outcome.message, Produced):
+                self._under_way.popleft()
+                self.messages += outcome.message.count
+                self.duplicates += outcome.message.count if outcome.message.is_duplicate else 0
+                return
+            if not isinstance(outcome, Refused) or outcome.code not in LATER:
+                raise _explained(outcome, self._under_way[0].message)
+            self._again(outcome, since_ns)
+
+    def _again(self, refused: Refused, since_ns: int) -> None:
+        """The first was refused for now, and so those behind it found a gap: wait, and send them all in order."""
+        refusals = [ticket for ticket in self._under_way if isinstance(self._caller.outcome(ticket), Refused)]
+        self._caller.pause(refused, since_ns)
+        self._caller.resend(refusals)
+
+
+def _explained(outcome: object, message: object) -> FairwayError:
+    subject = message.subject if isinstance(message, Produce) else "?"
+    if not isinstance(outcome, Refused):
+        return FairwayError(f"PRODUCE to {subject} was answered with {outcome!r}")
+    if outcome.code is Code.SEQUENCE_CONFLICT:
+        return NotTheSame(
+            f"this task ran before and stored other rows in {subject}: nothing was added. The query must give the same "
+            "rows each time it runs: no random values, no current time of its own, no ordering that may vary; sort "
+            f"within partitions, or write to a checkpointed table first. ({outcome})"
+        )
+    return FairwayError(f"the broker does not take messages to {subject}: {outcome}")
+
+
+class _Route:
+    """The rows of one task to one subject, due at once or later."""
+
+    def __init__(self, identity: Identity, subject: str, is_due: bool, created_ms: int) -> None:
+        self.subject = subject
+        self.is_due = is_due
+        self._identity = identity
+        self._created_ms = created_ms
+        self._rows: list[pa.RecordBatch] = []
+        self._count = self._size = 0
+        self._chunk = self._batches = self._sequence = 0
+
+    def add(self, rows: pa.RecordBatch) -> Iterator[bytes]:
+        """Batches, as they become full. What is full is a matter of the rows alone."""
+        self._rows.append(rows)
+        self._count += rows.num_rows
+        self._size += rows.nbytes
+        if self._count >= BATCH_ROWS or self._size > BATCH_BYTES:
+            yield from self._cut(is_last=False)
+
+    def rest(self) -> Iterator[bytes]:
+        if self._count:
+            yield from self._cut(is_last=True)
+
+    def _cut(self, *, is_last: bool) -> Iterator[bytes]:
+        rows = pa.Table.from_batches(self._rows).combine_chunks().to_batches()[0]
+        sizes = np.cumsum(np.asarray(pc.fill_null(pc.binary_length(rows.column("payload")), 0), np.int64))
+        at = before = 0
+        while at < rows.num_rows and (
+            is_last or rows.num_rows - at >= BATCH_ROWS or int(sizes[-1]) - before > BATCH_BYTES
+        ):
+            fitting = int(np.searchsorted(sizes, before + BATCH_BYTES, side="right")) - at
+            count = max(1, min(fitting, BATCH_ROWS, rows.num_rows - at))
+            yield self._encode(rows.slice(at, count))
+            at += count
+            before = int(sizes[at - 1])
+        self._count, self._size = rows.num_rows - at, int(sizes[-1]) - before
+        self._rows = [rows.slice(at)] if self._count else []
+
+    def _encode(self, rows: pa.RecordBatch) -> bytes:
+        if self._batches == limits.STREAM_BATCHES_MAX:
+            self._chunk, self._batches, self._sequence = self._chunk + 1, 0, 0
+        data = Encoder(rows).encode(
+            producer_id=self._identity.producer_id(self.subject, self.is_due, self._chunk),
+            first_sequence=self._sequence,
+            created_ms=self._created_ms,
+        )
+        self._batches += 1
+        self._sequence += rows.num_rows
+        return data
+
+
+class _Writing:
+    """One task."""
+
+    def __init__(self, options: WriteOptions, columns: list[str], identity: Identity, created_ms: int) -> None:
+        self._options = options
+        self._identity = identity
+        self._created_ms = created_ms
+        carried = [*_CARRIED, "id"] if options.keep_ids else list(_CARRIED)
+        self._carried = [name for name in carried if name in columns]
+        self._has_subjects = options.subject is None
+        self._has_due = "due_at" in columns
+        self._routes: dict[tuple[str, bool], _Route] = {}
+
+    def write(self, frames: Iterator[pa.RecordBatch]) -> Stored:
+        target = url.parse(self._options.url)
+        direct = _Sending(target.brokers, self._options.patience_s)
+        delayed = _Sending(target.delay or target.brokers, self._options.patience_s)
+        try:
+            for route, data in self._batches(frames):
+                (delayed if route.is_due else direct).send(route.subject, data)
+            direct.finish()
+            delayed.finish()
+        finally:
+            direct.close()
+            delayed.close()
+        return Stored(direct.messages + delayed.messages, direct.duplicates + delayed.duplicates)
+
+    def _batches(self, frames: Iterator[pa.RecordBatch]) -> Iterator[tuple[_Route, bytes]]:
+        for frame in frames:
+            for subject, of_subject in self._by_subject(frame):
+                for is_due, rows in self._by_due(of_subject):
+                    route = self._route(subject, is_due)
+                    for data in route.add(rows):
+                        yield route, data
+        for route in self._routes.values():
+            for data in route.rest():
+                yield route, data
+
+    def _route(self, subject: str, is_due: bool) -> _Route:
+        route = self._routes.get((subject, is_due))
+        if route is None:
+            route = self._routes[subject, is_due] = _Route(self._identity, subject, is_due, self._created_ms)
+        return route
+
+    def _by_subject(self, frame: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        if not frame.num_rows:
+            return
+        if not self._has_subjects:
+            yield self._options.subject or "", frame
+            return
+        column = frame.column("subject")
+        if column.null_count:
+            raise Misuse('column subject has a null: fill it in, or say .option("subject", "orders") for all rows')
+        for subject in pc.unique(column).to_pylist():
+            yield str(Subject.parse(subject)), frame.filter(pc.equal(column, subject))
+
+    def _by_due(self, rows: pa.RecordBatch) -> Iterator[tuple[bool, pa.RecordBatch]]:
+        """Those that are to be delivered at once, and those with a time."""
+        if not self._has_due:
+            yield False, rows.select(self._carried)
+            return
+        has_time = rows.column("due_at").is_valid()
+        for is_due, mask in ((False, pc.invert(has_time)), (True, has_time)):
+            chosen = rows.filter(mask)
+            if chosen.num_rows:
+                yield is_due, chosen.select([*self._carried, "due_at"] if is_due else self._carried)
+
+
+def _checked(schema: StructType, options: WriteOptions) -> list[str]:
+    """The columns; `Misuse` names what is missing, unknown or of another type."""
+    for field in schema.fields:
+        kinds = _COLUMNS.get(field.name)
+        if kinds is None and field.name not in _ANYTHING | _IGNORED:
+            raise Misuse(
+                f"format fairway does not write a column {field.name!r}: there are "
+                f"{', '.join([*_COLUMNS, *sorted(_ANYTHING)])}; drop it, or put it into the payload "
+                "(to_json(struct(...)))"
+            )
+        if kinds is not None and not isinstance(field.dataType, kinds):
+            wanted = " or ".join(kind.typeName() for kind in kinds)
+            raise Misuse(f"column {field.name} is {field.dataType.simpleString()}: it must be {wanted}; cast it")
+    names = schema.fieldNames()
+    if "payload" not in names:
+        raise Misuse("there is no column payload: select(to_json(struct(...)).alias('payload')), for example")
+    if options.subject is None and "subject" not in names:
+        raise Misuse('to which subject? Say .option("subject", "orders"), or give the rows a column subject')
+    if options.keep_ids and "id" not in names:
+        raise Misuse("option keepIds needs a column id, as the source gives it")
+    return list(names)
+
+
+def _task(query: str, batch: int) -> Identity:
+    settle_memory()
+    context = TaskContext.get()
+    return Identity(query, batch, context.partitionId() if context is not None else 0)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """`df.write.format("fairway")`: appends. A job that runs again appends again, unless the option writeId says that
+    it is the same one."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise Misuse('a log is appended to, never overwritten: say .mode("append")')
+        self._options = options
+        self._columns = _checked(schema, options)
+        self._write_id = options.write_id or f"once-{RealRng().bits(128):032x}"
+        self._created_ms = 0 if options.write_id else RealClock().wall_ms()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
+        identity = _task(f"write\0{self._write_id}", 0)
+        return _Writing(self._options, self._columns, identity, self._created_ms).write(iterator)
+
+    def commit(self, messages: list[Any]) -> None:
+        """Nothing: every batch was durable when its task ended."""
+
+    def abort(self, messages: list[Any]) -> None:
+        """Nothing can be taken back: what was stored stays, and a job with a writeId goes on from there."""
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """`writeStream.format("fairway")`: every micro-batch once, however often it runs."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = _checked(schema, options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
+        context = TaskContext.get()
+        query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+        batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
+        if query is None or batch is None:
+            raise FairwayError(
+                "this Spark does not say which query and micro-batch a task belongs to: use 4.2 or later"
+            )
+        identity = _task(f"query\0{self._options.write_id or query}", int(batch))
+        return _Writing(self._options, self._columns, identity, 0).write(iterator)
+
+    def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
+        """Nothing: every batch was durable when its task ended."""
+
+    def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
+        """Nothing: the micro-batch runs again, and finds what it had stored."""

@@ -1,0 +1,139 @@
+"""What Spark finds under the name "fairway": readers and writers for its four ways, and the reader of a batch query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from fairway.protocol.messages import Whence
+from fairway.spark import reading, schema, splits
+from fairway.spark.filters import Narrowing
+from fairway.spark.frames import Sieve
+from fairway.spark.looking import Extent, Looker
+from fairway.spark.options import ReadOptions, Where, read_options, write_options
+from fairway.spark.splits import Job, Range, Split
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fairway.spark.sink import BatchWriter, StreamWriter
+    from fairway.spark.stream import StreamReader
+
+
+class FairwaySource(DataSource):
+    """`spark.read.format("fairway")` and the like."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "fairway"
+
+    def schema(self) -> StructType:
+        return schema.messages(include_headers=read_options(self.options).include_headers)
+
+    def reader(self, schema: StructType) -> BatchReader:
+        return BatchReader(read_options(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
+        from fairway.spark.stream import StreamReader
+
+        return StreamReader(read_options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        from fairway.spark.sink import BatchWriter
+
+        return BatchWriter(write_options(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+        from fairway.spark.sink import StreamWriter
+
+        return StreamWriter(write_options(self.options), schema)
+
+
+class BatchReader(DataSourceReader):
+    """What is stored when the query is planned, between two places."""
+
+    def __init__(self, options: ReadOptions, schema_: StructType) -> None:
+        self._options = options
+        self._columns = schema.columns_of(schema_)
+        self._narrowing = Narrowing()
+        self.pushFilters = _Pushing(self._narrowing)  # type: ignore[method-assign]
+
+    def partitions(self) -> list[InputPartition]:
+        looker = Looker(self._options)
+        try:
+            ranges = looker.measured(self._ranges(looker))
+            log_id = looker.log.id
+        finally:
+            looker.close()
+        keys = self._narrowing.keys
+        sieve = Sieve(
+            None if keys is None else tuple(sorted(keys, key=str)), self._options.tags, self._narrowing.is_keyed
+        )
+        job = Job(
+            self._options.url,
+            self._options.patience_s,
+            log_id,
+            self._columns,
+            sieve,
+            self._options.fail_on_data_loss,
+        )
+        return [Split(job, each) for each in splits.cut(ranges, self._options.min_partitions)]
+
+    def _ranges(self, looker: Looker) -> list[Range]:
+        narrowing = self._narrowing
+        extents = looker.extents()
+        if narrowing.subjects is not None:
+            extents = {name: extent for name, extent in extents.items() if name in narrowing.subjects}
+        begins = self._resolved(looker, extents, is_start=True)
+        ends = self._resolved(looker, extents, is_start=False)
+        ranges = []
+        for name, extent in extents.items():
+            begin, end = begins[name], min(ends[name], extent.end)
+            if begin < extent.first and begin < end:
+                if self._options.fail_on_data_loss:
+                    raise reading.lost(name, begin, min(extent.first, end))
+                begin = extent.first
+            begin = max(begin, narrowing.begin)
+            end = end if narrowing.end is None else min(end, narrowing.end)
+            ranges.append(Range(name, begin, max(begin, end)))
+        return self._within_times(looker, ranges)
+
+    def _resolved(self, looker: Looker, extents: dict[str, Extent], *, is_start: bool) -> dict[str, int]:
+        places = self._options.starting if is_start else self._options.ending
+        return looker.resolve({name: places.place(name) for name in extents})
+
+    def _within_times(self, looker: Looker, ranges: list[Range]) -> list[Range]:
+        """Cut off what was stored too early or too late; times of storing never decrease in a subject."""
+        begin_ms, end_ms = self._narrowing.begin_ms, self._narrowing.end_ms
+        names = [each.subject for each in ranges]
+        if begin_ms is not None:
+            begins = looker.resolve(dict.fromkeys(names, Where(Whence.TIME, begin_ms)))
+            ranges = [each._replace(begin=max(each.begin, begins[each.subject])) for each in ranges]
+        if end_ms is not None:
+            ends = looker.resolve(dict.fromkeys(names, Where(Whence.TIME, end_ms)))
+            ranges = [each._replace(end=min(each.end, ends[each.subject])) for each in ranges]
+        return [each for each in ranges if each.end > each.begin]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, Split):
+            return iter(())  # there was nothing to read, and Spark asks all the same
+        return reading.read(partition)
+
+
+class _Pushing:
+    """`pushFilters`, for sessions that push filters and for those that do not.
+
+    Spark refuses a reader that overrides the method unless `spark.sql.python.filterPushdown.enabled` is set, which it
+    is not by default. It looks at the method's function; this one shows it the function of the base class.
+    """
+
+    __func__ = DataSourceReader.pushFilters
+
+    def __init__(self, narrowing: Narrowing) -> None:
+        self._narrowing = narrowing
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return list(self._narrowing.push(filters))

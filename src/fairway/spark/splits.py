@@ -1,0 +1,78 @@
+"""Ranges of sequences into tasks: large ones are cut, small ones share a task. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from pyspark.sql.datasource import InputPartition
+
+from fairway.limits import MIB
+from fairway.spark.frames import Columns, Sieve
+
+SPLIT_BYTES: Final = 32 * MIB  # a task costs about 30 ms, and reads so much in 150
+TASKS_MAX: Final = 10_000  # a driver that plans more is busy with nothing else
+
+
+class Range(NamedTuple):
+    """Messages of one subject, and about how large each is in the log."""
+
+    subject: str
+    begin: int
+    end: int
+    message_bytes: float = 100.0
+
+    @property
+    def size(self) -> float:
+        return (self.end - self.begin) * self.message_bytes
+
+
+class Job(NamedTuple):
+    """What is the same for all tasks of a read: it travels with each, for a task has nothing else."""
+
+    url: str
+    patience_s: int
+    log_id: int
+    columns: Columns
+    sieve: Sieve
+    fail_on_data_loss: bool
+
+
+class Split(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, job: Job, ranges: tuple[Range, ...]) -> None:
+        super().__init__(ranges)
+        self.job = job
+        self.ranges = ranges
+
+
+def cut(ranges: Iterable[Range], min_partitions: int | None) -> list[tuple[Range, ...]]:
+    """The ranges of each task, in the order of the log; deterministic, so that a task that is repeated reads the
+    same."""
+    wanted = [each for each in ranges if each.end > each.begin]
+    total = sum(each.size for each in wanted)
+    size = max(min(SPLIT_BYTES, total / (min_partitions or 1)), total / TASKS_MAX)
+    return list(_packed(list(_pieces(wanted, size)), size if min_partitions is None else 0))
+
+
+def _pieces(ranges: Sequence[Range], size: float) -> Iterator[Range]:
+    for each in ranges:
+        count = max(1, min(round(each.size / size + 0.49), each.end - each.begin))
+        messages = each.end - each.begin
+        edges = [each.begin + messages * part // count for part in range(count + 1)]
+        for begin, end in pairwise(edges):
+            yield each._replace(begin=begin, end=end)
+
+
+def _packed(pieces: Sequence[Range], size: float) -> Iterator[tuple[Range, ...]]:
+    """Several pieces to a task, as long as they are no larger than one."""
+    task: list[Range] = []
+    for piece in pieces:
+        if task and sum(each.size for each in task) + piece.size > size:
+            yield tuple(task)
+            task = []
+        task.append(piece)
+    if task:
+        yield tuple(task)

@@ -1,0 +1,286 @@
+"""The archive job: what is in the log is in the archive, once, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from fairway.client.sync import Client
+from fairway.errors import FairwayError, Misuse, Unreachable
+from fairway.protocol.admin import Depth, Describe, Described
+from fairway.spark.jobs import archive, compacting, manifest
+from fairway.spark.jobs.archive import Options
+from fairway.spark.jobs.files import Files
+from fairway.spark.jobs.ledger import Ledger, Overtaken
+from fairway.spark.jobs.manifest import Commit, NotAnArchive, Range, State
+from fairway.spark.jobs.watching import Point
+from fairway.spark.looking import Extent
+from tests.spark.jobs import rows, send, visible
+
+
+def live(spark: SparkSession, url: str, subject: str) -> list[object]:
+    return list(rows(spark.read.format("fairway").options(url=url, subject=subject).load()))
+
+
+def archived(spark: SparkSession, path: Path) -> list[object]:
+    return list(rows(archive.read(spark, str(path))))
+
+
+def test_archive_is_the_log_row_for_row(spark: SparkSession, url: str, client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "archive"
+    keys, tags = ["a", None] * 50, [["x", "y"], None] * 50
+    send(client, "arch.one", 100, keys=keys, tags=tags, headers=[{"n": "1"}, None] * 50)
+    send(client, "arch.two", 7)
+    options = Options(str(path), ("arch.*",), url, once=True, group="arch-job")
+    first = archive.run(spark, options)
+    assert (first.rows, first.batches, first.ends) == (107, 1, {"arch.one": 100, "arch.two": 7})
+    assert archived(spark, path) == live(spark, url, "arch.*")
+
+    send(client, "arch.one", 50, first=100)
+    second = archive.run(spark, options)
+    assert (second.rows, archive.run(spark, options).rows) == (50, 0)
+    assert archived(spark, path) == live(spark, url, "arch.*")
+    state = archive.contents(spark, str(path))
+    assert [(each.first, each.end, each.rows) for each in state.ranges["arch.one"]] == [(0, 150, 150)]
+    assert sorted(state.files) == visible(path)
+    told = client.ask(Describe(Depth.GROUPS, "arch.one", "arch-job"), 30)
+    assert isinstance(told, Described)
+    assert told.subjects[0].groups[0].cursor == 150
+
+    # without Fairway: one file with pyarrow, all of it with plain Spark
+    table = pq.ParquetFile(path / state.files_of("arch.one")[0].path).read()
+    assert table.schema.field("appended_at").type.tz == "UTC"
+    assert table.column("payload").to_pylist()[0] == b"0"
+    plain = spark.read.parquet(str(path))
+    assert plain.count() == 157
+    day = plain.selectExpr("max(abs(datediff(date, date(appended_at))))").first()
+    assert day is not None
+    assert day[0] == 0
+
+
+def test_continuous_run_ends_when_told_and_keeps_what_it_has(
+    spark: SparkSession, url: str, client: Client, tmp_path: Path
+) -> None:
+    path = tmp_path / "archive"
+    send(client, "arch.flow", 10)
+    seen: list[Point] = []
+    options = Options(str(path), ("arch.flow",), url, starting="5", interval_s=0.0)
+
+    def is_to_end() -> bool:
+        if len(seen) == 1:
+            send(client, "arch.flow", 10, first=10)
+        return len(seen) == 2
+
+    done = archive.run(spark, options, seen.append, is_to_end)
+    assert (done.rows, done.ends) == (15, {"arch.flow": 20})
+    assert archived(spark, path) == live(spark, url, "arch.flow")[5:]
+
+
+def test_small_files_become_one_and_strangers_are_left_out(
+    spark: SparkSession, url: str, client: Client, tmp_path: Path
+) -> None:
+    path = tmp_path / "archive"
+    commits: list[Point] = []
+
+    def is_to_end() -> bool:
+        send(client, "arch.small", 20, first=20 * len(commits))
+        return len(commits) == compacting.FAN_IN
+
+    client.send("arch.small", b"the first").result(30)
+    done = archive.run(spark, Options(str(path), ("arch.small",), url, interval_s=0.0), commits.append, is_to_end)
+    assert done.compacted == compacting.FAN_IN - 1
+    (only,) = visible(path)
+    options = Options(str(path), ("arch.small",), url, once=True)
+    archive.run(spark, options)
+    assert archived(spark, path) == live(spark, url, "arch.small")
+    sequences = pq.ParquetFile(path / only).read(columns=["sequence"]).column("sequence").to_pylist()
+    assert sequences == list(range(len(sequences)))
+    assert len(sequences) == 20 * compacting.FAN_IN + 1
+
+    # what no commit names is not a part of the archive; what is left of a run that was killed goes away
+    stranger = path / only.rpartition("/")[0] / "mine.parquet"
+    left = stranger.with_name("fairway-000000000001-00000000-00000.parquet")
+    for copy in (stranger, left):
+        shutil.copy(path / only, copy)
+    assert archived(spark, path) == live(spark, url, "arch.small")
+    archive.run(spark, options)
+    assert stranger.exists()
+    assert not left.exists()
+
+
+# --- what cannot be archived ------------------------------------------------------------------------------------------
+
+
+def test_bad_input_is_a_sentence_and_leaves_nothing(
+    spark: SparkSession, url: str, client: Client, tmp_path: Path
+) -> None:
+    send(client, "arch.bad", 3)
+    path = tmp_path / "archive"
+    with pytest.raises(Misuse, match=r"no subject 'arch.bat'.*did you mean 'arch.bad'"):
+        archive.run(spark, Options(str(path), ("arch.bat",), url, once=True))
+    assert not path.exists()
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(NotAnArchive, match="is not empty, and not an archive"):
+        archive.run(spark, Options(str(tmp_path / "mine"), ("arch.bad",), url, once=True))
+    with pytest.raises(NotAnArchive, match="not an archive of fairway"):
+        archive.read(spark, str(tmp_path / "mine"))
+    with pytest.raises(NotAnArchive, match="there is nothing at"):
+        archive.read(spark, str(path))
+    with pytest.raises(Unreachable, match="no broker at"):
+        archive.run(spark, Options(str(path), ("arch.bad",), "fairway://127.0.0.1:1", once=True, patience_s=1))
+
+
+def test_archive_of_another_version_or_log_is_refused(
+    spark: SparkSession, url: str, client: Client, tmp_path: Path
+) -> None:
+    send(client, "arch.other", 3)
+    path = tmp_path / "archive"
+    ledger = Ledger(Files(spark, str(path)))
+    ledger.commit([], [Range("arch.other", "00000000000000aa", 0, 0, 0)])
+    options = Options(str(path), ("arch.other",), url, once=True)
+    with pytest.raises(FairwayError, match=r"of another log .00000000000000aa. than the broker"):
+        archive.run(spark, options)
+    mark = path / manifest.MARK
+    mark.write_text(json.dumps({"fairway_archive": 7}))
+    mark.with_name(f".{mark.name}.crc").unlink()
+    for attempt in (lambda: archive.run(spark, options), lambda: archive.read(spark, str(path))):
+        with pytest.raises(NotAnArchive, match="version 7, and this release"):
+            attempt()
+
+
+def test_what_the_log_has_no_longer_is_an_error_or_a_gap() -> None:
+    state, log_id = State(), "00000000000000aa"
+    state.apply(Commit(1, 0, (Range("orders", log_id, 0, 10, 10),)))
+    options = Options("archive", ("orders",), accept_loss=False)
+    assert archive.resumed(state, "orders", Extent(5, 20), log_id, options) == 10
+    assert archive.resumed(state, "payments", Extent(5, 20), log_id, options) == 5
+    with pytest.raises(FairwayError, match=r"messages 10 to 11 of orders .*retention has taken them.*--accept-loss"):
+        archive.resumed(state, "orders", Extent(12, 20), log_id, options)
+    assert (
+        archive.resumed(state, "orders", Extent(12, 20), log_id, Options("archive", ("orders",), accept_loss=True))
+        == 12
+    )
+    with pytest.raises(FairwayError, match="ends at 7, and archive has it up to 9"):
+        archive.resumed(state, "orders", Extent(0, 7), log_id, options)
+
+
+# --- a run that dies between any two of its steps ---------------------------------------------------------------------
+
+
+class Killed(Exception):
+    """The process is gone at this point."""
+
+
+class Mortal(Files):
+    """Files whose owner dies when it has changed something so many times."""
+
+    lives = 0
+
+    def _live(self) -> None:
+        self.lives -= 1
+        if self.lives < 0:
+            raise Killed
+
+    def move(self, path: str, to: str) -> None:
+        self._live()
+        super().move(path, to)
+
+    def remove(self, path: str) -> None:
+        self._live()
+        super().remove(path)
+
+
+def stage(ledger: Ledger, template: Path, first: int) -> None:
+    """What Spark would have written for ten rows."""
+    folder = Path(ledger.room) / "subject=orders" / "date=2026-01-01"
+    folder.mkdir(parents=True)
+    for part in range(2):
+        shutil.copy(template / f"{first + 5 * part}.parquet", folder / f"part-{part:05}.parquet")
+
+
+def take_part(ledger: Ledger, template: Path) -> None:
+    """The next ten rows, and every fourth time a compaction."""
+    first = ledger.state.end("orders") or 0
+    if len(ledger.state.files) >= 4:
+        folder = Path(ledger.room) / "subject=orders" / "date=2026-01-01"
+        folder.mkdir(parents=True)
+        shutil.copy(template / f"all-{first}.parquet", folder / "part-00000.parquet")
+        ledger.commit(ledger.staged(), [], list(ledger.state.files.values()))
+    stage(ledger, template, first)
+    ledger.commit(ledger.staged(), [Range("orders", "00000000000000aa", first, first + 10, 10)])
+
+
+def test_run_that_dies_anywhere_leaves_an_archive(spark: SparkSession, tmp_path: Path) -> None:
+    template = tmp_path / "template"
+    template.mkdir()
+    table = pq.ParquetFile(_one_file(spark, tmp_path)).read()
+    for first in range(0, 400, 5):
+        pq.write_table(table.slice(first, 5), template / f"{first}.parquet")
+        pq.write_table(table.slice(0, first), template / f"all-{first}.parquet")
+    path = tmp_path / "archive"
+    deaths = 0
+    for lives in range(14):
+        mortal = Mortal(spark, str(path))
+        mortal.lives = lives
+        try:
+            ledger = Ledger(mortal)
+            for _ in range(3):
+                take_part(ledger, template)
+        except Killed:
+            deaths += 1
+        if manifest.MARK in {each.path for each in Files(spark, str(path)).walk()}:
+            assert _sequences(spark, path) == list(range(archive.contents(spark, str(path)).end("orders") or 0))
+    assert deaths >= 10
+    ledger = Ledger(Files(spark, str(path)))
+    take_part(ledger, template)
+    assert _sequences(spark, path) == list(range(ledger.state.end("orders") or 0))
+    assert visible(path) == sorted(ledger.state.files)  # and nothing is left lying about for plain readers
+    assert Files(spark, str(path)).names(manifest.STAGING) == []
+
+
+def test_second_run_on_the_same_archive_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "archive")
+    one, two = Ledger(Files(spark, path)), Ledger(Files(spark, path))
+    one.commit([], [Range("orders", "00000000000000aa", 0, 0, 0)])
+    with pytest.raises(Overtaken, match=r"another run writes to .*archive: it has made commit 1 meanwhile"):
+        two.commit([], [Range("orders", "00000000000000aa", 5, 5, 0)])
+    assert archive.contents(spark, path).end("orders") == 0
+
+
+def _one_file(spark: SparkSession, tmp_path: Path) -> Path:
+    sequences = spark.range(400, numPartitions=1).withColumnRenamed("id", "sequence")
+    sequences.write.parquet(str(tmp_path / "made"))
+    return next((tmp_path / "made").glob("*.parquet"))
+
+
+def _sequences(spark: SparkSession, path: Path) -> list[int]:
+    files = archive.contents(spark, str(path)).files.values()
+    return sorted(
+        sequence
+        for each in files
+        for sequence in pq.ParquetFile(path / each.path).read().column("sequence").to_pylist()
+    )
+
+
+def test_dates_are_utc_whatever_the_session_says(spark: SparkSession) -> None:
+    from fairway.spark.jobs.columns import utc_date
+
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
+    try:
+        times = spark.sql(
+            "select timestamp'2026-03-01 23:59:59.999999Z' as at union all select timestamp'2026-03-02 00:00:00Z'"
+        )
+        days = [row[0] for row in times.select(utc_date("at")).collect()]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before or "UTC")
+    assert days[1] - days[0] == timedelta(days=1)
+    assert days[0].isoformat() == "2026-03-01"

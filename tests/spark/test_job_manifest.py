@@ -1,0 +1,172 @@
+"""What an archive says of itself, and which of its files become one: decided without Spark."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fairway.errors import Misuse, Unreachable
+from fairway.limits import MIB
+from fairway.spark.jobs import compacting, failing, manifest
+from fairway.spark.jobs.manifest import ArchiveDamaged, Commit, File, NotAnArchive, Range, State
+from fairway.spark.jobs.watching import Pace, Point
+from fairway.world.clock import ManualClock
+
+
+def file(first: int, end: int, size_bytes: int = 1_000, date: str = "2026-01-01", subject: str = "orders") -> File:
+    return File(f"subject={subject}/date={date}/{first}.parquet", subject, date, first, end, end - first, size_bytes)
+
+
+def span(first: int, end: int, log_id: str = "00000000000000aa") -> Range:
+    return Range("orders", log_id, first, end, end - first)
+
+
+def step(number: int, first: int, end: int) -> Commit:
+    return Commit(number, 0, (span(first, end),), (file(first, end),))
+
+
+def written(commits: list[Commit]) -> dict[str, bytes]:
+    """The files of a row of commits."""
+    state, found = State(), {}
+    for commit in commits:
+        state.apply(commit)
+        found[manifest.name_of(commit.number).rpartition("/")[2]] = manifest.encode(commit, state)
+    return found
+
+
+def read_back(files: dict[str, bytes]) -> State:
+    state = State()
+    for number in manifest.wanted(files):
+        name = manifest.name_of(number)
+        manifest.decode(files[name.rpartition("/")[2]], name, state)
+    return state
+
+
+def test_commits_add_up_to_ranges_and_files() -> None:
+    state = read_back(written([step(1, 0, 10), step(2, 10, 25), step(3, 30, 31)]))
+    assert state.ranges == {"orders": [span(0, 25), span(30, 31)]}  # a gap stays one
+    assert [each.first for each in state.files_of("orders")] == [0, 10, 30]
+    assert (state.end("orders"), state.end("payments"), state.rows) == (31, None, 26)
+
+
+def test_full_commit_makes_older_ones_superfluous() -> None:
+    steps = [step(number, number, number + 1) for number in range(1, 131)]
+    files = written(steps)
+    recent = {name: data for name, data in files.items() if name >= "000000000128"}
+    assert min(recent) == "000000000128.full.json"
+    assert len(recent) == 3
+    assert read_back(recent) == read_back(files)
+    assert manifest.wanted(files) == [128, 129, 130]
+
+
+def test_compaction_changes_files_and_not_rows() -> None:
+    merged = replace(file(0, 25), path="merged.parquet")
+    commits = [step(1, 0, 10), step(2, 10, 25)]
+    removed = (file(0, 10).path, file(10, 25).path)
+    state = read_back(written([*commits, Commit(3, 0, added=(merged,), removed=removed)]))
+    assert list(state.files) == ["merged.parquet"]
+    assert (state.rows, state.end("orders")) == (25, 25)
+
+
+@pytest.mark.parametrize(
+    ("commit", "why"),
+    [
+        (step(3, 10, 20), "commit 2 of the archive is missing"),
+        (step(2, 9, 20), "archives orders from 9 on, which ends at 10"),
+        (Commit(2, 0, removed=("none.parquet",)), "which is not in the archive"),
+        (Commit(2, 0, added=(file(0, 10),)), "in the archive already"),
+    ],
+)
+def test_what_cannot_be_is_damage(commit: Commit, why: str) -> None:
+    state = State()
+    state.apply(step(1, 0, 10))
+    with pytest.raises(ArchiveDamaged, match=why):
+        state.apply(commit)
+
+
+def test_other_versions_and_other_files_are_told_apart() -> None:
+    with pytest.raises(NotAnArchive, match="version 2, and this release of fairway reads version 1"):
+        manifest.check_mark(json.dumps({"fairway_archive": 2}).encode(), "a/_fairway/archive.json")
+    with pytest.raises(ArchiveDamaged, match="not JSON"):
+        manifest.decode(b"{", "a/1.json", State())
+    with pytest.raises(ArchiveDamaged, match="no commit of an archive"):
+        manifest.decode(b'{"fairway_archive": 1}', "a/1.json", State())
+    assert manifest.number_of("000000000064.full.json") == 64
+    for name in ("000000000064.json", "64.json", "000000000001.json.tmp", ".000000000001.json.crc"):
+        assert manifest.number_of(name) is None
+
+
+# --- which files become one -------------------------------------------------------------------------------------------
+
+
+def test_eight_small_neighbours_become_one() -> None:
+    files = [file(number, number + 1) for number in range(9)]
+    assert compacting.plan(files[:7]) == []
+    assert compacting.plan(reversed(files)) == [files]
+
+
+def test_large_files_are_left_alone_and_results_are_no_larger() -> None:
+    large = [file(number, number + 1, 100 * MIB) for number in range(20)]
+    assert compacting.plan(large) == []
+    medium = [file(number, number + 1, 9 * MIB) for number in range(20)]
+    assert [len(group) for group in compacting.plan(medium)] == [14]
+
+
+def test_day_that_is_over_is_put_together() -> None:
+    old = [file(0, 5, 30 * MIB), file(5, 6), file(6, 9)]
+    assert compacting.plan(old) == []
+    assert compacting.plan([*old, file(9, 10, date="2026-01-02")]) == [old]
+
+
+def test_rows_are_rewritten_a_few_times_only() -> None:
+    """A thousand commits of one day: what compaction writes, against what was archived."""
+    files: list[File] = []
+    rewritten = 0
+    for number in range(1_000):
+        files.append(file(number, number + 1, 50_000))
+        for group in compacting.plan(files):
+            size_bytes = sum(each.size_bytes for each in group)
+            rewritten += size_bytes
+            merged = replace(file(group[0].first, group[-1].end, size_bytes), path=f"merged-{number}")
+            files = [merged if each is group[0] else each for each in files if each is group[0] or each not in group]
+    assert len(files) < 40
+    assert rewritten < 6 * 1_000 * 50_000
+
+
+# --- errors and progress ----------------------------------------------------------------------------------------------
+
+TRACE = """An error occurred while calling o71.parquet.
+: org.apache.spark.SparkException: [PYTHON_DATA_SOURCE_ERROR] Failed: Traceback (most recent call last):
+  File "reading.py", line 1, in read
+fairway.world.wire.WireCut: cut
+
+During handling of the above exception, another exception occurred:
+fairway.errors.Unreachable: no broker at fairway://h:1: cut. Is it running there?
+
+\tat org.apache.spark.sql
+"""
+
+
+def test_error_of_a_task_is_one_sentence() -> None:
+    found = failing.translated(TRACE, "archiving to a")
+    assert isinstance(found, Unreachable)
+    assert str(found) == "archiving to a: no broker at fairway://h:1: cut. Is it running there?"
+    lost = failing.translated("x\nfairway.spark.reading.DataLoss: messages 0 to 4 are gone\n", "reading")
+    assert str(lost) == "reading: messages 0 to 4 are gone"
+    assert isinstance(failing.translated("pyspark.X: fairway.errors.Misuse: no subject 'a'", "reading"), Misuse)
+    assert str(failing.translated("\n[SOME_CLASS] of Spark's own\nmore", "reading")) == (
+        "reading: [SOME_CLASS] of Spark's own"
+    )
+
+
+def test_progress_says_rate_and_what_remains() -> None:
+    clock, points = ManualClock(), list[Point]()
+    pace = Pace(points.append, "archive", clock)
+    clock.advance(2_000)
+    pace.add(1_000, 4_000)
+    clock.advance(2_000)
+    pace.add(3_000, 1_000)
+    assert points[-1].sentence == "archive: 4,000 rows, 1,000 rows/s, 1,000 to go, about 1 s"
+    assert points[0].left_s == 8

@@ -37,7 +37,7 @@ _FILE = re.compile(r"<!--\s*file: (?P<name>\w+\.py)(?P<serves>, until SIGTERM)?\
 _EXIT = re.compile(r"#\s*exit (?P<status>\d+)\s*$")
 _BESIDE = "<!-- beside a broker -->"
 _BROKER = "fairway://127.0.0.1:20880"
-_TIMEOUT_S = 120  # a block that hangs must not hang the tests; the slowest takes a few seconds
+_TIMEOUT_S = 300  # a block that hangs must not hang the tests; the slowest starts Spark
 
 
 @dataclass(frozen=True)

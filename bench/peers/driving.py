@@ -47,11 +47,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How many in which time; for latency, also each message's way in microseconds."""
+    """How many in which time; for latency, also each message's way in microseconds, and until it was stored."""
 
     messages: int
     elapsed_s: float
     latencies_us: tuple[int, ...] = ()
+    stored_us: tuple[int, ...] = ()
 
 
 Driver: TypeAlias = Callable[[Task, "Gate"], Result]

@@ -1,7 +1,8 @@
 """What the peers need, fetched where it can be had, and found again.
 
-Servers of Redis and RabbitMQ are system packages; Kafka's come as jars through Maven; clients, and NATS's server, live
-in an environment of their own under `build/`, from `requirements/bench.txt`, so that the product's stays clean.
+Servers of Redis, RabbitMQ and beanstalkd are system packages; Kafka's come as jars through Maven; clients, and NATS's
+server, live in an environment of their own under `build/`, from `requirements/bench.txt`, so that the product's stays
+clean.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / "build" / "peers"
 PINS = ROOT / "requirements" / "bench.txt"
 KAFKA_VERSION = "3.9.1"  # the last that runs on Java 11 and 17 alike
-SYSTEM_PACKAGES = {"redis-server": "redis-server", "rabbitmq-server": "rabbitmq-server"}
+SYSTEM_PACKAGES = {"redis-server": "redis-server", "rabbitmq-server": "rabbitmq-server", "beanstalkd": "beanstalkd"}
 
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -66,7 +67,7 @@ def install_all() -> None:
     """Fetch whatever is missing. What cannot be had is said, and the peers that need it are skipped later."""
     for what, step in (
         ("clients and NATS", _clients),
-        ("Redis and RabbitMQ", _system_packages),
+        ("Redis, RabbitMQ and beanstalkd", _system_packages),
         ("Kafka", _kafka),
     ):
         print(f"install: {what}", flush=True)

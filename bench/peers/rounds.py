@@ -204,7 +204,7 @@ class DriverProcess:
         if self._process.returncode or not said:
             raise DriverFailed(self._last_words())
         found: dict[str, Any] = json.loads(said.splitlines()[-1])
-        return Result(found["messages"], found["elapsed_s"], tuple(found["latencies_us"]))
+        return Result(found["messages"], found["elapsed_s"], tuple(found["latencies_us"]), tuple(found["stored_us"]))
 
     def end(self) -> None:
         if self._process.poll() is None:

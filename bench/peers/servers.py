@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from bench.peers import install
+from tests.support.ports import free_port
 
 READY_S_MAX = 60.0
 STOP_S_MAX = 15.0
@@ -27,13 +28,6 @@ STOP_S_MAX = 15.0
 
 class CannotRun(Exception):
     """A server is not installed, or does not start; the message says which."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 @dataclass
@@ -248,3 +242,47 @@ class Fairway(Server):
 
 class FairwayMemory(Fairway):
     durability = "memory"
+
+
+class FairwayUp(Fairway):
+    """Broker and delay server in one process, as a newcomer starts them."""
+
+    def start(self) -> None:
+        where: list[str | Path] = ["--data", self.data / "data", "--port", str(self.port)]
+        self.spawn([sys.executable, "-m", "fairway.cli.main", "up", *where])
+
+
+class FairwayDelay(Fairway):
+    """A broker, and a delay server in a process of its own, which says how late it is at `http_port`."""
+
+    def start(self) -> None:
+        self.delay_port, self.http_port = free_port(), free_port()
+        program: list[str | Path] = [sys.executable, "-m", "fairway.cli.main"]
+        self.spawn([*program, "broker", "--data", self.data / "broker", "--port", str(self.port)])
+        where: list[str | Path] = ["--data", self.data / "delay", "--port", str(self.delay_port)]
+        places = ["--http-port", str(self.http_port), "--broker", f"127.0.0.1:{self.port}"]
+        self.spawn([*program, "delay", "serve", *where, *places])
+
+    @property
+    def url(self) -> str:
+        return f"fairway://127.0.0.1:{self.port}?delay=127.0.0.1:{self.delay_port}"
+
+    def is_ready(self) -> bool:
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            return super().is_ready() and probe.connect_ex(("127.0.0.1", self.delay_port)) == 0
+
+
+class Beanstalk(Server):
+    """`-f0` syncs its log before it answers."""
+
+    scheme = "beanstalk"
+    sync_ms = "0"
+
+    def start(self) -> None:
+        log: list[str | Path] = ["-b", self.data, "-f", self.sync_ms]
+        self.spawn([install.program("beanstalkd"), "-l", "127.0.0.1", "-p", str(self.port), *log])
+
+
+class BeanstalkInterval(Beanstalk):
+    sync_ms = "50"  # what it ships with

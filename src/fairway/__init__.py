@@ -4,6 +4,7 @@ The public surface:
 
     with fairway.connect("fairway://127.0.0.1:20880") as fw:
         fw.send("order.changed", b"...", key="o-42").result()           # a receipt: it is durable
+        fw.send("order.remind", b"...", after=timedelta(days=3))        # delivered then, and not before
         with fw.consumer("order.changed", group="hotel") as consumer:
             for message in consumer:
                 message.ack()
@@ -17,6 +18,7 @@ from fairway.batch import MessageId
 from fairway.client.app import App
 from fairway.client.consumer import Consumer
 from fairway.client.core import ClientOptions
+from fairway.client.delaying import Decision, DelayedMessage
 from fairway.client.handling import Reject, Retry
 from fairway.client.pending import SyncPending as Pending
 from fairway.client.sync import Client, connect
@@ -53,6 +55,8 @@ __all__ = [
     "Code",
     "Consumer",
     "ConsumingOptions",
+    "Decision",
+    "DelayedMessage",
     "FairwayError",
     "LineOptions",
     "Message",

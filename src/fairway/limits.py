@@ -52,6 +52,8 @@ HEARTBEAT_MS_MAX = 600_000  # beyond it a dead peer would hold its place for hal
 PINGS_MAX = 100  # heard in one heartbeat interval: one is due, and an answer costs as much as a small request
 HANDSHAKE_MS = 10_000  # from the connection to the end of the handshake; a slow sender holds a place no longer
 REDRIVE_IDS_MAX = 10_000  # named in one request; 28 bytes each, so a control message holds them
+RETRACE_BYTES_MAX = 512 * KIB  # of a log in one answer, which a control message holds
+NAMES_MAX = 1_000  # asked for in one request: with the longest ones a control message holds them
 
 # --- groups ----------------------------------------------------------------------------------------------------------
 LOT_MESSAGES_MAX = 1_000  # handed out under one name: a mask of 125 bytes, and one lost lot is little to repeat
@@ -72,6 +74,10 @@ DELAY_PENDING_MAX = 15_000_000  # messages with an index row in memory, about 60
 DELAY_UNMOVED_BYTES_MAX = 64 * MIB  # answered and not yet in buckets; past it scheduling is BUSY
 DELAY_SEGMENT_BYTES = 16 * MIB  # of the delay's message log: it holds what is on its way into buckets, and little more
 DELAY_STEP_MESSAGES = 4_096  # loaded or split at a time, about 10 ms: what is due meanwhile waits no longer
+PENDING_PAGE_MAX = 700  # messages listed in one answer: with the longest keys and subjects a control message holds them
+TALLY_STRETCHES_MAX = 10_000  # of a histogram in one answer; a year by the hour is 8,766
 INTENT_MESSAGES_MAX = 1_000  # a lot for whoever pulls them; an intent that is sent again is little to repeat
 INTENT_BYTES_MAX = 1 * MIB  # of payloads; a single larger message has an intent of its own
+# Of intents on their way to one broker group; what is due meanwhile stays on disk.
+DELAY_OUTSTANDING_BYTES_MAX = 64 * MIB
 INTENTS_PER_STREAM_MAX = STREAM_BATCHES_MAX // 2  # not yet noted as sent: a broker must recognise every one of them

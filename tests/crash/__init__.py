@@ -15,5 +15,10 @@ clients_worker  a program that uses the public clients, sync or asyncio
 clients_diary   what it saw, how little a program knows of its client, and what the model makes of it
 clients_rounds  the broker and such programs, all of them killed for a while, and the judgement
 
+delay_server    a delay server to be killed, at named places too
+delay_worker    a program that schedules, cancels, reschedules; or one that takes what arrives
+delay_ledger    what they were told, what arrived, and the judgement
+delay_rounds    delay servers, brokers and programs for a while, killed; clocks on which days pass in between
+
 campaign    rounds of all that, and the counts: `python -m tests.crash.campaign`
 """

@@ -6,7 +6,8 @@
     --broker-s N     so many seconds of a broker that is killed among clients that are processes too (`broker_rounds`)
     --clients-s N    the same with programs that use the public clients, and are killed too (`clients_rounds`)
     --away-s N       and a broker that does not return for so long, once
-    --part P         storage, broker or clients: only this one
+    --delay-s N      the same with delay servers, and messages that are due later (`delay_rounds`)
+    --part P         storage, broker, clients or delay: only this one
     --json           the counts for a program
 
 After each round a copy of the directory is recovered and judged (`ledger`), every few rounds once more without its
@@ -37,7 +38,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fairway.storage import checkpoint, index_file
 from fairway.world.real_disk import POINTS
-from tests.crash import broker_rounds, clients_rounds, residue
+from tests.crash import broker_rounds, clients_rounds, delay_rounds, residue
 from tests.crash.ledger import Judgement, Ledger, judge
 from tests.crash.power import NotAllowed, Rack, rack
 from tests.crash.streams import VISITORS_FROM
@@ -49,6 +50,7 @@ BROKER_S = 180
 BROKER_RUN_S = 30  # then a new directory, and new clients
 CLIENTS_S = 120
 AWAY_S = 60
+DELAY_S = 150
 UNSYNCED_CUTS = 6  # to prove the instrument
 LIVES_PER_DIRECTORY = 20  # then a new one: the first start of a directory is a place to die too
 REBUILD_EVERY = 4  # rounds
@@ -351,7 +353,20 @@ def run_clients(seconds: float, away_s: float, seed: int, *, quiet: bool = True)
     return counts
 
 
-def show_broker(what: str, counts: broker_rounds.Counts) -> None:
+def run_delay(seconds: float, seed: int, *, quiet: bool = True) -> delay_rounds.DelayCounts:
+    """As commands and as one process, killed at random instants; then at every named place, in both forms."""
+    counts = delay_rounds.DelayCounts()
+    planned = delay_rounds.dooms(random.Random(f"dooms/{seed}"))
+    plan = [("serve", False), ("up", True), ("places", False), ("places", True)]
+    runs = max(len(plan), round(seconds / BROKER_RUN_S))
+    with _progress("delay runs", runs, quiet) as tick:
+        for number, (form, is_embedded) in zip(range(runs), itertools.cycle(plan), strict=False):
+            delay_rounds.run(form, seconds / runs, seed + number, counts, is_embedded=is_embedded, planned=planned)
+            tick()
+    return counts
+
+
+def show_broker(what: str, counts: broker_rounds.Counts | delay_rounds.DelayCounts) -> None:
     print(f"{what}: {_shown(counts.figures())}")
     for sentence in [*map(str, counts.breaches[:5]), *counts.failures[:5]]:
         print(sentence, file=sys.stderr)
@@ -359,12 +374,13 @@ def show_broker(what: str, counts: broker_rounds.Counts) -> None:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="real crashes of real processes: what is lost? nothing")
-    parser.add_argument("--part", choices=["storage", "broker", "clients"], help="only this one")
+    parser.add_argument("--part", choices=["storage", "broker", "clients", "delay"], help="only this one")
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--power-cuts", type=int, default=POWER_CUTS)
     parser.add_argument("--broker-s", type=float, default=BROKER_S)
     parser.add_argument("--clients-s", type=float, default=CLIENTS_S)
     parser.add_argument("--away-s", type=float, default=AWAY_S)
+    parser.add_argument("--delay-s", type=float, default=DELAY_S)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the counts as JSON, without a progress bar")
     return parser.parse_args(argv)
@@ -393,6 +409,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_clean = is_clean and clients.clean
         if not options.json:
             show_broker("clients", clients)
+    if options.part in (None, "delay"):
+        delay = run_delay(options.delay_s, options.seed, quiet=options.json)
+        told["delay"] = delay.figures()
+        is_clean = is_clean and delay.clean
+        if not options.json:
+            show_broker("delay", delay)
     if options.json:
         print(json.dumps({**told, "clean": is_clean}))
     return 0 if is_clean else EXIT_DAMAGE

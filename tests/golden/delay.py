@@ -29,7 +29,11 @@ from fairway.world.simulation import Simulation
 
 FOLDER = Path(__file__).parent / "delay_v1"
 EXPECTED = Path(__file__).parent / "delay_v1.json"
-OPTIONS = DelayOptions(store=StoreOptions(segment_bytes=2_048, action_segment_bytes=1_024, low_water_bytes=0))
+OPTIONS = DelayOptions(
+    store=StoreOptions(segment_bytes=2_048, action_segment_bytes=1_024, low_water_bytes=0),
+    hold_ms=0,
+    remembered_max=0,
+)
 ORDERS, BILLS = Subject("orders"), Subject("bills.EU-1_x")
 DIRECTORIES = ("", "messages", "actions", "index", "checkpoints", "schedule")
 START_MS = 1_700_000_000_000
@@ -74,15 +78,22 @@ class Author:
         self._wait()
 
     def write_story(self) -> None:
-        """Hours, days and months; a batch over several buckets; sent, intended, cancelled, put off; a checkpoint."""
+        """Hours, days and months; a batch over several buckets; catalogues; sent, intended, cancelled, put off,
+        forgotten; a checkpoint."""
         self.schedule(ORDERS, [HOUR_MS, 90 * DAY_MS, HOUR_MS, 5 * DAY_MS], keys=["a", "b", None, "d"])
         self.schedule(BILLS, [400 * DAY_MS] * 3, tags=[["x"], ["y"], None])
         self.schedule(ORDERS, [2 * HOUR_MS, 2 * HOUR_MS + 5])
         self.engine.cancel_key(ORDERS, "d")
         self.engine.reschedule(MessageId(0x5678, 4), START_MS + 20 * DAY_MS)
+        for file in self.engine.log:
+            file.catalogue(self._clock.wall_ms(), messages_min=1)
+        self._wait()
+        self.schedule(BILLS, [401 * DAY_MS])  # behind the catalogue
+        self.engine.log.publish()
         self._clock.advance(HOUR_MS)
         for intent in self._wait():
             self.engine.sent(intent.number)
+        self._wait()
         self.engine.store.checkpoint()
         self._world.run(asyncio.sleep(1))
         self.engine.cancel(MessageId(0x5678, 5))

@@ -37,6 +37,20 @@ from fairway.protocol.admin import (
     Switched,
     Weigh,
 )
+from fairway.protocol.delaying import (
+    Cancel,
+    Decided,
+    Fate,
+    Pending,
+    PendingBatch,
+    PendingMessage,
+    PendingPage,
+    Reschedule,
+    Stretch,
+    Tallied,
+    Tally,
+    Which,
+)
 from fairway.protocol.frames import REFUSED, RESPONSE
 from fairway.protocol.messages import (
     AttachedBatch,
@@ -65,11 +79,13 @@ from fairway.protocol.messages import (
     Welcome,
     Whence,
 )
+from fairway.protocol.tracing import Index, Indexed, Named, Names, NumberedConsumer, Retrace, Retraced
 
 FOLDER = Path(__file__).parent / "frame-v1"
 
 BATCH = encode([b"paid"], producer_id=0x0123_4567_89AB_CDEF, first_sequence=0, created_ms=1_700_000_000_000)
 APPENDED_MS = 1_700_000_000_123
+DUE_MS = 1_750_000_000_000
 CONFIG = b"\x80"
 ID = "0000000000000G00000000000Z"
 MEMBER = ("order.changed", "billing", "billing-1")
@@ -97,6 +113,13 @@ ASKED: list[Message] = [
     Switch(Lever.PAUSE_CONSUMER, True, *MEMBER),
     Redrive("order.changed", "billing", [ID], 100),
     Weigh("order.changed", "billing", 2.5),
+    Cancel("order.changed", None, "order-17"),
+    Reschedule("", ID, None, DUE_MS),
+    Pending(Which("order.changed", "order-", APPENDED_MS, DUE_MS + 1), "a;b", 100, True),
+    Tally(Which(), 3_600_000),
+    Retrace(Whence.SEQUENCE, 4_200, 524_288, 78, 1_000),
+    Names([1], [3], [NumberedConsumer(3, 7)]),
+    Index("order.changed", Whence.SEQUENCE, 4_200, 5_000, 8_192, 77, True),
 ]
 
 CONSUMER = ConsumerState("billing-1", 100, 2, 7, 14_000, 3, False, "127.0.0.1:50000")
@@ -120,6 +143,18 @@ ANSWERED: list[tuple[Verb, Message]] = [
     (Verb.SWITCH, Switched(False)),
     (Verb.REDRIVE, Redriven(0, [ID])),
     (Verb.WEIGH, Done()),
+    (Verb.CANCEL, Decided(Fate.CANCELLED, 3)),
+    (Verb.RESCHEDULE, Decided(Fate.ALREADY_DISPATCHED, 0)),
+    (
+        Verb.PENDING,
+        PendingPage(
+            [PendingMessage("order.changed", ID, "order-17", DUE_MS, 4)], "a;c", [PendingBatch("order.changed", 1)]
+        ),
+    ),
+    (Verb.TALLY, Tallied(3, [Stretch(1_749_999_600_000, 3)])),
+    (Verb.RETRACE, Retraced(b"FWR1", 4_200, 4_136, 4_204, 0, 4_204, 78, 1)),
+    (Verb.NAMES, Named(["order.changed"], ["billing"], [""])),
+    (Verb.INDEX, Indexed(b"", 3, 4_312, 17, 4_312, 77, 1)),
 ]
 
 # The same with the fields that were added later; what was written without them is still read.
@@ -129,7 +164,9 @@ TIMED = Described(
     ),
     [SubjectState("order.changed", 17, 4_312, False, 70, [msgspec.structs.replace(GROUP, oldest_ms=APPENDED_MS)])],
 )
-OUTGROWN = frozenset({"describe-answer"})  # nobody writes these any more
+WAITING = Scan("order.changed", Whence.SEQUENCE, 4_312, None, 1_048_576, 77, 1_000, ["paid"], True)
+MEASURED = Scanned([AttachedBatch(4_200, APPENDED_MS)], 4_201, 17, 4_312, 77, 1, len(BATCH))
+OUTGROWN = frozenset({"describe-answer", "scan", "scan-answer"})  # nobody writes these any more
 
 BUSY = Refused(Code.BUSY, "the disk is behind: too many bytes wait for their sync", retry_after_ms=50)
 CORRELATION = 258  # 02 01 on the wire, so that the order of bytes shows
@@ -150,6 +187,8 @@ CASES: dict[str, tuple[int, int, Message]] = {
     **{f"{verb.name.lower()}-answer": (verb, RESPONSE, answered) for verb, answered in ANSWERED},
     "produce-refused": (Verb.PRODUCE, RESPONSE | REFUSED, codec.refusal_of(BUSY)),
     "describe-answer-timed": (Verb.DESCRIBE, RESPONSE, TIMED),
+    "scan-waiting": (Verb.SCAN, 0, WAITING),
+    "scan-answer-measured": (Verb.SCAN, RESPONSE, MEASURED),
     "goodbye": (Verb.GOODBYE, 0, Goodbye("the server stops", None, 1_000)),
     "goodbye-accusing": (Verb.GOODBYE, 0, Goodbye("frame with a wrong checksum", "protocol_error")),
 }

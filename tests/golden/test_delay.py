@@ -86,7 +86,8 @@ def test_the_manifest_names_the_buckets() -> None:
 
 def test_the_buckets_hold_what_is_pending() -> None:
     sequences = []
-    for number, log_id, _, start_ms, end_ms, synced_end in manifest()["buckets"]:
+    catalogued = 0
+    for number, log_id, _, start_ms, end_ms, synced_end, catalogue_at in manifest()["buckets"]:
         data = (FOLDER / "schedule" / f"{number:020d}.log").read_bytes()
         assert (data[:8], u(data, 16, 8), u(data, 24, 8), u(data, 60, 4)) == (
             b"FWYSEG\r\n",
@@ -95,15 +96,44 @@ def test_the_buckets_hold_what_is_pending() -> None:
             crc(data[:60]),
         )
         assert synced_end <= len(data)
-        at = 64
+        at, found, newest = 64, list[tuple[int, int, list[int]]](), 0
         while at < len(data):
             header = data[at : at + 80]
             body = data[at + 80 : at + 80 + u(header, 68, 4)]
-            assert (header[:4], header[5], u(header, 16, 8), u(header, 24, 8)) == (b"FWR1", 5, log_id, at)
+            assert (header[:4], u(header, 16, 8), u(header, 24, 8)) == (b"FWR1", log_id, at)
             assert (u(header, 72, 4), u(header, 76, 4)) == (crc(body), crc(header[:76]))
-            sequences += [(u(header, 12, 4), each) for each in piece(header, body, start_ms, end_ms)]
+            if header[5] == 7:
+                assert catalogue(body) == found
+                newest, catalogued = at, catalogued + 1
+            else:
+                assert header[5] == 5
+                found.append((at, u(header, 12, 4), piece(header, body, start_ms, end_ms)))
             at += 80 + len(body)
-    assert sorted(sequences) == [(1, each) for each in range(6)] + [(2, each) for each in range(3)]
+        assert catalogue_at in (0, newest)
+        sequences += [(subject, each) for _, subject, those in found for each in those]
+    assert sorted(sequences) == [(1, each) for each in range(6)] + [(2, each) for each in range(4)]
+    assert catalogued
+
+
+def catalogue(body: bytes) -> list[tuple[int, int, list[int]]]:
+    """Position, subject id and sequences of the pieces in a CATALOGUE body: the first one of its bucket."""
+    pieces, subjects, messages = u(body, 0, 4), u(body, 4, 4), u(body, 8, 4)
+    assert (u(body, 16, 8), u(body, 24, 8)) == (0, 64)
+    at = 32
+    for _ in range(subjects):
+        length = u(body, at + 4, 2)
+        assert body[at + 8 : at + 8 + length].decode() == {1: "orders", 2: "bills.EU-1_x"}[u(body, at, 4)]
+        at += (8 + length + 7) // 8 * 8
+    columns = at + 16 * pieces
+    assert len(body) == columns + 40 * messages
+    found, first = [], 0
+    for number in range(pieces):
+        position, subject, count = (
+            u(body, at + 16 * number + offset, size) for offset, size in ((0, 8), (8, 4), (12, 4))
+        )
+        found.append((position, subject, [u(body, columns + 8 * each, 8) for each in range(first, first + count)]))
+        first += count
+    return found
 
 
 def piece(header: bytes, body: bytes, start_ms: int, end_ms: int) -> list[int]:

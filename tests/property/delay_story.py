@@ -8,16 +8,16 @@ or after a "cancelled" that was given.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fairway.batch import MessageId
 from fairway.delay.engine import Engine
 from fairway.delay.rows import State
-from fairway.errors import Refused
+from fairway.errors import Code, Refused
 from fairway.names import Subject
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimulatedPowerCut
-from tests.unit.delay.helpers import BILLS, DAY_MS, HOUR_MS, ORDERS, SECOND_MS, Answer, World
+from tests.unit.delay.helpers import BILLS, DAY_MS, HOUR_MS, OPTIONS, ORDERS, SECOND_MS, Answer, World
 
 _KEYS = ["a", "b", "c", None, None, None]
 _DISTANCES_MS = (-DAY_MS, 0, 10, SECOND_MS, 90 * SECOND_MS, 3 * HOUR_MS, 2 * DAY_MS, 40 * DAY_MS, 500 * DAY_MS)
@@ -48,10 +48,13 @@ class Story:
     lines: dict[MessageId, Line] = field(default_factory=dict)
     number: int = 0
     crashes: int = 0
+    is_full: bool = False
+    refusals: int = 0  # of pieces that found no room
 
     def __post_init__(self) -> None:
         self.rng = SeededRng(f"delay story {self.seed}")
-        self.world = World(f"delay {self.seed}", apart=self.seed % 2 == 1, made=self.made)
+        options = replace(OPTIONS, remembered_max=4, catalogue_messages=6)
+        self.world = World(f"delay {self.seed}", options=options, apart=self.seed % 2 == 1, made=self.made)
 
     def run(self, steps: int) -> None:
         with self.world:
@@ -76,6 +79,8 @@ class Story:
             self._jump()
         elif choice < 87:
             self._restart()
+        elif choice < 90 and self.world.schedule_disk is not None:
+            self._run_full()
         else:
             self._crash()
 
@@ -98,7 +103,12 @@ class Story:
         keys = [_KEYS[self.rng.below(len(_KEYS))] for _ in range(count)]
         subject = self._subject()
         producer = self.number  # a stream each: months lie between them, and idle streams are forgotten
-        ids = self.world.send(payloads, due_ms, subject=subject, producer=producer, keys=keys)
+        try:
+            ids = self.world.send(payloads, due_ms, subject=subject, producer=producer, keys=keys)
+        except Refused as refused:
+            if not self.is_full or refused.code is not Code.READ_ONLY:
+                raise
+            return
         if is_awaited:
             self.world.run(self.world.engine.store.durable(self.world.receipt))
         for message_id, payload, due, key in zip(ids, payloads, due_ms, keys, strict=True):
@@ -146,9 +156,7 @@ class Story:
 
     def _note_cancelled(self, message_id: MessageId) -> None:
         """It is cancelled, or was on its way: an intent that is not sent yet is not seen from here."""
-        rows = self.world.engine._pending.by_id(message_id)
-        states = {int(each) for each in self.world.engine.rows.state[rows]}
-        if states == {State.CANCELLED}:
+        if self._state(message_id) == {State.CANCELLED}:
             self.lines[message_id].is_cancelled = True
 
     def _reschedule(self) -> None:
@@ -157,19 +165,32 @@ class Story:
             return
         message_id, line = chosen
         due_ms = self._due_ms()
+        before = self._delivered()
         try:
-            decision = self.world.engine.reschedule(message_id, due_ms)
+            if line.key is not None and self.rng.below(2):
+                ids = [each for each, of in self.lines.items() if (of.key, of.subject) == (line.key, line.subject)]
+                pending = [each for each in ids if self._state(each) == {State.PENDING}]
+                decision = self.world.engine.reschedule_key(line.subject, line.key, due_ms)
+            else:
+                pending, decision = [message_id], self.world.engine.reschedule(message_id, due_ms)
         except Refused:  # it is still loading
             assert not self.world.engine.is_loaded
             return
         if decision.answer is not Answer.RESCHEDULED:
             return
+        assert not before.intersection(pending), "what was delivered is not put off"
         if self.rng.below(5) == 0:
-            line.due_ms.add(due_ms)
+            for each in pending:
+                self.lines[each].due_ms.add(due_ms)
             self._die()
             return
         self.world.decide(decision)
-        line.due_ms = {due_ms}
+        for each in pending:
+            self.lines[each].due_ms = {due_ms}
+
+    def _state(self, message_id: MessageId) -> set[int]:
+        rows = self.world.engine._pending.by_id(message_id)
+        return {int(each) for each in self.world.engine.rows.state[rows]}
 
     # --- what time does ----------------------------------------------------------------------------------------------
 
@@ -187,8 +208,29 @@ class Story:
             self.world.sleep(self.rng.below(20) / 10)
 
     def _jump(self) -> None:
-        """Small jumps are believed at once; large ones only when they last, and are tested apart."""
-        self.world.clock.jump(self.rng.below(2 * HOUR_MS) - HOUR_MS)
+        """Back is believed at once, forward only when it lasts."""
+        reach_ms = (HOUR_MS, 3 * DAY_MS, 20 * DAY_MS)[self.rng.below(3)]
+        self.world.clock.jump(self.rng.below(2 * reach_ms) - reach_ms)
+
+    def _run_full(self) -> None:
+        """The disk of the buckets is full for a while: what was answered stays, decisions are made, messages go out."""
+        self.world.fill()
+        self.is_full = True
+        for _ in range(self.rng.below(4)):
+            self._schedule(is_awaited=True)
+            self._ticks(self.rng.below(20))
+            self.world.sleep(self.rng.below(2_000))
+            self._cancel()
+        self.world.sleep(_HOPS_MS[self.rng.below(len(_HOPS_MS))])  # buckets want to be split
+        self._ticks(self.rng.below(20))
+        self.refusals += self.world.engine._mover.is_full
+        if self.rng.below(3) == 0:
+            self._die()
+        self.world.make_room()
+        self.is_full = False
+        self.world.sleep(1_500)
+        self._ticks(5)
+        self.world.settle()
 
     # --- lives -------------------------------------------------------------------------------------------------------
 

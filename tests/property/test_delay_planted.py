@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fairway.delay.bucket_file import BucketFile
 from fairway.delay.buckets import Span
+from fairway.delay.catalogue import Catalogue
 from fairway.delay.dispatch_log import EventKind
 from fairway.delay.dispatching import Dispatcher, Intent
 from fairway.delay.engine import Engine
+from fairway.delay.forgetting import Memory, _Lot
 from fairway.delay.loader import Loader
 from fairway.delay.moving import Mover
 from fairway.delay.pending import Pending
 from fairway.delay.schedule_log import ScheduleLog
 from fairway.delay.splitting import Split
 from fairway.delay.timekeeper import Timekeeper
-from fairway.delay.wheel import RowNumbers
+from fairway.delay.wheel import RowNumbers, Times
 from fairway.errors import FairwayError
 from tests.property.delay_story import Story
 
@@ -28,15 +31,14 @@ class LosesWhatComesWhileLoading(Engine):
     """An append into a bucket that is being loaded is in neither wheel nor file."""
 
     def _take(self, *args: Any) -> None:
-        before = self.rows.end
         super()._take(*args)
         if len(args) == 4 and not self.is_loaded:
-            self.rows.state[before : self.rows.end] = 0
+            self.rows.state[self._mover.admit()] = 0
 
 
 class _ToTheEnd(Loader):
     def step(self) -> None:
-        self._todo = [(file, file.synced_end) for file, _ in self._todo]
+        self._todo = [(file, file.synced_end, at) for file, _, at in self._todo]
         super().step()
 
 
@@ -79,12 +81,10 @@ class ForgetsCancels(Engine):
 
 
 class _CountsAtOnce(Mover):
-    def _append(self, log: ScheduleLog, *args: Any) -> None:
-        super()._append(log, *args)
-        self._moved(args[3])
-        args[3].left += 1
-        if self._moves and self._moves[0] is args[3]:
-            self.moved_end = args[3].end
+    def _append(self, *args: Any) -> None:
+        super()._append(*args)
+        if self._moves:
+            self.moved_end = self._moves[-1].end
 
 
 class CountsAsMovedWhatIsNotSynced(Engine):
@@ -109,7 +109,7 @@ class ListsBothSidesOfASplit(Engine):
 class _Hasty(Split):
     def step(self, now_ms: int, moved_end: int) -> None:
         super().step(now_ms, moved_end)
-        self._todo = self._todo[:0] if self._todo is not None and self._left else self._todo
+        self._todo = self._todo[:0] if self._todo is not None and self._gatherings else self._todo
 
 
 class SwitchesTooEarly(Engine):
@@ -134,8 +134,62 @@ class RemakesIntentsUnderAnotherName(Engine):
 
 
 class NotesSentInMemory(Engine):
-    def sent(self, number: int) -> None:
+    def sent(self, number: int) -> Times:
         self._journal.intents.pop(number, None)
+        return np.zeros(0, np.int64)
+
+
+class _Forgetful(Memory):
+    def _forget(self, rows: RowNumbers, now_ms: int) -> None:
+        super()._forget(rows, now_ms)
+        self._journal.gone.clear()
+
+
+class ForgetsWhatItSent(Engine):
+    """A row is freed, and no bit says that its message is done with."""
+
+    def on_time(self) -> list[Intent]:
+        self._memory.__class__ = _Forgetful
+        return super().on_time()
+
+
+class _Careless(Memory):
+    def note(self, rows: RowNumbers, now_ms: int) -> None:
+        self._lots.append(_Lot(now_ms, 0, rows))
+        self.count += len(rows)
+
+
+class ForgetsBeforeAManifestSaysSo(Engine):
+    """What is freed may be moved once more."""
+
+    def on_time(self) -> list[Intent]:
+        self._memory.__class__ = _Careless
+        return super().on_time()
+
+
+class _Skipping(Loader):
+    def _load_catalogue(self, file: BucketFile, known: Catalogue) -> int:
+        return super()._load_catalogue(file, known._replace(previous_at=0)) if known.previous_at else 0
+
+
+class BelievesInOneCatalogue(Engine):
+    """The pieces of the oldest catalogue are never loaded."""
+
+    def on_time(self) -> list[Intent]:
+        if self._recovery._loader is not None:
+            self._recovery._loader.__class__ = _Skipping
+        return super().on_time()
+
+
+class _GivesUp(Mover):
+    def _refuse(self, gathering: Any, now_ms: int) -> None:
+        self._is_home(dict.fromkeys(self._young, 0), self._log.file_for(gathering.span))
+
+
+class LosesWhatFindsNoRoom(Engine):
+    def on_time(self) -> list[Intent]:
+        self._mover.__class__ = _GivesUp
+        return super().on_time()
 
 
 @pytest.mark.parametrize(
@@ -151,6 +205,10 @@ class NotesSentInMemory(Engine):
         SwitchesTooEarly,
         RemakesIntentsUnderAnotherName,
         NotesSentInMemory,
+        ForgetsWhatItSent,
+        ForgetsBeforeAManifestSaysSo,
+        BelievesInOneCatalogue,
+        LosesWhatFindsNoRoom,
     ],
 )
 def test_a_planted_fault_is_found(planted: type[Engine]) -> None:
@@ -167,4 +225,5 @@ def test_the_stories_go_through_what_they_are_about() -> None:
     for each in stories:
         each.run(steps=120)
     assert sum(each.world.engine._housekeeper.splits for each in stories) > 0
+    assert sum(each.refusals for each in stories) > 0
     assert sum(broker.repeats for each in stories for broker in each.world.brokers.values()) > 0

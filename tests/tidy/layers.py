@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 # Lazy where the core install (client and command line) reaches; the rest may take what its extra brings at the top.
 # uvloop and prometheus_client are never required, so nobody imports them at the top.
 OPTIONAL: dict[str, frozenset[str]] = {
-    "numpy": _SERVERS | {"storage", "groups", "scheduling", "replication"},
+    "numpy": _SERVERS | {"storage", "groups", "scheduling", "replication", "spark"},
     "pyarrow": frozenset({"spark"}),
     "pyspark": frozenset({"spark"}),
     "sqlalchemy": frozenset(),

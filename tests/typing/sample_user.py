@@ -36,6 +36,27 @@ def send(fw: fairway.Client) -> fairway.Receipt:
     return pending.result(timeout=10)
 
 
+def send_later(fw: fairway.Client) -> fairway.Decision:
+    receipt: fairway.Receipt = fw.send("order.remind", b"{}", key="o-42", after=timedelta(days=3)).result()
+    fw.send("order.remind", b"{}", at=datetime(2027, 1, 1, tzinfo=UTC))
+    fw.send_nowait("order.remind", b"{}", after=90)
+    first: str = fw.send_many("order.remind", [b"1", b"2"], after=3_600).result()[0].id(0)
+    fw.delayed.cancel(first)
+    fw.send_many("order.remind", [b"1", b"2"], at=[datetime.now(UTC), datetime.now(UTC)]).result()
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    for message in fw.delayed.list("order.remind", key_prefix="o-", between=(None, tomorrow), limit=10):
+        due_at: datetime = message.due_at
+        key: str | None = message.key
+        print(message.subject, message.id, key, due_at, message.size_bytes)
+    pending: int = fw.delayed.count(subject="order.remind")
+    stretches: dict[datetime, int] = fw.delayed.histogram(timedelta(hours=1), between=(tomorrow, None))
+    decision: fairway.Decision = fw.delayed.reschedule(receipt.id, after=timedelta(days=7))
+    if decision.fate == "already_dispatched":
+        print("too late", pending, stretches, decision.messages)
+    fw.delayed.cancel(receipt.message_id)
+    return fw.delayed.cancel(subject="order.remind", key="o-42")
+
+
 def send_carefully(fw: fairway.Client, payload: bytes) -> fairway.MessageId | None:
     try:
         return fw.send_nowait("order.changed", payload).result().message_id
@@ -127,6 +148,13 @@ async def converse() -> None:
                 break
             first: fairway.Message | None = await consumer.poll(timeout=1)
             print(first)
+        later: fairway.Receipt = await fw.send("order.remind", b"{}", after=timedelta(days=3))
+        await fw.send_many("order.remind", [b"1", b"2"], after=[1, 2])
+        cancelled: fairway.Decision = await fw.delayed.cancel(later.id)
+        print(cancelled.fate, await fw.delayed.count(), await fw.delayed.histogram(3_600))
+        async for waiting in fw.delayed.list(limit=10):
+            message_waiting: fairway.DelayedMessage = waiting
+            print(message_waiting.due_at)
         async for page in fw.scan("order.changed", start="earliest"):
             print(page.first_sequence, len(page.batch))
 
@@ -144,7 +172,7 @@ def test_orders(fairway_broker: MemoryBroker) -> None:
 
 def main() -> None:
     with fairway.connect(URL) as fw:
-        print(send(fw), send_carefully(fw, b"{}"))
+        print(send(fw), send_later(fw), send_carefully(fw, b"{}"))
         consume(fw)
         steer(fw)
     app.run()

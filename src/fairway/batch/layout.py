@@ -38,6 +38,7 @@ VERSION: Final = 1
 HEADER: Final = struct.Struct("<4sI HHHH II II II II Q Q q Q")
 HEADER_BYTES: Final = HEADER.size
 HEADER_BYTES_MAX: Final = 512  # room for decades of additions; keeps a hostile length small
+_FLAGS_AT: Final = 16  # the lowest byte of the flags that must be understood
 PREFIX: Final = struct.Struct("<4sI")  # magic and crc, which the crc does not cover
 PREFIX_BYTES: Final = PREFIX.size
 
@@ -102,6 +103,11 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     @property
     def has_ids(self) -> bool:
         return bool(self.flags & IDS)
+
+
+def is_delayed(view: Bytes) -> bool:
+    """Whether a batch has due times, before anything else is known of it."""
+    return len(view) >= HEADER_BYTES and bool(view[_FLAGS_AT] & DUE)
 
 
 def section_bytes(flags: int, count: int) -> int:

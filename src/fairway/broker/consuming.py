@@ -7,6 +7,7 @@ from functools import lru_cache
 from fairway.broker.desk import Desk, refusal
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
+from fairway.broker.naming import NameBook
 from fairway.broker.pulling import EMPTY, Puller
 from fairway.broker.reading import Reader
 from fairway.broker.settling import Settler
@@ -31,8 +32,9 @@ _OF_MEMBERS = (Pull, SettleAll, Heartbeat)  # to write it as a union where it is
 class ConsumeProcessor:
     """Handles the requests of consumers, one table for all verbs."""
 
-    def __init__(self, desk: Desk, inboxes: Inboxes, reader: Reader, rng: Rng) -> None:
+    def __init__(self, desk: Desk, inboxes: Inboxes, reader: Reader, rng: Rng, names: NameBook) -> None:
         self._desk = desk
+        self._names = names
         self._inboxes = inboxes
         self._puller = Puller(desk, inboxes, reader)
         self._settler = Settler(desk, rng)
@@ -106,7 +108,9 @@ class ConsumeProcessor:
         if refused is not None:
             request.refuse(refused)
             return
-        written = self._desk.carry_out_all([(host, decision), *self._inboxes.join(host, name, message.arrived)])
+        decided = [(host, decision), *self._inboxes.join(host, name, message.arrived)]
+        written = self._desk.carry_out_all(decided)
+        self._names.note(decided)
         if host.voices.give(name, request.session):
             for other in self._waiting_pulls(host, name, actor):
                 if other.session is request.session:

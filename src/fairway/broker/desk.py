@@ -12,6 +12,7 @@ from typing import Protocol
 from fairway import limits
 from fairway.broker.groups import WEIGHT_UNIT, GroupHost, Groups
 from fairway.broker.parking import Parking
+from fairway.broker.watching import Watches
 from fairway.errors import Code, FairwayError, Refused
 from fairway.groups import Decision, Dying, GroupConfig, Outcome
 from fairway.names import Group as GroupName
@@ -61,6 +62,7 @@ class Desk:
         self._is_closed = False
         self._known: dict[tuple[str, str], GroupHost] = {}  # by names as they come: each request brings them anew
         self.parking = Parking(scheduler, self.call_later)
+        self.watches = Watches(scheduler, self.call_later)
         self.undertaker: Undertaker | None = None  # works at this desk, so it comes after it
 
     # --- looking -----------------------------------------------------------------------------------------------------
@@ -182,6 +184,7 @@ class Desk:
         """Something new was committed to the subject."""
         for host in self.groups.of_subject(subject_id).values():
             self.scheduler.wake(host.key)
+        self.watches.release(subject_id)
 
     def begin_life(self, *, is_lazy: bool = False) -> None:
         """After a restart: every group has its inbox, full leases for all members, and what was dying is seen to.
@@ -260,6 +263,7 @@ class Desk:
             timer.cancel()
         self._timers.clear()
         self.parking.close()
+        self.watches.close()
         for host in self.groups:
             if host.timer is not None:
                 host.timer.cancel()

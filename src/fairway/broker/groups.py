@@ -172,6 +172,18 @@ class Groups:
             )
         )
 
+    def names(self) -> Iterator[Action]:
+        """For readers of the action log who begin at a new segment: which group, and which consumer, has which number.
+        Nothing happened, so there is no time and no configuration."""
+        for host in self:
+            named = msgspec.msgpack.encode((str(host.name), b""))
+            yield Action(ActionKind.GROUP_CONFIG, host.id, host.subject_id, 0, detail=named)
+            for consumer_id, name in host.law.members():
+                yield Action(ActionKind.JOIN, host.id, host.subject_id, 0, consumer_id, detail=name.encode())
+
+    def of_id(self, group_id: int) -> GroupHost | None:
+        return self._hosts.get(group_id)
+
     def _replay_beside(self, host: GroupHost, action: Action) -> None:
         if action.kind is ActionKind.WEIGHT:
             host.weight = action.lot / WEIGHT_UNIT

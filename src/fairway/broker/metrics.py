@@ -1,4 +1,4 @@
-"""The broker's figures in Prometheus' text format. Written by hand: a name, labels and a number per line.
+"""The broker's figures.
 
 A scrape must not hold up the loop. Figures of groups are the dear ones, because a group walks over everything that it
 has in flight: a scrape looks at groups for a few milliseconds, beginning where the last one stopped, and shows what it
@@ -7,19 +7,18 @@ saw of the others before. At most `GROUPS_MAX` groups are shown, and how many ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from fairway.broker.describe import dead_letters_of
 from fairway.broker.groups import GroupHost
-from fairway.serving.meters import Histogram
+from fairway.serving.exposition import Exposition
 
 if TYPE_CHECKING:
     from fairway.broker.server import Broker
     from fairway.groups import Description
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 GROUPS_MAX: Final = 500  # shown: ten series each, as many as a scraper likes to take from one address
 LOOK_NS_MAX: Final = 5_000_000  # at groups, in one scrape: 25 slices
 
@@ -31,52 +30,6 @@ _GROUP_FIGURES: Final = (
     ("dying", "gauge", "Messages on their way to dead letter."),
     ("lost_total", "counter", "Messages that retention took before the group had them."),
 )
-
-
-class Exposition:
-    """Text in the making."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-
-    def family(self, name: str, kind: str, about: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> None:
-        """One name with all its series."""
-        self._lines += (f"# HELP fairway_{name} {about}", f"# TYPE fairway_{name} {kind}")
-        self._lines += [f"fairway_{name}{_labels(labels)} {_number(value)}" for labels, value in samples]
-
-    def one(self, name: str, kind: str, about: str, value: float) -> None:
-        self.family(name, kind, about, [({}, value)])
-
-    def histogram_ms(self, name: str, about: str, series: Mapping[str, Histogram]) -> None:
-        """Histograms that differ in the label `log`. Prometheus counts in seconds."""
-        self._lines += (f"# HELP fairway_{name} {about}", f"# TYPE fairway_{name} histogram")
-        for log, found in series.items():
-            below = 0
-            for bound_ms, count in zip((*found.bounds, float("inf")), found.counts, strict=True):
-                below += count
-                labels = _labels({"log": log, "le": _number(bound_ms / 1_000)})
-                self._lines.append(f"fairway_{name}_bucket{labels} {below}")
-            self._lines.append(f"fairway_{name}_sum{_labels({'log': log})} {_number(found.total / 1_000)}")
-            self._lines.append(f"fairway_{name}_count{_labels({'log': log})} {below}")
-
-    def text(self) -> str:
-        return "\n".join(self._lines) + "\n"
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _number(value: float) -> str:
-    if value == float("inf"):
-        return "+Inf"
-    return str(int(value)) if value == int(value) else repr(value)
 
 
 class Metrics:
@@ -95,6 +48,8 @@ class Metrics:
         self._storage(out)
         self._chores(out)
         self._groups(out)
+        if self._broker.delay is not None:
+            self._broker.delay.show(out)
         return out.text()
 
     def _traffic(self, out: Exposition) -> None:

@@ -26,9 +26,12 @@ from fairway.broker.fetching import Fetches
 from fairway.broker.groups import Groups
 from fairway.broker.housekeeping import Housekeeper
 from fairway.broker.inbox import Inboxes
-from fairway.broker.metrics import CONTENT_TYPE, Metrics
+from fairway.broker.metrics import Metrics
+from fairway.broker.naming import NameBook
 from fairway.broker.produce import ProduceProcessor
 from fairway.broker.reading import Reader
+from fairway.broker.retracing import KEY as RETRACING
+from fairway.broker.retracing import WATCHED, RetraceProcessor
 from fairway.broker.scan import SCAN_WEIGHT, ScanProcessor
 from fairway.broker.steering import SteeringProcessor
 from fairway.errors import FairwayError, Misuse, Refused, StorageFault
@@ -36,8 +39,11 @@ from fairway.names import Subject
 from fairway.protocol import Message, Options, RequestReceived
 from fairway.protocol.admin import BrokerState, Configure, Lever, Scan, Switch
 from fairway.protocol.messages import Heartbeat, Join, Leave, Produce, Pull, SettleAll
+from fairway.protocol.tracing import Index, Names, Retrace
 from fairway.scheduling import Order, Processor, Scheduler, SchedulerOptions
 from fairway.serving.budget import Allowance
+from fairway.serving.delaying import NO_DESK, DelayDesk, concerns_delay, key_of
+from fairway.serving.exposition import CONTENT_TYPE
 from fairway.serving.hall import Hall, HallOptions
 from fairway.serving.http import HttpDoor, Page
 from fairway.serving.meters import Meters, SyncWatch
@@ -55,6 +61,8 @@ _MS_NS = 1_000_000
 _SCAN_LANES = 64  # actors for scans: one subject's scans share one, and weights are kept for so many keys, not for all
 _OF_MEMBERS = (Pull, SettleAll, Heartbeat, Leave)  # a union written where it is asked costs 1 µs
 _READS = (Pull, Scan)
+_WAITS = (Pull, Scan, Retrace)
+_RETRACES = (Retrace, Index, Names)
 _CONTROL_GROWTH = 40  # a decoded control message at its worst, in multiples of its bytes
 _FRAME_SPARE_BYTES = 64 * limits.KIB  # of an answer's frame, for what is not batches
 
@@ -109,12 +117,19 @@ class Broker:
     """One broker on one loop. `await Broker.start(...)`, then `await broker.stop()`."""
 
     def __init__(
-        self, world: BrokerWorld, options: BrokerOptions, store: Store, groups: Groups, order: Order | None = None
+        self,
+        world: BrokerWorld,
+        options: BrokerOptions,
+        store: Store,
+        groups: Groups,
+        order: Order | None = None,
+        delay: DelayDesk | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.clock = world.clock
         self.store = store
         self.options = options
+        self.delay = delay
         self.scheduler = Scheduler(world.clock, loop, options.scheduler, order)
         self.desk = Desk(groups, store, self.scheduler, world.clock, loop.call_later)
         self.desk.undertaker = self.undertaker = Undertaker(self.desk)
@@ -138,6 +153,8 @@ class Broker:
         store.on_fault = self._on_fault
         for lane in range(_SCAN_LANES):
             self.scheduler.set_weight(("scan", lane), SCAN_WEIGHT)
+        self.scheduler.set_weight(RETRACING, SCAN_WEIGHT)
+        store.on_actions = partial(self.desk.watches.release, WATCHED)
         self.produce = ProduceProcessor(store, self._is_read_only, self.desk.wake_subject)
         self.fetches = (
             Fetches(self.scheduler, world.clock, loop.call_later, options.fetches_at_once)
@@ -146,24 +163,39 @@ class Broker:
         )
         reader = Reader(store.messages, self.fetches)
         self._inboxes = Inboxes(self.desk)
-        self.consume = ConsumeProcessor(self.desk, self._inboxes, reader, world.rng)
+        names = NameBook(groups)
+        self.consume = ConsumeProcessor(self.desk, self._inboxes, reader, world.rng, names)
         self._scan = ScanProcessor(self.desk, reader)
+        self._retrace = RetraceProcessor(self.desk, reader, self.fetches, names)
         self.steer = SteeringProcessor(self.desk, self._inboxes, self._state)
 
     @classmethod
-    async def start(cls, world: BrokerWorld, options: BrokerOptions, order: Order | None = None) -> Broker:
-        """Recover the store, bring the groups back to life, listen."""
+    async def start(
+        cls,
+        world: BrokerWorld,
+        options: BrokerOptions,
+        order: Order | None = None,
+        *,
+        delay: DelayDesk | None = None,
+    ) -> Broker:
+        """Recover the store, bring the groups back to life, listen. `delay` takes delayed messages."""
         numpy_or_none()  # importing it takes a tenth of a second: now, not when somebody's first large batch comes
         groups = Groups()
         loop = asyncio.get_running_loop()
         try:
             store = Store.open(
-                world.disk, world.clock, world.rng, defer=loop.call_soon, options=options.store, action_view=groups
+                world.disk,
+                world.clock,
+                world.rng,
+                defer=loop.call_soon,
+                options=options.store,
+                action_view=groups,
+                names=groups.names,
             )
         except FairwayError:
             world.disk.close()
             raise
-        broker = cls(world, options, store, groups, order)
+        broker = cls(world, options, store, groups, order, delay)
         try:
             broker.desk.begin_life(is_lazy=options.store.durability is Durability.MEMORY)
             broker.housekeeper.start()
@@ -223,7 +255,11 @@ class Broker:
     def handle(self, session: Session, received: RequestReceived) -> None:
         """Put a request into the mailbox of its actor; `Refused` and `Misuse` are answered by the session."""
         message = received.message
-        if isinstance(message, Produce):
+        if concerns_delay(received):
+            if self.delay is None:
+                raise NO_DESK
+            self._dispatch(key_of(message), self._request(session, received, received.message), self.delay)
+        elif isinstance(message, Produce):
             subject = Subject.parse(message.subject)  # a name that is none must not become an actor's
             self._dispatch(("produce", subject), self._request(session, received, message), self.produce)
         elif isinstance(message, Join):
@@ -236,7 +272,11 @@ class Broker:
         elif isinstance(message, Scan):
             lane = self.desk.subject(message.subject).id % _SCAN_LANES
             scan = self._bounded(session, message)
-            self._dispatch(("scan", lane), self._request(session, received, scan), self._scan)
+            scanning = self._request(session, received, scan, self.options.wait_ms_max)
+            self._dispatch(("scan", lane), scanning, self._scan)
+        elif isinstance(message, _RETRACES):
+            retracing = self._request(session, received, received.message, self.options.wait_ms_max)
+            self._dispatch(RETRACING, retracing, self._retrace)
         elif isinstance(message, Configure | Switch) and self._may_name(message):
             named = Subject.parse(message.subject)
             request = self._request(session, received, received.message)
@@ -253,14 +293,14 @@ class Broker:
         self, key: Hashable, request: ServedRequest[MessageT], processor: Processor[ServedRequest[MessageT]]
     ) -> None:
         try:
-            self.scheduler.dispatch(key, request, processor)
+            self.scheduler.dispatch(key, request, processor, is_hasty=request.session.is_hasty)
         except Refused:
             request.end()
             raise
 
     def _bounded(self, session: Session, message: MessageT) -> MessageT:
         """The same, asking for no more batches than one answer may carry."""
-        if not isinstance(message, _READS):
+        if not isinstance(message, _READS) or (isinstance(message, Scan) and message.is_dry):
             return message
         bytes_max = min(self.options.response_bytes_max, session.frame_bytes_max - _FRAME_SPARE_BYTES)
         if message.bytes_max <= bytes_max:
@@ -308,7 +348,7 @@ class Broker:
         size = received.control_bytes * _CONTROL_GROWTH + sum(map(len, received.attachments))
         self.waiting.take(size)
         now_ns = self.clock.monotonic_ns()
-        wait_ms = min(message.wait_ms, self.options.wait_ms_max, wait_ms_max) if isinstance(message, Pull) else 0
+        wait_ms = min(message.wait_ms, self.options.wait_ms_max, wait_ms_max) if isinstance(message, _WAITS) else 0
         return ServedRequest(
             session,
             received.correlation,

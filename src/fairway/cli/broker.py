@@ -1,11 +1,13 @@
 """`fairway up` and `fairway broker`: one broker on one data directory, until it is told to end.
 
-`up` is everything that a newcomer needs in one process. That is a broker today; the meta server and the delay server
-join it when they are there, and `broker` remains the broker alone.
+`up` is everything that a newcomer needs in one process: a broker, and a delay server behind the broker's port, with
+its data in the directory `delay` in the broker's. The meta server joins them when it is there. `broker` is the broker
+alone.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,18 +17,28 @@ from fairway import limits
 from fairway.cli import output
 from fairway.cli.options import Durability, Options, flag
 from fairway.cli.settings import ConfigFile, resolve
-from fairway.errors import Misuse
+from fairway.errors import FairwayError, Misuse
 from fairway.world import host as host_machine
 
 if TYPE_CHECKING:
-    from fairway.broker.server import Broker, BrokerOptions
+    from collections.abc import Awaitable, Callable, Sequence
 
-_SPARE_DESCRIPTORS = 256  # for segments, indexes and the loop itself
+    from fairway.broker.server import Broker, BrokerOptions
+    from fairway.delay.options import DelayOptions
+    from fairway.delay.service import Delay, DelayWorld
+    from fairway.storage.recovery import Finding
+    from fairway.storage.store import Store
+    from fairway.world.real_disk import RealDisk
+
+_SPARE_DESCRIPTORS = 512  # for segments, indexes, buckets and the loop itself
 _HOUR_MS = 3_600_000
+_DAY_MS = 24 * _HOUR_MS
+_DELAY = "delay"  # the directory
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  where to dial whoever listens so
 
 UP_HELP = """Run everything in one process. Prints one line with its URL when it is ready.
 
-Everything is the broker, so far. SIGTERM or Ctrl-C stops it cleanly, with exit status 0.
+Everything is a broker and a delay server, so far. SIGTERM or Ctrl-C stops it cleanly, with exit status 0.
 """
 BROKER_HELP = """Run a broker alone. Prints one line with its URL when it is ready.
 
@@ -45,10 +57,33 @@ KeepHours = Annotated[float | None, flag("keep_hours", "HOURS")]
 KeepGib = Annotated[float | None, flag("keep_gib", "GIB")]
 KeepOwedGib = Annotated[float | None, flag("keep_owed_gib", "GIB")]
 LowWaterMib = Annotated[int | None, flag("low_water_mib", "MIB")]
+HorizonDays = Annotated[float | None, flag("horizon_days", "DAYS")]
+PendingMax = Annotated[int | None, flag("pending_max", "N")]
+LogData = Annotated[str | None, flag("log_data", "DIR")]
+
+
+def up(  # noqa: PLR0913, PLR0917  (typer takes the flags from here)
+    data: Data = None,
+    host: Host = None,
+    port: Port = None,
+    http_port: HttpPort = None,
+    durability: Durable = None,
+    buffer_mib: BufferMib = None,
+    keep_hours: KeepHours = None,
+    keep_gib: KeepGib = None,
+    keep_owed_gib: KeepOwedGib = None,
+    low_water_mib: LowWaterMib = None,
+    horizon_days: HorizonDays = None,
+    pending_max: PendingMax = None,
+    log_data: LogData = None,
+    allow_remote: AllowRemote = None,
+    config: ConfigFile = None,
+) -> None:
+    """The help text is above."""
+    _run("up", config, locals())
 
 
 def serve(
-    context: typer.Context,
     data: Data = None,
     host: Host = None,
     port: Port = None,
@@ -62,35 +97,30 @@ def serve(
     allow_remote: AllowRemote = None,
     config: ConfigFile = None,
 ) -> None:
-    """Registered under both names, with the help texts below."""
-    verb = context.info_name or "up"
+    """`fairway broker`; the help text is above."""
+    _run("broker", config, locals())
+
+
+def _run(verb: str, config: Path | None, flags: dict[str, object]) -> None:
     with output.failures(verb):
-        options = resolve(
-            config,
-            data=data,
-            host=host,
-            port=port,
-            http_port=http_port,
-            durability=durability,
-            buffer_mib=buffer_mib,
-            keep_hours=keep_hours,
-            keep_gib=keep_gib,
-            keep_owed_gib=keep_owed_gib,
-            low_water_mib=low_water_mib,
-            allow_remote=allow_remote,
-        ).options
-        if not host_machine.can_serve():
-            raise Misuse("a broker runs on Linux, or on macOS for development; the other commands run here, too")
-        if not options.data:
-            raise Misuse("no data directory: give --data DIR, or set FAIRWAY_DATA, or data in fairway.toml")
+        options = resolve(config, **{name: value for name, value in flags.items() if name != "config"}).options
+        data = data_directory(options)
         from fairway.world import service
 
-        service.run(_serve(verb, Path(options.data), broker_options(options)))
+        service.run(_serve(verb, data, options))
+
+
+def data_directory(options: Options) -> Path:
+    """Of a server; `Misuse` where there cannot be one."""
+    if not host_machine.can_serve():
+        raise Misuse("a broker runs on Linux, or on macOS for development; the other commands run here, too")
+    if not options.data:
+        raise Misuse("no data directory: give --data DIR, or set FAIRWAY_DATA, or data in fairway.toml")
+    return Path(options.data)
 
 
 def broker_options(options: Options) -> BrokerOptions:
     """What the broker makes of the settings."""
-    from fairway import __version__
     from fairway.broker.server import BrokerOptions
     from fairway.protocol import Options as ConnectionOptions
     from fairway.storage import flusher
@@ -107,11 +137,11 @@ def broker_options(options: Options) -> BrokerOptions:
         port=options.port,
         http_port=options.http_port,
         allow_remote=options.allow_remote,
-        connections_max=_connections_max(),
+        connections_max=connections_max(),
         partial_bytes_max=options.buffer_mib * limits.MIB,
         waiting_bytes_max=options.buffer_mib * limits.MIB,
         unsent_bytes_max=options.buffer_mib * limits.MIB,
-        connection=ConnectionOptions(name=f"fairway {__version__}"),
+        connection=ConnectionOptions(name=_name()),
         store=StoreOptions(
             durability=flusher.Durability(options.durability.value),
             retention=policy,
@@ -124,40 +154,122 @@ def _bytes_of(gib: float | None) -> int | None:
     return None if gib is None else round(gib * limits.GIB)
 
 
-def _connections_max() -> int:
+def connections_max() -> int:
     from fairway.broker.server import BrokerOptions
     from fairway.world import service
 
     return max(1, min(BrokerOptions().connections_max, service.raise_descriptor_limit() - _SPARE_DESCRIPTORS))
 
 
-async def _serve(verb: str, data: Path, options: BrokerOptions) -> None:
-    """Start, say so, wait, stop. Raises the fault that ended it, if one did."""
-    import asyncio
+def delay_options(options: Options) -> DelayOptions:
+    """What the delay server makes of the settings."""
+    from fairway.delay.options import DelayOptions
+    from fairway.storage.store import StoreOptions
 
+    default: StoreOptions = DelayOptions().store
+    return DelayOptions(
+        horizon_ms=round(options.horizon_days * _DAY_MS),
+        pending_max=options.pending_max,
+        store=replace(default, low_water_bytes=options.low_water_mib * limits.MIB),
+    )
+
+
+async def _serve(verb: str, data: Path, options: Options) -> None:
+    """Start, say so, wait, stop. Raises the fault that ended it, if one did."""
     from fairway.broker.server import Broker, BrokerWorld
-    from fairway.world import service
+    from fairway.storage import directory
     from fairway.world.clock import RealClock
     from fairway.world.net import RealNet
-    from fairway.world.real_disk import RealDisk
+    from fairway.world.rng import RealRng
+    from fairway.world.service import settle_memory
+
+    asked = asked_to_end()
+    disk = open_disk(data)
+    directory.identify(disk)  # before anything is made in a directory that is not ours
+    delay = _open_delay(data, options) if verb == "up" else None
+    try:
+        world = BrokerWorld(RealClock(), disk, RealNet(), RealRng())
+        started = await Broker.start(world, broker_options(options), delay=None if delay is None else delay.desk)
+    except FairwayError:
+        if delay is not None:
+            await delay.stop()
+        raise
+    if delay is not None:
+        delay.reach_here((_ANYWHERE.get(options.host, options.host), started.port))
+        say_findings(delay.engine.store, delay.engine.log.findings)
+    settle_memory()
+    _say_ready(verb, started, data)
+    await first_of(asked, started.failed, *([] if delay is None else [delay.failed]))
+    try:
+        if delay is not None:
+            await delay.stop()
+    finally:
+        await started.stop()
+
+
+def _open_delay(data: Path, options: Options) -> Delay | None:
+    from fairway.batch.arrays import numpy_or_none
+
+    if numpy_or_none() is None:
+        typer.echo("remark: without numpy no delayed messages are taken: pip install 'fairway[server]'", err=True)
+        return None
+    from fairway.delay.service import Delay
+
+    return Delay.open(delay_world(data / _DELAY, options), delay_options(options), _name())
+
+
+def delay_world(data: Path, options: Options) -> DelayWorld:
+    """The world of a delay server with its data there."""
+    from fairway.delay.service import DelayWorld
+    from fairway.world.clock import RealClock
+    from fairway.world.net import RealNet
     from fairway.world.rng import RealRng
 
-    asked = service.asked_to_end()
-    disk = RealDisk(data, post=asyncio.get_running_loop().call_soon_threadsafe)
-    started = await Broker.start(BrokerWorld(RealClock(), disk, RealNet(), RealRng()), options)
-    _say_ready(verb, started, data)
-    ending = [asyncio.ensure_future(asked.wait()), asyncio.ensure_future(started.failed())]
+    log_disk = None if options.log_data is None else open_disk(Path(options.log_data))
+    return DelayWorld(RealClock(), open_disk(data), RealNet(), RealRng(), log_disk)
+
+
+def open_disk(path: Path) -> RealDisk:
+    import asyncio
+
+    from fairway.world.real_disk import RealDisk
+
+    return RealDisk(path, post=asyncio.get_running_loop().call_soon_threadsafe)
+
+
+def asked_to_end() -> Callable[[], Awaitable[object]]:
+    """Returns when somebody wants the process to end."""
+    from fairway.world import service
+
+    return service.asked_to_end().wait
+
+
+async def first_of(*ways: Callable[[], Awaitable[object]]) -> None:
+    """Return when one of them does."""
+    import asyncio
+
+    ending = [asyncio.ensure_future(way()) for way in ways]
     await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
     for each in ending:
         each.cancel()
-    await started.stop()
+
+
+def say_findings(store: Store, others: Sequence[Finding] = ()) -> None:
+    """What a start had to put right."""
+    for finding in (*store.findings, *others):
+        span = f"{finding.damage.end - finding.damage.start:,} bytes at {finding.damage.start:,}"
+        typer.echo(f"{finding.verdict.value}: {span}: {finding.damage.why}", err=True)
+    for remark in store.remarks:
+        typer.echo(f"remark: {remark}", err=True)
+
+
+def _name() -> str:
+    from fairway import __version__
+
+    return f"fairway {__version__}"
 
 
 def _say_ready(verb: str, started: Broker, data: Path) -> None:
-    for finding in started.store.findings:
-        span = f"{finding.damage.end - finding.damage.start:,} bytes at {finding.damage.start:,}"
-        typer.echo(f"{finding.verdict.value}: {span}: {finding.damage.why}", err=True)
-    for remark in started.store.remarks:
-        typer.echo(f"remark: {remark}", err=True)
+    say_findings(started.store)
     http = f" and {started.http_url}" if started.http_url is not None else ""
     typer.echo(f"fairway {verb}: ready at {started.url}{http}, data in {data}")

@@ -10,7 +10,23 @@ from typing import Annotated
 import typer
 
 from fairway import __version__
-from fairway.cli import bench, broker, config, consume, dead, demo, doctor, inspect, produce, steer, subjects, tail, top
+from fairway.cli import (
+    bench,
+    broker,
+    config,
+    consume,
+    dead,
+    delay,
+    demo,
+    doctor,
+    inspect,
+    pipeline,
+    produce,
+    steer,
+    subjects,
+    tail,
+    top,
+)
 from fairway.cli.verify import verify
 
 app = typer.Typer(
@@ -41,9 +57,9 @@ def _root(
     """
 
 
-_RUN, _USE, _WATCH, _STEER, _CARE = "Run", "Send and consume", "Watch", "Steer", "Care"
+_RUN, _USE, _WATCH, _STEER, _DATA, _CARE = "Run", "Send and consume", "Watch", "Steer", "Data on Spark", "Care"
 
-app.command("up", help=broker.UP_HELP, rich_help_panel=_RUN)(broker.serve)
+app.command("up", help=broker.UP_HELP, rich_help_panel=_RUN)(broker.up)
 app.command("broker", help=broker.BROKER_HELP, rich_help_panel=_RUN)(broker.serve)
 app.add_typer(demo.app, name="demo", rich_help_panel=_RUN)
 app.command(rich_help_panel=_USE)(produce.produce)
@@ -58,6 +74,8 @@ app.command(rich_help_panel=_STEER)(steer.weight)
 app.command(rich_help_panel=_STEER)(steer.pause)
 app.command(rich_help_panel=_STEER)(steer.resume)
 app.add_typer(dead.app, name="dead", rich_help_panel=_STEER)
+app.add_typer(delay.app, name="delay", rich_help_panel=_STEER)
+app.add_typer(pipeline.app, name="pipeline", rich_help_panel=_DATA)
 app.command(rich_help_panel=_CARE)(doctor.doctor)
 app.command(rich_help_panel=_CARE)(bench.bench)
 app.command(rich_help_panel=_CARE)(inspect.inspect)

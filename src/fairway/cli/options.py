@@ -30,7 +30,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     # --- commands that speak to a broker
     url: Annotated[
-        str, Meta(description="The broker to speak to: fairway://HOST:PORT, several with commas between them.")
+        str,
+        Meta(
+            description="The broker to speak to: fairway://HOST:PORT, several with commas between them; "
+            "?delay=HOST:PORT behind it for a delay server that is elsewhere."
+        ),
     ] = "fairway://127.0.0.1:20880"
     patience_s: Annotated[
         float, Meta(ge=0, description="How many seconds to wait for a broker that does not answer yet.")
@@ -77,6 +81,27 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     low_water_mib: Annotated[
         int, Meta(ge=64, description="With less room than this on the disk no messages are taken, only acks.")
     ] = 128
+    horizon_days: Annotated[
+        Annotated[float, Meta(gt=0)], Meta(description="How far ahead a delayed message may be due.")
+    ] = 731.0
+    pending_max: Annotated[
+        int,
+        Meta(ge=1, description="How many delayed messages may be pending; each takes 61 bytes of memory."),
+    ] = 15_000_000
+    log_data: Annotated[
+        str | None,
+        Meta(
+            description="A directory for what was scheduled and is not yet in its bucket, such as one on a small fast "
+            "disk; unset: with the rest of the delayed messages."
+        ),
+    ] = None
+    broker: Annotated[
+        str | None,
+        Meta(
+            description="Where a delay server of its own sends what is due: HOST:PORT[,HOST:PORT] of a broker group. "
+            "Several groups have names, and spaces between them: NAME=HOST:PORT NAME=HOST:PORT."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

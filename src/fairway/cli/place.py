@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from fairway.cli import times
 from fairway.errors import Misuse
 from fairway.world.clock import Clock, RealClock
 
 if TYPE_CHECKING:
     from fairway.client.commands import Place
 
-HELP = "earliest, latest, a sequence, a time (2026-03-01T12:00Z), or how long ago (90s, 15m, 2h, 3d)."
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+HELP = f"earliest, latest, a sequence, a time (2026-03-01T12:00Z), or how long ago ({times.SPAN_HELP})."
 
 
 def parse(text: str, clock: Clock | None = None) -> Place:
@@ -24,14 +22,10 @@ def parse(text: str, clock: Clock | None = None) -> Place:
             return text
     if text.isascii() and text.isdigit():
         return int(text)
-    ago = _AGO.fullmatch(text)
+    ago = times.as_span(text)
     if ago is not None:
-        now = datetime.fromtimestamp((clock or RealClock()).wall_ms() / 1_000, UTC)
-        return now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise Misuse(f"{text!r} is no place in a subject: write {HELP}") from error
-    if moment.tzinfo is None:
-        raise Misuse(f"{text} says no time zone: write {text}Z for UTC, or {text}+02:00")
+        return datetime.fromtimestamp((clock or RealClock()).wall_ms() / 1_000, UTC) - ago
+    moment = times.instant(text)
+    if moment is None:
+        raise Misuse(f"{text!r} is no place in a subject: write {HELP}")
     return moment

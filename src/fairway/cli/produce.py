@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
-from fairway.cli import output
+from fairway.cli import output, times
 from fairway.cli.client import AsJson, Patience, Subject, Url, connected
 from fairway.cli.settings import ConfigFile
 from fairway.errors import Misuse
@@ -31,12 +32,17 @@ Count = Annotated[
 ]
 Key = Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="The key of every message.")]
 Tags = Annotated[list[str] | None, typer.Option("--tag", "-t", metavar="TAG", help="A tag of every message; repeat.")]
+After = Annotated[
+    str | None,
+    typer.Option("--after", metavar="SPAN", help=f"Deliver each so much later: {times.SPAN_HELP}."),
+]
+At = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Deliver them then: 2027-01-01T00:00:00Z.")]
 Headers = Annotated[
     list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="A header of every message; repeat.")
 ]
 
 
-def produce(
+def produce(  # noqa: PLR0913, PLR0917  (one per flag)
     subject: Subject,
     payloads: Payloads = None,
     file: File = None,
@@ -45,6 +51,8 @@ def produce(
     key: Key = None,
     tags: Tags = None,
     headers: Headers = None,
+    after: After = None,
+    at: At = None,
     json: AsJson = False,
     url: Url = None,
     patience_s: Patience = None,
@@ -53,9 +61,12 @@ def produce(
     """Send messages: one for each line of stdin or of a file, or those on the command line.
 
     Returns when all of them are stored: exit status 0. Exit status 1: some were refused. 3: nobody answers.
+
+    With --after or --at they wait for their time: `fairway delay` shows them, and takes them back.
     """
     with connected("produce", config, url, patience_s) as client:
-        sending = _Sending(client, subject, key, tuple(tags or ()), _headers(headers or []))
+        when = _when(after, at)
+        sending = _Sending(client, subject, key, tuple(tags or ()), _headers(headers or []), when)
         total = count if payloads and count else (len(payloads) if payloads else count)
         is_typed = not payloads and file is None and sys.stdin.isatty()
         with output.slow_bar("sending", total, is_wanted=not is_typed) as advance:
@@ -66,35 +77,66 @@ def produce(
         sending.say(as_json=json)
 
 
+class _When(TypedDict, total=False):
+    """What `send` takes; neither of both: at once."""
+
+    after: timedelta
+    at: datetime
+
+
+def _when(after: str | None, at: str | None) -> _When:
+    when: _When = {}
+    if after is not None:
+        when["after"] = times.span(after)
+    if at is not None:
+        when["at"] = times.due(at)
+    if len(when) > 1:
+        raise Misuse("either --after or --at, not both")
+    return when
+
+
 class _Sending:
     """What is sent, and what came of it."""
 
     def __init__(
-        self, client: Client, subject: str, key: str | None, tags: Sequence[str], headers: dict[str, str]
+        self,
+        client: Client,
+        subject: str,
+        key: str | None,
+        tags: Sequence[str],
+        headers: dict[str, str],
+        when: _When,
     ) -> None:
         self._client = client
         self._subject = subject
         self._key = key
         self._tags = tags
         self._headers = headers
+        self._when = when
         self._first: Pending | None = None
         self._last: Pending | None = None
         self.count = 0
 
     def send(self, payload: bytes) -> None:
-        self._last = self._client.send(self._subject, payload, self._key, self._tags, self._headers)
+        self._last = self._client.send(self._subject, payload, self._key, self._tags, self._headers, **self._when)
         self._first = self._first or self._last
         self.count += 1
 
     def say(self, *, as_json: bool) -> None:
-        first = None if self._first is None else self._first.result().sequence
-        last = None if self._last is None else self._last.result().sequence
+        receipts = [pending.result() for pending in (self._first, self._last) if pending is not None]
+        name = "id" if self._when else "sequence"
+        first, last = [getattr(receipt, name) for receipt in receipts] or [None, None]
         if as_json:
-            document = {"subject": self._subject, "messages": self.count, "first_sequence": first}
-            output.write_json({**document, "last_sequence": last})
+            document = {"subject": self._subject, "messages": self.count, f"first_{name}": first, f"last_{name}": last}
+            output.write_json(document)
+            return
+        what = output.count(self.count, "message")
+        if self._when:
+            span = "" if first is None else f": {first}" if first == last else f": {first} to {last}"
+            typer.echo(f"{what} scheduled for {self._subject}{span}")
             return
         span = "" if first is None else f", {first:,}" if first == last else f", {first:,} to {last:,}"
-        typer.echo(f"{output.count(self.count, 'message')} stored in {self._subject}{span}")
+        typer.echo(f"{what} stored in {self._subject}{span}")
 
 
 def _headers(raw: list[str]) -> dict[str, str]:

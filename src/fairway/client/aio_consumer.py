@@ -8,11 +8,11 @@ from typing import Self
 
 from fairway.client.core import Duration, limit_of, seconds_of
 from fairway.client.hand import HANDFUL, LEAVE_S, Hand, check_most
-from fairway.client.loop_link import LoopLink
 from fairway.protocol.consuming import Consuming
 from fairway.protocol.delivery import Message
 from fairway.protocol.line import Line
 from fairway.world.clock import Clock
+from fairway.world.loop_link import LoopLink
 
 
 class AioConsumer(Hand):

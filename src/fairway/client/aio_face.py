@@ -12,34 +12,36 @@ Net, clock and chance are parameters, so that a client runs in a simulation too.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from fairway.batch import MessageId
 from fairway.client import commands, url
 from fairway.client.aio_consumer import AioConsumer
+from fairway.client.aio_delayed import AioDelayed
 from fairway.client.aio_pending import AioBatch, AioPending
+from fairway.client.aio_way import AioWay
 from fairway.client.asking import AnswerT, Command
 from fairway.client.commands import SCAN_BYTES, Place, Scanning
 from fairway.client.core import (
     ASK_S,
     CLOSE_S,
     ClientOptions,
-    Core,
     Duration,
+    Goal,
+    delay_server,
     failures,
     limit_of,
-    no_answer,
     not_stored_yet,
     note_failures,
     seconds_of,
-    unreachable,
 )
+from fairway.client.delaying import due_of, dues_of, is_far
 from fairway.client.hand import LEAVE_S
-from fairway.client.loop_link import LoopLink
 from fairway.client.many import slices
 from fairway.client.settings import ConsumerSettings, id_of, options_of
 from fairway.errors import BufferFull, Misuse
@@ -56,10 +58,6 @@ from fairway.world.rng import RealRng, Rng
 if TYPE_CHECKING:
     from fairway.groups import GroupConfig
 
-T = TypeVar("T")
-
-FIRST_S = 30.0  # for the first attempt to connect to succeed or fail
-
 
 def connect(
     url: str,
@@ -73,7 +71,7 @@ def connect(
     """A client of the broker at `fairway://HOST:PORT`: enter it with `async with`, or await it and `close` it.
 
     Raises `Unreachable` if nobody answers, after trying again for `patience`. Later on a lost connection is found
-    again for ever, whatever the patience.
+    again for ever, whatever the patience. `?delay=HOST:PORT` behind it names a delay server that is elsewhere.
     """
     return AioClient(url, patience, options, net or RealNet(), clock or RealClock(), rng or RealRng())
 
@@ -84,44 +82,53 @@ class AioClient:
     def __init__(
         self, where: str, patience: Duration, options: ClientOptions | None, net: Net, clock: Clock, rng: Rng
     ) -> None:
-        self._addresses = url.parse(where)
+        self._target = url.parse(where)
         self._patience_s = seconds_of(patience)
         self._options = options or ClientOptions()
         self._net = net
         self._clock = clock
         self._rng = rng
-        self._core: Core[AioPending, AioBatch] = Core(
-            clock, rng, self._options, pending_type=AioPending, batch_type=AioBatch
-        )
-        self._producing = self._core.producing
+        self.delayed = AioDelayed(self._ask_delayed, clock)
         self._consumers: list[AioConsumer] = []
-        self._link_or_none: LoopLink | None = None
+        self._way_or_none: AioWay | None = None
+        self._delay_way: AioWay | None = None  # to a delay server that is elsewhere, once it was needed
         self._is_closed = False
 
     async def open(self) -> None:
         """Connect; `async with` and `await` do it."""
-        if self._link_or_none is not None or self._is_closed:
+        if self._way_or_none is not None or self._is_closed:
             raise Misuse("a client is opened once: connect again")
-        link, core = LoopLink(self._core.line, self._addresses, self._net, self._clock), self._core
-        self._link_or_none = link
+        way = self._way_or_none = self._new_way(Goal(self._target.brokers))
         try:
-            await link.wait(core.is_decided, FIRST_S)
-            if self._patience_s and not core.is_connected():
-                await link.wait(core.is_connected, self._patience_s)
-            if not core.is_connected():
-                raise unreachable(self._addresses, core.line.trouble)
+            await way.wait_connected(self._patience_s)
         except BaseException:
             self._is_closed = True
-            link.abort()
+            way.link.abort()
             raise
 
+    def _new_way(self, goal: Goal) -> AioWay:
+        return AioWay(goal, self._options, self._net, self._clock, self._rng)
+
     @property
-    def _link(self) -> LoopLink:
-        link = self._link_or_none
-        if link is None or self._is_closed:
+    def _way(self) -> AioWay:
+        way = self._way_or_none
+        if way is None or self._is_closed:
             raise Misuse("this client is not open: `async with fairway.aio.connect(url) as client`")
-        link.check()
-        return link
+        way.link.check()
+        return way
+
+    def _delaying(self) -> AioWay:
+        """Where delayed messages go, and questions about them."""
+        way = self._way
+        if not self._target.delay:
+            return way
+        if self._delay_way is None:
+            self._delay_way = self._new_way(delay_server(self._target.delay))
+        self._delay_way.check()
+        return self._delay_way
+
+    def _ways(self) -> list[AioWay]:
+        return [way for way in (self._way_or_none, self._delay_way) if way is not None]
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -133,20 +140,41 @@ class AioClient:
         tags: Collection[str] = (),
         headers: Mapping[str, str] | None = None,
         id: MessageId | str | None = None,
+        after: Duration | None = None,
+        at: datetime | None = None,
     ) -> Awaitable[Receipt]:
         """Put a message on its way; awaiting it waits until it is durable, and gives its receipt.
 
-        It is on its way before it is awaited, unless the buffer is full: then awaiting it waits for room first.
+        With `after` or `at` it is delivered then, and never before; a time that is past means at once. It is on its way
+        before it is awaited, unless the buffer is full: then awaiting it waits for room first.
         """
+        if after is not None or at is not None:
+            way, add = self._due_add(due_of(after, at, self._clock), subject, payload, key, tags, headers, id)
+        else:
+            try:
+                return self.send_nowait(subject, payload, key, tags, headers, id)
+            except BufferFull as full:
+                born = None if id is None else id_of(id)
+                plain = partial(self._way.producing.add, subject, payload, key, tags, headers, born)
+                return self._way.put_later(plain, full)
         try:
-            return self.send_nowait(subject, payload, key, tags, headers, id)
+            return way.put_now(add)
         except BufferFull as full:
-            born = None if id is None else id_of(id)
-            add = partial(self._producing.add, subject, payload, key, tags, headers, born)
-            return self._send_later(add, full)
+            return way.put_later(add, full)
 
-    async def _send_later(self, add: Callable[[], AioPending], full: BufferFull) -> Receipt:
-        return await (await self._wait_and_add(add, full))
+    def _due_add(
+        self,
+        due_ms: int,
+        subject: str,
+        payload: bytes,
+        key: str | None,
+        tags: Collection[str],
+        headers: Mapping[str, str] | None,
+        id: MessageId | str | None,
+    ) -> tuple[AioWay, Callable[[], AioPending]]:
+        way = self._delaying()
+        add = way.producing.add_alone if is_far(due_ms, self._clock) else way.producing.add
+        return way, partial(add, subject, payload, key, tags, headers, None if id is None else id_of(id), due_ms)
 
     def send_nowait(
         self,
@@ -156,13 +184,19 @@ class AioClient:
         tags: Collection[str] = (),
         headers: Mapping[str, str] | None = None,
         id: MessageId | str | None = None,
+        after: Duration | None = None,
+        at: datetime | None = None,
     ) -> AioPending:
         """Put a message on its way, or raise `BufferFull`; what it returns may be awaited."""
-        link = self._link
-        pending = self._producing.add(subject, payload, key, tags, headers, None if id is None else id_of(id))
-        if self._producing.is_stirred:
-            self._producing.is_stirred = False
-            link.stir()
+        if after is not None or at is not None:
+            delaying, add = self._due_add(due_of(after, at, self._clock), subject, payload, key, tags, headers, id)
+            return delaying.put_now(add)
+        way = self._way
+        producing = way.producing
+        pending = producing.add(subject, payload, key, tags, headers, None if id is None else id_of(id))
+        if producing.is_stirred:
+            producing.is_stirred = False
+            way.link.stir()
         return pending
 
     async def send_many(
@@ -174,47 +208,40 @@ class AioClient:
         tags: Sequence[Collection[str] | None] | None = None,
         headers: Sequence[Mapping[str, str] | None] | None = None,
         ids: Sequence[MessageId | None] | None = None,
+        after: Duration | Sequence[Duration] | None = None,
+        at: datetime | Sequence[datetime] | None = None,
     ) -> list[BatchReceipt]:
-        """Many messages in their order; returns when all are durable, with one receipt per batch."""
+        """Many messages in their order; returns when all are durable, with one receipt per batch.
+
+        `after` or `at` is one time for all of them, or a list with one for each.
+        """
+        due_ms = dues_of(len(payloads), after, at, self._clock)
         batches: list[AioBatch] = []
-        for part in slices(payloads, keys=keys, tags=tags, headers=headers, ids=ids):
-            link = self._link
-            add = partial(self._producing.add_many, subject, part.payloads, **part.columns)
+        for part in slices(payloads, keys=keys, tags=tags, headers=headers, ids=ids, due_ms=due_ms):
+            way = self._way if due_ms is None else self._delaying()
+            add = partial(way.producing.add_many, subject, part.payloads, **part.columns)
             try:
                 batches += add()
             except BufferFull as full:
-                batches += await self._wait_and_add(add, full)
-            link.pump()
+                batches += await way.wait_and_put(add, full)
+            way.link.pump()
         return [await each for each in batches]
-
-    async def _wait_and_add(self, add: Callable[[], T], full: BufferFull) -> T:
-        """There was no room: wait for it, in turn, and try again."""
-        while True:
-            link, has_room = self._link, asyncio.Event()
-            cancel = self._producing.when_room(full.messages, full.size_bytes, has_room.set)
-            link.stir()
-            try:
-                await has_room.wait()
-            finally:
-                cancel()
-            try:
-                added = add()
-            except BufferFull as still:
-                full = still
-            else:
-                self._link.stir()
-                return added
 
     async def flush(self, timeout: Duration | None = None) -> None:  # noqa: ASYNC109  as in the sync face
         """Wait until everything sent so far is stored, or has failed; raises a group of the failures nobody saw."""
-        link, flushing = self._link, self._producing.flush()
-        link.pump()
-        if not await link.wait(lambda: flushing.is_done, limit_of(timeout)):
-            raise not_stored_yet(self._producing.messages, timeout)
+        limit_s = limit_of(timeout)
+        self._way.check()
+        if not await self._flushed(None if limit_s is None else self._clock.monotonic_ns() + int(limit_s * 1e9)):
+            raise not_stored_yet(sum(way.producing.messages for way in self._ways()), timeout)
         self._raise_unseen()
 
+    async def _flushed(self, end_ns: int | None) -> bool:
+        """Whether everything is settled by then."""
+        flushing = [(way, way.begin_flush()) for way in self._ways()]
+        return all([await way.flushed(each, end_ns) for way, each in flushing])
+
     def _raise_unseen(self) -> None:
-        unseen = self._producing.take_unseen()
+        unseen = [error for way in self._ways() for error in way.producing.take_unseen()]
         if unseen:
             raise failures(unseen)
 
@@ -222,7 +249,8 @@ class AioClient:
 
     def consumer(self, subject: str, group: str, **settings: Unpack[ConsumerSettings]) -> AioConsumer:
         """Join a group on a subject. `fairway.ConsumingOptions` says what can be set."""
-        link, line = self._link, self._core.line
+        way = self._way
+        link, line = way.link, way.core.line
         session = Consuming(options_of(subject, group, settings), self._rng, on_change=link.stir)
         made = AioConsumer(session, line, link, self._clock, self._consumers.remove)
         self._consumers.append(made)
@@ -244,14 +272,12 @@ class AioClient:
         command: Command[AnswerT],
         timeout: Duration = ASK_S,  # noqa: ASYNC109
     ) -> tuple[AnswerT, Sequence[Bytes]]:
-        link, question = self._link, self._core.questions.put(command)
-        link.stir()
-        try:
-            if not await link.wait(question.is_answered, seconds_of(timeout)):
-                raise no_answer(command.message, timeout, self._core.line.trouble)
-        finally:
-            question.is_abandoned = True
-        return question.answer()
+        return await self._way.ask(command, timeout)
+
+    async def _ask_delayed(self, command: Command[AnswerT]) -> AnswerT:
+        way = self._delaying()
+        await way.wait_connected(self._patience_s)
+        return (await way.ask(command, ASK_S))[0]
 
     async def describe(
         self, subject: str | None = None, group: str | None = None, *, depth: Depth = Depth.GROUPS, after: str = ""
@@ -306,24 +332,20 @@ class AioClient:
 
         Raises a group of the failures that nobody looked at; what is not stored by then is among them.
         """
-        link = self._link_or_none
-        if self._is_closed or link is None:
+        way = self._way_or_none
+        if self._is_closed or way is None:
             return
         end_ns = self._clock.monotonic_ns() + int(seconds_of(timeout) * 1e9)
         try:
             for consumer in tuple(self._consumers):
-                await consumer.close(min(LEAVE_S, self._left_s(end_ns)))
-            flushing = self._producing.flush()
-            link.pump()
-            await link.wait(lambda: flushing.is_done, self._left_s(end_ns))
+                await consumer.close(min(LEAVE_S, way.left_s(end_ns)))
+            await self._flushed(end_ns)
         finally:
             self._is_closed = True
-            self._producing.give_up("the client was closed before an answer came")
-            await link.close(min(1.0, self._left_s(end_ns)))
+            async with AsyncExitStack() as all_of_them:  # whatever happens to one of them
+                for each in self._ways():
+                    all_of_them.push_async_callback(each.hang_up, end_ns)
         self._raise_unseen()
-
-    def _left_s(self, end_ns: int) -> float:
-        return max(end_ns - self._clock.monotonic_ns(), 0) / 1e9
 
     def __await__(self) -> Generator[Any, None, Self]:
         yield from self.open().__await__()

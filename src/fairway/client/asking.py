@@ -1,18 +1,23 @@
 """Questions of operators and tools, as one session of a line: each is asked once the line is open, and answered once.
 
 A question whose answer was lost with the connection is asked again where that can do no harm; otherwise its caller is
-told that nobody knows. A refusal is for the caller to judge.
+told that nobody knows. A refusal is for the caller to judge, but for one: a delay server that has just been started and
+reads its files says when to ask again, and is asked again.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Generic, TypeVar
 
-from fairway.errors import InvariantViolated, OutcomeUnknown, Refused
+from fairway.errors import Code, InvariantViolated, OutcomeUnknown, Refused
 from fairway.protocol import codec
 from fairway.protocol.admin import Describe, Redrive, Scan, Seek, Switch, Weigh
+from fairway.protocol.backoff import NS_PER_MS
+from fairway.protocol.delaying import Cancel, Pending, Reschedule, Tally
 from fairway.protocol.frames import Bytes
 from fairway.protocol.messages import Message
 from fairway.protocol.session import Answer, Ask, Lost, Outcome
@@ -21,7 +26,8 @@ AnswerT = TypeVar("AnswerT", bound=Message)
 
 # Asked twice, these leave things as if they had been asked once. CONFIGURE is not among them: its second time would be
 # refused because of the first.
-HARMLESS_TWICE: frozenset[type[Message]] = frozenset({Describe, Scan, Seek, Switch, Weigh, Redrive})
+ABOUT_DELAYED: frozenset[type[Message]] = frozenset({Cancel, Reschedule, Pending, Tally})
+HARMLESS_TWICE: frozenset[type[Message]] = ABOUT_DELAYED | {Describe, Scan, Seek, Switch, Weigh, Redrive}
 
 
 class Command(Generic[AnswerT]):
@@ -37,11 +43,12 @@ class Command(Generic[AnswerT]):
 class Question(Generic[AnswerT]):
     """One command that was given, and what came of it."""
 
-    __slots__ = ("_answer_type", "_outcome", "_told", "is_abandoned", "message")
+    __slots__ = ("_answer_type", "_outcome", "_told", "is_abandoned", "message", "refused")
 
     def __init__(self, command: Command[AnswerT], told: Callable[[], None] | None) -> None:
         self.message = command.message
         self.is_abandoned = False  # whoever asked has gone: do not ask any more
+        self.refused: Refused | None = None  # the last time, by who is to be asked again
         self._answer_type = command.answer_type
         self._outcome: Outcome | None = None
         self._told = told
@@ -72,6 +79,8 @@ class Questions:
 
     def __init__(self) -> None:
         self._waiting: deque[Question[Message]] = deque()
+        self._later: list[tuple[int, int, Question[Message]]] = []  # a heap, by when to ask again
+        self._numbers = count()
 
     def put(self, command: Command[AnswerT], told: Callable[[], None] | None = None) -> Question[AnswerT]:
         """Ask as soon as possible; `told` is called, in the line's thread, when the outcome is there."""
@@ -84,6 +93,8 @@ class Questions:
         """Nothing to say first."""
 
     def asks(self, room: int, now_ns: int) -> Iterator[Ask]:
+        while self._later and self._later[0][0] <= now_ns:
+            self._waiting.append(heapq.heappop(self._later)[2])
         while room and self._waiting:
             question = self._waiting.popleft()
             if not question.is_abandoned:
@@ -95,8 +106,17 @@ class Questions:
             raise InvariantViolated(f"an answer to {token!r}, which is not a question")
         if isinstance(outcome, Lost) and type(token.message) in HARMLESS_TWICE:
             self._waiting.append(token)
+        elif isinstance(outcome, Refused) and _is_passing(token, outcome):
+            token.refused = outcome
+            heapq.heappush(
+                self._later, (now_ns + (outcome.retry_after_ms or 0) * NS_PER_MS, next(self._numbers), token)
+            )
         else:
             token.settle(outcome)
 
     def next_deadline(self) -> int | None:
-        return None
+        return self._later[0][0] if self._later else None
+
+
+def _is_passing(question: Question[Message], refused: Refused) -> bool:
+    return type(question.message) in ABOUT_DELAYED and refused.code is Code.BUSY and bool(refused.retry_after_ms)

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Generic, TypeAlias, TypeVar
 
-from fairway.client.asking import Questions
+from fairway.client.asking import AnswerT, Question, Questions
 from fairway.client.url import SCHEME, Address
 from fairway.errors import Misuse, Unreachable
 from fairway.protocol.line import Line, LineOptions
-from fairway.protocol.messages import Message
 from fairway.protocol.pending import Pending, PendingBatch
 from fairway.protocol.producing import ProducerOptions, Producing
 from fairway.world.clock import Clock
@@ -89,13 +88,26 @@ class Core(Generic[PendingT, BatchT]):
         return self.line.connections > 0
 
 
-def unreachable(addresses: tuple[Address, ...], trouble: str | None) -> Unreachable:
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Whom a line is for, and how a person would start it."""
+
+    addresses: tuple[Address, ...]
+    name: str = "broker"
+    command: str = "fairway broker"
+
+
+def delay_server(addresses: tuple[Address, ...]) -> Goal:
+    return Goal(addresses, "delay server", "fairway delay serve")
+
+
+def unreachable(goal: Goal, trouble: str | None) -> Unreachable:
     """The sentence for who cannot be connected, with the remedy."""
-    where = ",".join(map(str, addresses))
+    where = ",".join(map(str, goal.addresses))
     why = trouble or "no answer yet"
     return Unreachable(
-        f"no broker at {SCHEME}{where}: {why}. Is it running there (`fairway broker --port {addresses[0].port}`)? "
-        "To wait for it, connect with patience=SECONDS (--patience-s)"
+        f"no {goal.name} at {SCHEME}{where}: {why}. Is it running there (`{goal.command} --port "
+        f"{goal.addresses[0].port}`)? To wait for it, connect with patience=SECONDS (--patience-s)"
     )
 
 
@@ -103,8 +115,12 @@ def not_stored_yet(messages: int, timeout: Duration | None) -> TimeoutError:
     return TimeoutError(f"{messages} messages are not stored after {timeout} s: they may still be")
 
 
-def no_answer(message: Message, timeout: Duration, trouble: str | None) -> TimeoutError:
-    return TimeoutError(f"no answer to {type(message).__name__} after {timeout} s: {trouble or 'the broker is silent'}")
+def no_answer(question: Question[AnswerT], timeout: Duration, trouble: str | None) -> Exception:
+    """What ends the wait for an answer: the refusal that did not pass, or silence."""
+    if question.refused is not None:
+        return question.refused
+    kind = type(question.message).__name__
+    return TimeoutError(f"no answer to {kind} after {timeout} s: {trouble or 'the broker is silent'}")
 
 
 def failures(unseen: list[Exception]) -> ExceptionGroup[Exception]:

@@ -3,14 +3,19 @@
 The caller's own thread encodes and writes; one daemon thread reads (`world.link`). A client may be used from any number
 of threads. After a fork the child's copy starts over by itself, with a connection and producer ids of its own: what the
 parent had buffered is the parent's, and so are its consumers.
+
+Delayed messages, and questions about them, go to the broker as everything else does; or to the delay server that the
+URL names, over a connection of its own that is made when it is first needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from fairway.batch import MessageId
 from fairway.client import commands, url
@@ -21,25 +26,28 @@ from fairway.client.core import (
     ASK_S,
     CLOSE_S,
     ClientOptions,
-    Core,
     Duration,
+    Goal,
+    delay_server,
     failures,
     limit_of,
-    no_answer,
     not_stored_yet,
     note_failures,
     seconds_of,
-    unreachable,
 )
+from fairway.client.delayed import Delayed
+from fairway.client.delaying import due_of, dues_of, is_far
 from fairway.client.hand import LEAVE_S
 from fairway.client.many import PendingMany, slices
 from fairway.client.pending import SyncBatch, SyncPending
 from fairway.client.settings import ConsumerSettings, id_of, options_of
+from fairway.client.sync_way import SyncWay
 from fairway.errors import BufferFull, Misuse
 from fairway.protocol.admin import Configured, Depth, Described, Redriven, Sought, Switched
 from fairway.protocol.consuming import Consuming
 from fairway.protocol.delivery import Page
 from fairway.protocol.frames import Bytes
+from fairway.protocol.line import Line
 from fairway.protocol.messages import Message
 from fairway.world.clock import Clock, RealClock
 from fairway.world.link import Link
@@ -48,10 +56,7 @@ from fairway.world.rng import RealRng, Rng
 if TYPE_CHECKING:
     from fairway.groups import GroupConfig
 
-T = TypeVar("T")
-
 SEND_S = 60.0  # that `send` waits for room in the buffer, unless told otherwise
-FIRST_S = 30.0  # for the first attempt to connect to succeed or fail: a host that is up answers much sooner
 EXIT_S = 10.0  # for what is buffered to be stored when the program ends without `close`
 
 
@@ -59,7 +64,7 @@ def connect(url: str, *, patience: Duration = 0, options: ClientOptions | None =
     """A client of the broker at `fairway://HOST:PORT` (several, with commas between them: the first that answers).
 
     Raises `Unreachable` if nobody answers, after trying again for `patience`. Later on a lost connection is found
-    again for ever, whatever the patience.
+    again for ever, whatever the patience. `?delay=HOST:PORT` behind it names a delay server that is elsewhere.
     """
     client = Client(url, options)
     try:
@@ -76,24 +81,27 @@ class Client:
     def __init__(
         self, where: str, options: ClientOptions | None = None, *, clock: Clock | None = None, rng: Rng | None = None
     ) -> None:
-        self._addresses = url.parse(where)
+        self._target = url.parse(where)
         self._options = options or ClientOptions()
         self._clock = clock or RealClock()
         self._rng = rng or RealRng()
+        self._patience_s = 0.0
         self._is_closed = False
+        self.delayed = Delayed(self._ask_delayed, self._clock)
         self._start()
 
     def _start(self) -> None:
-        self._core: Core[SyncPending, SyncBatch] = Core(
-            self._clock, self._rng, self._options, pending_type=SyncPending, batch_type=self._batch
-        )
-        self._producing = self._core.producing
+        self._way = self._new_way(Goal(self._target.brokers))
+        self._delay_way: SyncWay | None = None  # to a delay server that is elsewhere
+        self._core, self._producing = self._way.core, self._way.producing
         self._consumers: list[Consumer] = []
-        self._link = Link(self._core.line, self._addresses, self._clock, at_exit=partial(self.close, EXIT_S))
-        self._link.start()
+        self._link = self._way.link  # last: other threads go by it
 
-    def _batch(self, subject: str, run_later: Any) -> SyncBatch:
-        return SyncBatch(subject, run_later, self._link)
+    def _new_way(self, goal: Goal) -> SyncWay:
+        return SyncWay(goal, self._options, self._clock, self._rng, self._new_link)
+
+    def _new_link(self, line: Line, goal: Goal) -> Link:
+        return Link(line, goal.addresses, self._clock, at_exit=partial(self.close, EXIT_S))
 
     def _live(self) -> Link:
         """The link; in a forked child a new one."""
@@ -107,14 +115,26 @@ class Client:
         self._link.check()
         return self._link
 
+    def _delaying(self) -> SyncWay:
+        """Where delayed messages go, and questions about them."""
+        link = self._live()
+        if not self._target.delay:
+            return self._way
+        with link.lock:
+            if self._delay_way is None and not self._is_closed:
+                self._delay_way = self._new_way(delay_server(self._target.delay))
+            way = self._delay_way or self._way
+        way.link.check()
+        return way
+
+    def _ways(self) -> list[SyncWay]:
+        return [self._way] if self._delay_way is None else [self._way, self._delay_way]
+
     def wait_connected(self, patience: Duration = 0) -> None:
         """Return when a connection has been made, now or before; `Unreachable` if that takes too long."""
-        link, core, patience_s = self._live(), self._core, seconds_of(patience)
-        link.wait(core.is_decided, FIRST_S)
-        if patience_s and not core.is_connected():
-            link.wait(core.is_connected, patience_s)
-        if not core.is_connected():
-            raise unreachable(self._addresses, core.line.trouble)
+        self._live()
+        self._patience_s = seconds_of(patience)
+        self._way.wait_connected(self._patience_s)
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -126,13 +146,19 @@ class Client:
         tags: Collection[str] = (),
         headers: Mapping[str, str] | None = None,
         id: MessageId | str | None = None,
-        *,
+        after: Duration | None = None,
+        at: datetime | None = None,
         timeout: Duration = SEND_S,
     ) -> SyncPending:
         """Put a message on its way; `.result()` waits until it is durable and gives its receipt.
 
-        While the buffer is full it waits for room, up to `timeout`, then raises `BufferFull`.
+        With `after` or `at` it is delivered then, and never before; a time that is past means at once. While the buffer
+        is full it waits for room, up to `timeout`, then raises `BufferFull`.
         """
+        if after is not None or at is not None:
+            due_ms, way = due_of(after, at, self._clock), self._delaying()
+            add = way.producing.add_alone if is_far(due_ms, self._clock) else way.producing.add
+            return way.put(partial(add, subject, payload, key, tags, headers, _born(id), due_ms), timeout)
         link = self._link
         if self._is_closed or link.is_orphan:
             link = self._live()
@@ -143,9 +169,8 @@ class Client:
                 pending = producing.add(subject, payload, key, tags, headers, born)
                 is_stirred, producing.is_stirred = producing.is_stirred, False
         except BufferFull as full:
-            add = partial(producing.add, subject, payload, key, tags, headers, born)
-            pending = self._wait_and_add(add, full, timeout)
-            is_stirred = True
+            again = partial(producing.add, subject, payload, key, tags, headers, born)
+            return self._way.wait_and_put(again, full, timeout)
         if is_stirred:
             link.pump()
         return pending
@@ -158,15 +183,16 @@ class Client:
         tags: Collection[str] = (),
         headers: Mapping[str, str] | None = None,
         id: MessageId | str | None = None,
+        after: Duration | None = None,
+        at: datetime | None = None,
     ) -> SyncPending:
         """`send` that never waits: `BufferFull` if there is no room now."""
-        link, born = self._live(), None if id is None else id_of(id)
-        with link.lock:
-            pending = self._producing.add(subject, payload, key, tags, headers, born)
-            is_stirred, self._producing.is_stirred = self._producing.is_stirred, False
-        if is_stirred:
-            link.pump()
-        return pending
+        self._live()
+        if after is None and at is None:
+            return self._way.put_now(partial(self._producing.add, subject, payload, key, tags, headers, _born(id)))
+        due_ms, way = due_of(after, at, self._clock), self._delaying()
+        add = way.producing.add_alone if is_far(due_ms, self._clock) else way.producing.add
+        return way.put_now(partial(add, subject, payload, key, tags, headers, _born(id), due_ms))
 
     def send_many(
         self,
@@ -177,64 +203,38 @@ class Client:
         tags: Sequence[Collection[str] | None] | None = None,
         headers: Sequence[Mapping[str, str] | None] | None = None,
         ids: Sequence[MessageId | None] | None = None,
+        after: Duration | Sequence[Duration] | None = None,
+        at: datetime | Sequence[datetime] | None = None,
         timeout: Duration = SEND_S,
     ) -> PendingMany:
         """Many messages in their order, in as few batches as there can be; one receipt for each batch.
 
-        Waits for room like `send`; each slice of a few thousand messages is added whole or not at all.
+        `after` or `at` is one time for all of them, or a list with one for each. Waits for room like `send`; each slice
+        of a few thousand messages is added whole or not at all.
         """
+        due_ms = dues_of(len(payloads), after, at, self._clock)
         batches: list[SyncBatch] = []
-        for part in slices(payloads, keys=keys, tags=tags, headers=headers, ids=ids):
-            batches += self._send_part(subject, part.payloads, part.columns, timeout)
+        for part in slices(payloads, keys=keys, tags=tags, headers=headers, ids=ids, due_ms=due_ms):
+            self._live()
+            way = self._way if due_ms is None else self._delaying()
+            batches += way.put(partial(way.producing.add_many, subject, part.payloads, **part.columns), timeout)
         return PendingMany(batches)
-
-    def _send_part(
-        self, subject: str, payloads: Sequence[bytes], columns: dict[str, Any], timeout: Duration
-    ) -> list[SyncBatch]:
-        link = self._live()
-        add = partial(self._producing.add_many, subject, payloads, **columns)
-        try:
-            with link.lock:
-                batches = add()
-        except BufferFull as full:
-            batches = self._wait_and_add(add, full, timeout)
-        link.pump()
-        return batches
-
-    def _wait_and_add(self, add: Callable[[], T], full: BufferFull, timeout: Duration) -> T:
-        """There was no room: wait for it, in turn, and try again."""
-        link, producing = self._link, self._producing
-        end_ns = self._clock.monotonic_ns() + int(seconds_of(timeout) * 1e9)
-        while not link.in_reader and self._clock.monotonic_ns() < end_ns:
-            has_room: list[bool] = []
-            with link.lock:
-                cancel = producing.when_room(full.messages, full.size_bytes, partial(has_room.append, True))
-            link.pump()
-            try:
-                link.wait(partial(bool, has_room), self._left_s(end_ns))
-            finally:
-                with link.lock:
-                    cancel()
-            try:
-                with link.lock:
-                    return add()
-            except BufferFull as still:
-                full = still
-        raise full
 
     def flush(self, timeout: Duration | None = None) -> None:
         """Wait until everything sent so far is stored, or has failed; raises a group of the failures nobody saw."""
-        link = self._live()
-        with link.lock:
-            flushing = self._producing.flush()
-        link.pump()
-        if not link.wait(lambda: flushing.is_done, limit_of(timeout)):
-            raise not_stored_yet(self._producing.messages, timeout)
+        limit_s = limit_of(timeout)
+        self._live()
+        if not self._flushed(None if limit_s is None else self._clock.monotonic_ns() + int(limit_s * 1e9)):
+            raise not_stored_yet(sum(way.producing.messages for way in self._ways()), timeout)
         self._raise_unseen()
 
+    def _flushed(self, end_ns: int | None) -> bool:
+        """Whether everything is settled by then."""
+        flushing = [(way, way.begin_flush()) for way in self._ways()]
+        return all(way.flushed(each, end_ns) for way, each in flushing)
+
     def _raise_unseen(self) -> None:
-        with self._link.lock:
-            unseen = self._producing.take_unseen()
+        unseen = [error for way in self._ways() for error in way.take_unseen()]
         if unseen:
             raise failures(unseen)
 
@@ -265,16 +265,13 @@ class Client:
         return self._ask(command, timeout)[0]
 
     def _ask(self, command: Command[AnswerT], timeout: Duration = ASK_S) -> tuple[AnswerT, Sequence[Bytes]]:
-        link = self._live()
-        with link.lock:
-            question = self._core.questions.put(command)
-        link.pump()
-        try:
-            if not link.wait(question.is_answered, seconds_of(timeout)):
-                raise no_answer(command.message, timeout, self._core.line.trouble)
-        finally:
-            question.is_abandoned = True
-        return question.answer()
+        self._live()
+        return self._way.ask(command, timeout)
+
+    def _ask_delayed(self, command: Command[AnswerT]) -> AnswerT:
+        way = self._delaying()
+        way.wait_connected(self._patience_s)
+        return way.ask(command, ASK_S)[0]
 
     def describe(
         self, subject: str | None = None, group: str | None = None, *, depth: Depth = Depth.GROUPS, after: str = ""
@@ -334,11 +331,8 @@ class Client:
             return
         try:
             for consumer in tuple(self._consumers):
-                consumer.close(min(LEAVE_S, self._left_s(end_ns)))
-            with link.lock:
-                flushing = self._producing.flush()
-            link.pump()
-            link.wait(lambda: flushing.is_done, self._left_s(end_ns))
+                consumer.close(min(LEAVE_S, self._way.left_s(end_ns)))
+            self._flushed(end_ns)
         finally:
             self._hang_up(end_ns)
         self._raise_unseen()
@@ -348,22 +342,12 @@ class Client:
         if not self._is_closed and not self._link.is_orphan:
             self._hang_up(self._clock.monotonic_ns())
 
-    def _left_s(self, end_ns: int) -> float:
-        return max(end_ns - self._clock.monotonic_ns(), 0) / 1e9
-
     def _hang_up(self, end_ns: int) -> None:
-        self._is_closed = True
-        link, line = self._link, self._core.line
-        with link.lock:
-            self._producing.give_up("the client was closed before an answer came")
-            line.close(self._clock.monotonic_ns())
-            link.announce()
-        link.pump()
-        if not link.in_reader:
-            link.wait(lambda: line.is_closed, min(1.0, self._left_s(end_ns)))
-        link.close(1.0)
-        for errand in line.errands():
-            errand()
+        with self._link.lock:
+            self._is_closed = True
+        with ExitStack() as all_of_them:  # whatever happens to one of them
+            for way in self._ways():
+                all_of_them.callback(way.hang_up, end_ns)
 
     def __enter__(self) -> Self:
         return self
@@ -377,3 +361,7 @@ class Client:
             if error is None:
                 raise
             note_failures(error, failed)
+
+
+def _born(id: MessageId | str | None) -> MessageId | None:
+    return None if id is None else id_of(id)

@@ -1,4 +1,5 @@
-"""`fairway://host:port[,host:port...]`: where to find a broker. Parsed once, when a client is made."""
+"""`fairway://host:port[,host:port...][?delay=host:port[,...]]`: where to find a broker, and a delay server if that is
+elsewhere. Parsed once, when a client is made."""
 
 from __future__ import annotations
 
@@ -45,11 +46,31 @@ def _split(raw: str) -> tuple[str, str]:
     return host, port or str(DEFAULT_PORT)
 
 
-def parse(url: str) -> tuple[Address, ...]:
-    """The addresses of a URL, in the order in which they are tried; `Misuse` names what is wrong."""
+class Target(NamedTuple):
+    """Where a client goes, in the order in which addresses are tried."""
+
+    brokers: tuple[Address, ...]
+    delay: tuple[Address, ...] = ()  # empty: what the broker itself runs
+
+
+def parse(url: str) -> Target:
+    """What a URL says; `Misuse` names what is wrong."""
     if not isinstance(url, str):
         raise Misuse(f"a URL is a str, not {type(url).__name__}: {_REMEDY}")
     scheme, found, rest = url.partition("://")
     if not found or f"{scheme}://" != SCHEME:
         raise Misuse(f"bad URL {url!r}: {_REMEDY}")
-    return tuple(Address.parse(raw) for raw in rest.removesuffix("/").split(","))
+    brokers, asked, query = rest.partition("?")
+    return Target(_addresses(brokers.removesuffix("/")), _delay(query) if asked else ())
+
+
+def _addresses(raw: str) -> tuple[Address, ...]:
+    return tuple(Address.parse(each) for each in raw.split(","))
+
+
+def _delay(query: str) -> tuple[Address, ...]:
+    """The one thing that may be said behind a question mark, once."""
+    name, equals, value = query.partition("=")
+    if name != "delay" or not equals or "&" in value:
+        raise Misuse(f"bad URL: ?{query} says nothing; write ?delay=HOST:PORT for a delay server that is elsewhere")
+    return _addresses(value)

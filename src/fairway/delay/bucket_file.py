@@ -1,18 +1,22 @@
-"""One bucket on disk: a segment of its own (base 0, its own log id) whose records are pieces.
+"""One bucket on disk: a segment of its own (base 0, its own log id) whose records are pieces and their catalogues.
 
 It is written through a flusher like every log, but all buckets lie in one directory, so that one thread of the disk
-serves them all. It never rolls: a bucket is one file, whatever is in it.
+serves them all. It never rolls: a bucket is one file, whatever is in it. A full disk undoes what found no room, tells
+those who wait for it, and changes nothing else: they have it still, and come again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from fairway.batch import checksum
 from fairway.delay import piece
 from fairway.delay.buckets import Span
+from fairway.delay.catalogue import Draft
 from fairway.delay.manifest import DIRECTORY, Bucket
-from fairway.delay.piece import Piece, Sequences
+from fairway.delay.piece import Index, Piece, Sequences
 from fairway.errors import RemoteProtocolError, StorageFault
 from fairway.names import Subject
 from fairway.storage import record, scan, segment
@@ -21,7 +25,7 @@ from fairway.storage.log import Damaged
 from fairway.storage.record import BadRecord, Kind, Record
 from fairway.storage.recovery import Finding, Verdict, judge
 from fairway.storage.scan import Damage, Scan
-from fairway.world.disk import Disk
+from fairway.world.disk import Disk, Fetched
 
 
 def file_name(number: int) -> str:
@@ -31,7 +35,15 @@ def file_name(number: int) -> str:
 class BucketFile:
     """An open bucket. `is_listed`: the manifest on disk names it. `source_end`: the message log up to here is in it."""
 
-    def __init__(self, disk: Disk, bucket: Bucket, *, defer: Defer, poison: Callable[[StorageFault], None]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        bucket: Bucket,
+        *,
+        defer: Defer,
+        poison: Callable[[StorageFault], None],
+        catalogue_messages: int,
+    ) -> None:
         self.number = bucket.number
         self.log_id = bucket.log_id
         self.span: Span = bucket.span
@@ -39,10 +51,19 @@ class BucketFile:
         self.is_listed = False
         self.is_of_split = False  # not to be listed before the split is done
         self.is_retired = False  # takes no more pieces
+        self._is_whole = bucket.synced_end == 0  # every piece of it is in a catalogue or was noted
         self.source_end = 0
+        self._draft: Draft | None = Draft()  # None: given up in this life
+        self._catalogues = [(bucket.catalogue_at, 0)] if bucket.catalogue_at else []  # position, end
+        self._catalogued_end = segment.HEADER_BYTES
+        self._catalogue_messages = catalogue_messages
         self._poison = poison
+        self._disk = disk
         self._file = disk.open(file_name(bucket.number), create=True)
-        self._flusher = Flusher(disk, self.end, defer=defer, on_full=self._is_full, on_progress=self._progressed)
+        self._flusher = Flusher(disk, self.end, defer=defer, on_full=self._undone, on_progress=self._progressed)
+        self._begin()
+
+    def _begin(self) -> None:
         if self.end == 0:
             self._flusher.add(self._file, segment.pack_header(self.log_id, 0, 0))
             self.end = segment.HEADER_BYTES
@@ -51,20 +72,60 @@ class BucketFile:
     def synced_end(self) -> int:
         return self._flusher.synced_end
 
-    def append(self, subject: Subject, subject_id: int, sequences: Sequences, data: bytes, now_ms: int) -> int:
+    @property
+    def catalogue_at(self) -> int:
+        """Where the newest catalogue that is synced lies; 0: there is none."""
+        return next((at for at, end in reversed(self._catalogues) if end <= self.synced_end), 0)
+
+    def append(
+        self, subject: Subject, subject_id: int, sequences: Sequences, data: bytes, index: Index, now_ms: int
+    ) -> int:
         """Gather a piece; its position. It is durable once `when_durable(self.end)` says so."""
+        self._begin()
+        self.catalogue(now_ms, self._catalogue_messages)
         body = piece.pack(subject, sequences, data)
+        position = self._add(Kind.SCHEDULE, subject_id, int(sequences[0]), len(sequences), body, now_ms)
+        self.note(position, subject, subject_id, sequences, index)
+        return position
+
+    def catalogue(self, now_ms: int, messages_min: int) -> None:
+        """Gather a catalogue of the pieces that are in none, if they have so many messages."""
+        draft = self._draft
+        if draft is None or not self._is_whole or draft.messages < max(messages_min, 1):
+            return
+        previous_at = self._catalogues[-1][0] if self._catalogues else 0
+        body = draft.pack(previous_at, self._catalogued_end)
+        position = self._add(Kind.CATALOGUE, 0, 0, draft.messages, body, now_ms)
+        self._catalogues = [*self._catalogues[-1:], (position, self.end)]
+        self._catalogued_end = self.end
+        self._draft = Draft()
+
+    def note(self, position: int, subject: Subject, subject_id: int, sequences: Sequences, index: Index) -> None:
+        """A piece that is in no catalogue."""
+        if self._draft is not None:
+            self._draft.add(position, subject, subject_id, sequences, index)
+
+    def loaded(self, catalogued_end: int) -> None:
+        """All that an earlier life left is known: what lies behind `catalogued_end` was noted."""
+        self._is_whole = True
+        self._catalogued_end = catalogued_end
+
+    def give_up_catalogue(self) -> None:
+        """Something in it is damaged: every start reads it, and says so."""
+        self._draft = None
+
+    def _add(self, kind: Kind, subject_id: int, first_sequence: int, count: int, body: bytes, now_ms: int) -> int:
         position = self.end
         head = record.pack(
-            Kind.SCHEDULE,
+            kind,
             subject_id,
             self.log_id,
             position,
             self._flusher.synced_end,
             0,
-            int(sequences[0]),
+            first_sequence,
             now_ms,
-            len(sequences),
+            count,
             len(body),
             checksum(body),
         )
@@ -75,34 +136,64 @@ class BucketFile:
     def when_durable(self, position: int, outcome: Outcome) -> None:
         self._flusher.when_durable(position, outcome)
 
+    # --- reading -----------------------------------------------------------------------------------------------------
+
     def read(self, position: int) -> Piece:
         """The piece at a position, verified; `Damaged` if it is not intact."""
+        return self.parse(self.read_record(position), 0, position)
+
+    def read_record(self, position: int) -> bytes:
+        """The bytes of one record, as far as they are there."""
+        head = self._file.read(position, record.HEADER_BYTES)
+        return head + self._file.read(position + record.HEADER_BYTES, self.body_bytes(head, 0, position))
+
+    def body_bytes(self, data: bytes, offset: int, position: int) -> int:
         try:
-            head = self._file.read(position, record.HEADER_BYTES)
-            header = record.parse_header(head, 0, position, self.log_id)
-            body = self._file.read(header.body_at, header.body_bytes)
-            record.check_body(header, body)
-            return piece.unpack(Record(header, body))
+            return record.parse_header(data, offset, position, self.log_id).body_bytes
         except BadRecord as bad:
             raise Damaged(position, bad.why) from bad
+
+    def parse(self, data: bytes, offset: int, position: int) -> Piece:
+        """The piece at an offset of bytes that were read from this bucket; `Damaged` if it is not intact."""
+        try:
+            return piece.unpack(self.parse_record(data, offset, position))
         except RemoteProtocolError as bad:
             raise Damaged(position, str(bad)) from bad
 
-    def scan(self, limit: int) -> Scan:
-        """All records below `limit`, read as they are asked for."""
-        return Scan(self._file, 0, segment.HEADER_BYTES, self.log_id, limit=limit)
+    def parse_record(self, data: bytes, offset: int, position: int) -> Record:
+        try:
+            header = record.parse_header(data, offset, position, self.log_id)
+            body_at = offset + record.HEADER_BYTES
+            body = data[body_at : body_at + header.body_bytes]
+            record.check_body(header, body)
+        except BadRecord as bad:
+            raise Damaged(position, bad.why) from bad
+        return Record(header, body)
+
+    def fetch(self, position: int, size: int, done: Fetched) -> None:
+        """Bytes of the bucket, off the loop."""
+        self._disk.fetch(self._file, position, size, done)
+
+    def scan(self, start: int, limit: int) -> Scan:
+        """All records from `start` to `limit`, read as they are asked for."""
+        return Scan(self._file, 0, start, self.log_id, limit=limit)
 
     def entry(self) -> Bucket:
         """For the manifest."""
-        return Bucket(
-            self.number, self.log_id, self.span.grain, self.span.start_ms, self.span.end_ms, self._flusher.synced_end
-        )
+        grain, start_ms, end_ms = self.span
+        return Bucket(self.number, self.log_id, grain, start_ms, end_ms, self.synced_end, self.catalogue_at)
 
     def close(self) -> None:
         self._file.close()
 
-    def _is_full(self, _position: int) -> None:
-        self._poison(StorageFault("the disk is full, and messages wait for their buckets: make room, restart"))
+    def _undone(self, position: int) -> None:
+        """A full disk: whoever waits for something behind `position` is told next."""
+        self.end = position
+        if any(at >= position for at, _ in self._catalogues):  # with it went the draft that it was made of
+            self._catalogues = [each for each in self._catalogues if each[0] < position]
+            self._draft = None
+        if self._draft is not None:
+            self._draft.cut(position)
 
     def _progressed(self) -> None:
         if self._flusher.fault is not None:
@@ -134,7 +225,7 @@ def recover(disk: Disk, bucket: Bucket) -> tuple[Bucket, list[Finding]]:
         end = file.size
     finally:
         file.close()
-    return Bucket(bucket.number, bucket.log_id, bucket.grain, bucket.start_ms, bucket.end_ms, end), findings
+    return msgspec.structs.replace(bucket, synced_end=end), findings
 
 
 def _rot(bucket: Bucket, damage: Damage) -> Finding:

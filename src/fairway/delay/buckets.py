@@ -15,6 +15,9 @@ import enum
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fairway.errors import Code, Refused
 
 HOUR_MS = 3_600_000
@@ -49,6 +52,40 @@ def span_of(due_ms: int, now_ms: int) -> Span:
     if day.start_ms >= now_ms + HOURS_AHEAD_MS:
         return day
     return _floor(at_ms, Grain.HOUR, HOUR_MS)
+
+
+class Calendar:
+    """The stretches from now on, one behind the other: for many due times at once.
+
+    Which ones there are changes only with the hour: every stretch begins with one, and is cut a whole number of days
+    before it begins."""
+
+    def __init__(self) -> None:
+        self._hour_ms = -1
+        self._spans: list[Span] = []
+        self._starts: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def sort(self, due_ms: NDArray[np.int64], now_ms: int) -> list[tuple[Span, NDArray[np.int64]]]:
+        """The stretches that those due times lie in, each with the indices of its messages."""
+        at_ms = np.maximum(due_ms, now_ms)
+        self._turn(now_ms, int(at_ms.max()))
+        which = np.searchsorted(self._starts, at_ms, side="right") - 1
+        if bool((which == which[0]).all()):
+            return [(self._spans[int(which[0])], np.arange(len(which)))]
+        order = np.argsort(which, kind="stable")
+        parts = np.split(order, np.flatnonzero(np.diff(which[order])) + 1)
+        return [(self._spans[int(which[part[0]])], part) for part in parts]
+
+    def _turn(self, now_ms: int, until_ms: int) -> None:
+        hour_ms = now_ms - now_ms % HOUR_MS
+        if hour_ms != self._hour_ms:
+            self._hour_ms = hour_ms
+            self._spans = [span_of(now_ms, now_ms)]
+        elif self._spans[-1].end_ms > until_ms:
+            return
+        while self._spans[-1].end_ms <= until_ms:
+            self._spans.append(span_of(self._spans[-1].end_ms, now_ms))
+        self._starts = np.array([each.start_ms for each in self._spans], np.int64)
 
 
 def is_to_split(span: Span, now_ms: int) -> bool:

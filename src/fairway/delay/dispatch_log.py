@@ -6,6 +6,8 @@
     RESCHEDULE    these messages have another due time
     STREAM        where a stream of ours stands (in pictures only)
     DISPATCHED    these messages were sent (in pictures only)
+    GONE          these messages of a piece are done with, and forgotten (in pictures only)
+    PUT_OFF       these messages have another due time, each its own (in pictures only)
 
 This is the serial point: a message is cancelled or intended, whichever comes first in this log, and memory changes with
 the append. An intent names messages, target, stream and sequence, and the checksum of the batch; the batch is made
@@ -20,6 +22,7 @@ import enum
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +49,8 @@ class EventKind(enum.IntEnum):
     RESCHEDULE = 4
     STREAM = 5
     DISPATCHED = 6
+    GONE = 7  # number: of the bucket; first sequence: position of the piece; ranges: a bitmap, 128 bits each
+    PUT_OFF = 8  # ranges: sequence and due time
 
 
 class Event(NamedTuple):
@@ -81,25 +86,26 @@ class Stream:
 
 def pack(events: Iterable[Event]) -> bytes:
     """The body of a DISPATCH record."""
-    parts = []
-    for each in events:
-        target = each.target.encode()
-        parts.append(
-            _FIXED.pack(
-                each.kind,
-                len(target),
-                len(each.ranges),
-                each.subject_id,
-                each.crc,
-                each.number,
-                each.producer_id,
-                each.first_sequence,
-                each.time_ms,
-            )
-        )
-        parts += [_RANGE.pack(*each_range) for each_range in each.ranges]
-        parts.append(padded(target))
-    return b"".join(parts)
+    return b"".join(
+        _pack(each, struct.pack(f"<{2 * len(each.ranges)}Q", *chain.from_iterable(each.ranges))) for each in events
+    )
+
+
+def _pack(event: Event, ranges: bytes) -> bytes:
+    """One event, with these ranges in place of its own."""
+    target = event.target.encode()
+    fixed = _FIXED.pack(
+        event.kind,
+        len(target),
+        len(ranges) // _RANGE.size,
+        event.subject_id,
+        event.crc,
+        event.number,
+        event.producer_id,
+        event.first_sequence,
+        event.time_ms,
+    )
+    return fixed + ranges + padded(target)
 
 
 def unpack(body: bytes) -> Iterator[Event]:
@@ -109,7 +115,9 @@ def unpack(body: bytes) -> Iterator[Event]:
         try:
             kind, target, ranges, subject, crc, number, producer, first, time = _FIXED.unpack_from(body, at)
             at += _FIXED.size
-            spans = tuple(_RANGE.unpack_from(body, at + index * _RANGE.size) for index in range(ranges))
+            if at + ranges * _RANGE.size > len(body):
+                raise ValueError("its ranges are cut short")
+            spans = tuple(_RANGE.iter_unpack(body[at : at + ranges * _RANGE.size]))
             at += ranges * _RANGE.size
             end = at + target + -target % 8
             if end > len(body):
@@ -122,12 +130,14 @@ def unpack(body: bytes) -> Iterator[Event]:
 
 def ranges_of(sequences: Sequences) -> Ranges:
     """Ascending sequences as ranges."""
-    if not len(sequences):
-        return ()
+    return tuple(map(tuple, _range_table(sequences).tolist())) if len(sequences) else ()
+
+
+def _range_table(sequences: Sequences) -> NDArray[np.uint64]:
     breaks = np.flatnonzero(np.diff(sequences) != 1) + 1
     firsts = sequences[np.concatenate(([0], breaks))]
     counts = np.diff(np.concatenate(([0], breaks, [len(sequences)])))
-    return tuple(zip(firsts.tolist(), counts.tolist(), strict=True))
+    return np.stack((firsts, counts.astype(np.uint64)), axis=1)
 
 
 class DispatchLog:
@@ -137,6 +147,8 @@ class DispatchLog:
         self.intents: dict[int, Event] = {}  # not yet SENT, by number
         self.streams: dict[tuple[int, str], Stream] = {}
         self.next_number = 1
+        self.is_restored = False  # it began with a picture
+        self.gone: dict[int, dict[int, int]] = {}  # by bucket and position: a bit for each message that is forgotten
         self.end = 0  # of what was decided in this life
         self.last_sent_end = 0  # where the newest SENT ends
         self._rows: Rows | None = None  # once every row is loaded
@@ -171,6 +183,9 @@ class DispatchLog:
                     stream.outstanding -= 1
                 if self._rows is None:
                     self._sent.append(intent)
+        elif event.kind is EventKind.GONE:
+            bitmap = struct.pack(f"<{2 * len(event.ranges)}Q", *chain.from_iterable(event.ranges))
+            self.gone.setdefault(event.number, {})[event.first_sequence] = int.from_bytes(bitmap, "little")
         elif event.kind is EventKind.STREAM:
             stream = Stream(event.producer_id, event.first_sequence, event.time_ms)
             self.streams[event.subject_id, event.target] = stream
@@ -203,6 +218,7 @@ class DispatchLog:
         events = list(unpack(picture[_PICTURE.size :]))
         self._so_far.append(picture[_PICTURE.size :])
         self.next_number = number
+        self.is_restored = True
         for each in events:
             self._note(each)
 
@@ -217,6 +233,11 @@ class DispatchLog:
                     ledger.note(each.subject_id, each.ranges, State.DISPATCHED)
                 elif each.kind is EventKind.RESCHEDULE:
                     ledger.note_due(each.subject_id, each.ranges, each.time_ms)
+                elif each.kind is EventKind.PUT_OFF:
+                    ledger.note_dues(each.subject_id, each.ranges)
+        for file, pieces in self.gone.items():
+            for position, mask in pieces.items():
+                ledger.note_gone(file, position, mask)
         for intents, state in ((self._sent, State.DISPATCHED), (self.intents.values(), State.INTENDED)):
             for each in intents:
                 ledger.note(each.subject_id, each.ranges, state)
@@ -232,11 +253,11 @@ class DispatchLog:
         head = _PICTURE.pack(_MAGIC, _VERSION, _PICTURE.size, 0, 0, self.next_number)
         if self._rows is None:
             return head + b"".join(self._so_far)
-        return head + pack(self._events(self._rows))
+        return head + b"".join(self._events(self._rows))
 
-    def _events(self, rows: Rows) -> Iterator[Event]:
+    def _events(self, rows: Rows) -> Iterator[bytes]:
         for (subject_id, target), stream in self.streams.items():
-            yield Event(
+            event = Event(
                 EventKind.STREAM,
                 subject_id,
                 producer_id=stream.producer_id,
@@ -244,25 +265,29 @@ class DispatchLog:
                 time_ms=stream.used_ms,
                 target=target,
             )
-        yield from self.intents.values()
+            yield _pack(event, b"")
+        yield pack(self.intents.values())
         for kind, state in ((EventKind.DISPATCHED, State.DISPATCHED), (EventKind.CANCEL, State.CANCELLED)):
-            for subject_id, sequences in _by(rows, rows.in_state(state), rows.subject_id):
-                yield Event(kind, subject_id, ranges_of(sequences))
-        moved = rows.in_state(State.PENDING)
-        moved = moved[rows.is_rescheduled[moved]]
-        for subject_id in np.unique(rows.subject_id[moved]).tolist():
-            of_subject = moved[rows.subject_id[moved] == subject_id]
-            for due_ms, sequences in _by(rows, of_subject, rows.due_ms):
-                yield Event(EventKind.RESCHEDULE, subject_id, ranges_of(sequences), time_ms=due_ms)
+            for subject_id, chosen in by_subject(rows, rows.in_state(state)):
+                yield _pack(Event(kind, subject_id), _range_table(rows.sequence[chosen]).tobytes())
+        moved = rows.where(rows.is_rescheduled[: rows.end] & (rows.state[: rows.end] == State.PENDING))
+        for subject_id, chosen in by_subject(rows, moved):
+            pairs = np.stack((rows.sequence[chosen], rows.due_ms[chosen].astype(np.uint64)), axis=1)
+            yield _pack(Event(EventKind.PUT_OFF, subject_id), pairs.tobytes())
+        for file, pieces in self.gone.items():
+            for position, mask in pieces.items():
+                bitmap = mask.to_bytes(-(-mask.bit_length() // (8 * _RANGE.size)) * _RANGE.size, "little")
+                yield _pack(Event(EventKind.GONE, number=file, first_sequence=position), bitmap)
 
 
-def _by(
-    rows: Rows, chosen: NDArray[np.int64], column: NDArray[np.uint32] | NDArray[np.int64]
-) -> Iterator[tuple[int, Sequences]]:
-    """The sequences of the chosen rows, ascending, by the value of a column."""
-    values = column[chosen]
-    for value in np.unique(values).tolist():
-        yield int(value), np.sort(rows.sequence[chosen[values == value]])
+def by_subject(rows: Rows, chosen: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """The chosen rows subject by subject, ascending by their sequences."""
+    if not len(chosen):
+        return
+    chosen = chosen[np.lexsort((rows.sequence[chosen], rows.subject_id[chosen]))]
+    subjects = rows.subject_id[chosen]
+    for part in np.split(chosen, np.flatnonzero(np.diff(subjects)) + 1):
+        yield int(rows.subject_id[part[0]]), part
 
 
 def _not_open(_body: bytes, _count: int) -> int:

@@ -10,25 +10,29 @@ nothing of it is under way, for a new one: a broker forgets idle streams after a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from fairway import batch, limits
 from fairway.delay.buckets import DAY_MS
-from fairway.delay.dispatch_log import DispatchLog, Event, EventKind, Stream, ranges_of
+from fairway.delay.dispatch_log import DispatchLog, Event, EventKind, Stream, by_subject, ranges_of
 from fairway.delay.letters import Letters
-from fairway.delay.rows import Rows, State
-from fairway.delay.schedule_log import ScheduleLog
-from fairway.delay.wheel import RowNumbers
+from fairway.delay.rows import Rows, State, spot_of
+from fairway.delay.sheet import Sheet
+from fairway.delay.shelf import Shelf
+from fairway.delay.wheel import RowNumbers, Times
 from fairway.errors import Refused
 from fairway.names import Subject
-from fairway.storage.log import Damaged
 from fairway.world.rng import Rng
 
 Route: TypeAlias = Callable[[Subject], str | None]
 _PRODUCER_BITS = 63
+_MESSAGES_PER_STEP = 4_096  # 10 ms
+_SUBJECTS_PER_STEP = 256  # that are looked at again, turn by turn: their targets may be down for hours
+_AHEAD_PIECES = 256  # fetched before their messages are due
 
 
 class Intent(NamedTuple):
@@ -49,57 +53,112 @@ class Dispatcher:
     def __init__(
         self,
         rows: Rows,
-        log: ScheduleLog,
+        shelf: Shelf,
         journal: DispatchLog,
         rng: Rng,
         *,
         route: Route,
         name: Callable[[int], Subject],
         on_intent: Callable[[Intent, int], None],
-        on_damage: Callable[[Damaged], None],
+        on_done: Callable[[RowNumbers], None],
     ) -> None:
         self._rows = rows
-        self._log = log
+        self._shelf = shelf
         self._journal = journal
         self._rng = rng
         self._route = route
         self._name = name
         self._on_intent = on_intent
-        self._on_damage = on_damage
-        self._rows_of: dict[int, RowNumbers] = {}  # by intent
+        self._on_done = on_done
+        self._rows_of: dict[int, tuple[str, int, RowNumbers]] = {}  # by intent: target, bytes, rows
+        self.outstanding_bytes: Counter[str] = Counter()  # of intents that are not sent yet, by target
         self.waiting: dict[int, RowNumbers] = {}  # due, by subject: their target is down or has enough to do
+        self.has_more = False  # some of it could go out at once: this call has done enough
+        self.dispatched = 0  # messages that a target has
+
+    @property
+    def due(self) -> int:
+        """Messages that are due and in no intent yet."""
+        return sum(map(len, self.waiting.values()))
 
     def dispatch(self, due: RowNumbers, now_ms: int) -> None:
-        """Make intents of rows that are due, and of those that waited."""
-        table = self._rows
-        for subject_id in np.unique(table.subject_id[due]).tolist():
-            fresh = due[table.subject_id[due] == subject_id]
+        """Make intents of rows that are due, and of those that waited: as many as a few milliseconds allow."""
+        fresh = list(by_subject(self._rows, due))
+        for subject_id, rows in fresh:
             waiting = self.waiting.get(subject_id)
-            self.waiting[subject_id] = fresh if waiting is None else np.concatenate((waiting, fresh))
-        for subject_id in list(self.waiting):
-            self._dispatch_subject(subject_id, self.waiting.pop(subject_id), now_ms)
+            self.waiting[subject_id] = rows if waiting is None else np.concatenate((waiting, rows))
+        self.has_more = False
+        budget = _MESSAGES_PER_STEP
+        looked_at = [subject_id for subject_id, _ in fresh]
+        looked_at += [each for each in list(self.waiting)[:_SUBJECTS_PER_STEP] if each not in set(looked_at)]
+        for subject_id in looked_at:
+            if budget <= 0:
+                self.has_more = True
+                break
+            budget -= self._dispatch_subject(subject_id, self.waiting.pop(subject_id), now_ms, budget)
 
-    def _dispatch_subject(self, subject_id: int, rows: RowNumbers, now_ms: int) -> None:
+    def _dispatch_subject(self, subject_id: int, rows: RowNumbers, now_ms: int, budget: int) -> int:
+        """How many messages went out. The rest waits at the end of the row."""
         subject = self._name(subject_id)
-        target = self._route(subject)
         is_due = self._rows.due_ms[rows] <= now_ms  # the clock may have gone back since they came off the wheel
-        rows, early = rows[is_due], rows[~is_due]
+        kept = [rows[~is_due]]
+        rows = rows[is_due]
         rows = rows[np.argsort(self._rows.sequence[rows], kind="stable")]
-        while target is not None and len(rows):
+        gone_out = 0
+        while len(rows) and (target := self._route(subject)) is not None:
             stream = self._stream(subject_id, target, now_ms)
             if stream.outstanding >= limits.INTENTS_PER_STREAM_MAX:
                 break
-            taken, letters = self._gather(rows)
-            whole = taken[self._rows.state[taken] == State.PENDING]  # but for those that are lost
-            try:
-                if len(whole):
-                    self._intend(subject, subject_id, target, stream, whole, letters, now_ms)
-            except Refused:  # the dispatch log is behind: they wait like the others
+            if gone_out >= budget:
+                self.has_more = True
                 break
-            rows = rows[len(taken) :]
-        left = np.concatenate((rows[self._rows.state[rows] == State.PENDING], early))
+            taken, missing, rows, letters = self._gather(rows)
+            kept.append(missing)
+            try:
+                if len(taken):
+                    self._intend(subject, subject_id, target, stream, taken, letters, now_ms)
+            except Refused:  # the dispatch log is behind: they wait like the others
+                kept.append(taken)
+                break
+            gone_out += len(taken)
+        left = np.concatenate((*kept, rows))
         if len(left):
             self.waiting[subject_id] = left
+        return gone_out
+
+    def prepare(self, rows: RowNumbers) -> None:
+        """These will be due soon: fetch what is not open."""
+        self._shelf.want(spot_of(each) for each in np.unique(self._rows.spots(rows)).tolist()[:_AHEAD_PIECES])
+
+    def _gather(self, rows: RowNumbers) -> tuple[RowNumbers, RowNumbers, RowNumbers, Letters]:
+        """As many of the first rows as go into one intent; those of them whose pieces are still to be fetched; the
+        rest; the letters of the first."""
+        table = self._rows
+        near, rest = rows[: limits.INTENT_MESSAGES_MAX], rows[limits.INTENT_MESSAGES_MAX :]
+        spots = table.spots(near)
+        ends = np.append(np.flatnonzero(np.diff(spots)) + 1, len(near)).tolist()
+        indices = table.index[near].astype(np.int64)
+        letters = Letters()
+        taken: list[RowNumbers] = []
+        missing: list[RowNumbers] = []
+        start = 0
+        for number, end in zip(spots[np.array(ends) - 1].tolist(), ends, strict=True):
+            opened = self._shelf.get(spot_of(number))
+            if opened is not None:
+                fitting = _fitting(opened.sheet, indices[start:end], letters)
+                if fitting:
+                    letters.take(opened.sheet, indices[start : start + fitting])
+                    taken.append(near[start : start + fitting])
+                if start + fitting < end:  # the intent is full
+                    rest = np.concatenate((near[start + fitting :], rest))
+                    break
+            elif self._shelf.is_damaged(spot_of(number)):
+                table.become(near[start:end], State.LOST)
+            else:
+                missing.append(near[start:end])
+                self._shelf.want([spot_of(number)])
+            start = end
+        return _joined(taken), _joined(missing), rest, letters
 
     def drop_waiting(self, row: int) -> bool:
         """A row is cancelled or put off; whether it was waiting."""
@@ -145,62 +204,63 @@ class Dispatcher:
         end = self._journal.append([event])
         self._rows.become(rows, State.INTENDED)
         self._rows.in_wheel[rows] = False
-        self._rows_of[number] = rows
+        self._outstanding(number, target, rows, data)
         self._on_intent(Intent(number, target, subject, stream.producer_id, first, len(rows), data), end)
-
-    def _gather(self, rows: RowNumbers) -> tuple[RowNumbers, Letters]:
-        """As many of the first rows as go into one intent."""
-        letters = Letters()
-        taken = 0
-        for run in self._runs(rows[: limits.INTENT_MESSAGES_MAX]):
-            before = len(letters), letters.bytes
-            if not self._take(letters, run):
-                taken += len(run)
-                continue
-            if before[0] and letters.bytes > limits.INTENT_BYTES_MAX:
-                letters.keep(*before)
-                break
-            taken += len(run)
-        return rows[:taken], letters
-
-    def _runs(self, rows: RowNumbers) -> Iterator[RowNumbers]:
-        """Neighbours that lie in one piece."""
-        file, position = self._rows.file[rows], self._rows.position[rows]
-        breaks = np.flatnonzero((np.diff(file.astype(np.int64)) != 0) | (np.diff(position) != 0)) + 1
-        yield from np.split(rows, breaks)
-
-    def _take(self, letters: Letters, run: RowNumbers) -> bool:
-        place = self._rows.place(int(run[0]))
-        try:
-            _, opened = self._log.read(place.file, place.position)
-        except Damaged as damaged:
-            self._rows.become(run, State.LOST)
-            self._on_damage(damaged)
-            return False
-        letters.take(opened, self._rows.index[run].tolist())
-        return True
 
     # --- the way back ------------------------------------------------------------------------------------------------
 
-    def sent(self, number: int) -> None:
-        """The target has the intent's batch."""
-        if number in self._rows_of:
-            self._journal.append([Event(EventKind.SENT, number=number)])
-            self._rows.become(self._rows_of.pop(number), State.DISPATCHED)
+    def _outstanding(self, number: int, target: str, rows: RowNumbers, data: bytes) -> None:
+        self._rows_of[number] = target, len(data), rows
+        self.outstanding_bytes[target] += len(data)
+
+    def sent(self, number: int) -> Times:
+        """The target has the intent's batch. Returns when its messages were due."""
+        if number not in self._rows_of:
+            return np.zeros(0, np.int64)
+        self._journal.append([Event(EventKind.SENT, number=number)])
+        target, size, rows = self._rows_of.pop(number)
+        self.outstanding_bytes[target] -= size
+        self._rows.become(rows, State.DISPATCHED)
+        self.dispatched += len(rows)
+        self._on_done(rows)
+        return self._rows.due_ms[rows]
 
     def remade(self, event: Event) -> Intent | None:
         """An intent of an earlier life, made again byte for byte; None as long as not all of its messages are there."""
-        rows = self._rows.find(event.subject_id, event.sequences())
-        if len(rows) < event.messages or not (self._rows.file[rows] != 0).all():
+        table = self._rows
+        rows = table.in_state(State.INTENDED)
+        rows = rows[table.subject_id[rows] == event.subject_id]
+        rows = rows[np.isin(table.sequence[rows], event.sequences())]
+        if len(rows) < event.messages or not (table.file[rows] != 0).all():
             return None
-        letters = Letters()
-        if not all(self._take(letters, run) for run in self._runs(rows)):
-            return None
+        rows = rows[np.argsort(table.sequence[rows], kind="stable")]
+        letters = Letters(is_copying=True)
+        spots, indices = table.spots(rows), table.index[rows].astype(np.int64)
+        for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(spots)) + 1):
+            opened = self._shelf.read(spot_of(int(spots[part[0]])))
+            if opened is None:
+                table.become(rows[part], State.LOST)
+                return None
+            letters.take(opened.sheet, indices[part])
         data = letters.encode(event.producer_id, event.first_sequence)
         if batch.peek(data).crc != event.crc:
             return None
-        self._rows_of[event.number] = rows
+        self._outstanding(event.number, event.target, rows, data)
         subject = self._name(event.subject_id)
         return Intent(
             event.number, event.target, subject, event.producer_id, event.first_sequence, event.messages, data
         )
+
+
+def _fitting(sheet: Sheet, messages: RowNumbers, letters: Letters) -> int:
+    """How many of these messages an intent takes; a single larger one has an intent of its own."""
+    room = limits.INTENT_BYTES_MAX - letters.bytes
+    if len(sheet.payloads.data) <= room:
+        return len(messages)
+    ends = np.cumsum(sheet.payloads.lengths(messages), dtype=np.int64)
+    fitting = int(np.searchsorted(ends, room, side="right"))
+    return fitting if fitting or len(letters) else 1
+
+
+def _joined(parts: list[RowNumbers]) -> RowNumbers:
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)

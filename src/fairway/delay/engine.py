@@ -15,21 +15,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairway import batch, limits
-from fairway.batch import Batch, MessageId
+from fairway.batch import MessageId
+from fairway.delay import browsing
+from fairway.delay.browsing import Browser, Page, Tally
+from fairway.delay.bucket_file import BucketFile
 from fairway.delay.buckets import check_horizon
 from fairway.delay.dispatch_log import DispatchLog, Event
 from fairway.delay.dispatching import Dispatcher, Intent, Route
+from fairway.delay.forgetting import Memory
 from fairway.delay.housekeeping import Housekeeper
 from fairway.delay.loader import Sweeper
 from fairway.delay.moving import Mover
 from fairway.delay.options import DelayOptions
 from fairway.delay.pending import Decision, Filter, Pending
 from fairway.delay.recovering import Recovery
-from fairway.delay.rows import Place, Rows
+from fairway.delay.rows import Place, Rows, State
 from fairway.delay.schedule_log import ScheduleLog
+from fairway.delay.sheet import Sheet
+from fairway.delay.shelf import Shelf
 from fairway.delay.timekeeper import Timekeeper
-from fairway.delay.wheel import TICK_MS, RowNumbers, Wheel
-from fairway.errors import Code, FairwayError, Refused, StorageFault
+from fairway.delay.wheel import TICK_MS, RowNumbers, Times, Wheel
+from fairway.errors import Code, FairwayError, Refused, StorageFault, WrongDirectory
 from fairway.names import Subject
 from fairway.storage.flusher import Defer
 from fairway.storage.log import Damaged
@@ -39,6 +45,8 @@ from fairway.storage.store import Store
 from fairway.world.clock import Clock
 from fairway.world.disk import Disk
 from fairway.world.rng import Rng
+
+_AHEAD_MS = 2_000  # pieces are open so long before their messages are due
 
 
 class Engine:
@@ -65,41 +73,93 @@ class Engine:
         self.rows = Rows()
         self.wheel = Wheel()
         self._journal = DispatchLog()
-        self._young: dict[int, bytes] = {}
         self._ready: list[Intent] = []
+        self._prepared_ms = 0
+        self.scheduled_total = 0  # messages, in this life; like the other totals
         self.store = Store.open(disk, clock, rng, defer=defer, options=self._options.store, action_view=self._journal)
         self._journal.write = self._write
+        self._check_history()
         if schedule_disk is not None:
             schedule_disk.lock()
         self._sweeper = Sweeper(self.rows, self.wheel, self._time.now_ms())
-        self._mover = Mover(self.rows, self._young, self._sweeper.home)
-        self.log = ScheduleLog(
-            schedule_disk or disk,
+        self.log = self._schedule_log(schedule_disk or disk, rng, defer)
+        self._shelf = Shelf(
+            self.log.files, on_damage=self.damaged.append, on_fault=self._poison, on_arrival=self._on_ready
+        )
+        self._mover = self._new_mover(defer)
+        self._memory = Memory(
+            self.rows, self.log, self._journal, lambda: self._mover.taken_end, self._options.remembered_max
+        )
+        self._dispatcher = Dispatcher(
+            self.rows,
+            self._shelf,
+            self._journal,
+            rng,
+            route=route,
+            name=self.name_of,
+            on_intent=self._intended,
+            on_done=self._done,
+        )
+        self._pending = Pending(
+            self.rows,
+            self._journal,
+            open_at=self._open_at,
+            take_off=self._take_off,
+            put_on=self._home,
+            on_done=self._done,
+        )
+        self._browser = Browser(self.rows, self._obtain)
+        self._recovery = self._recover()
+        self._housekeeper = Housekeeper(
+            self.store,
+            self.log,
+            self._shelf,
+            self.rows,
+            self._mover,
+            self._journal,
+            self._memory,
+            messages_per_step=self._options.messages_per_step,
+        )
+
+    def _schedule_log(self, disk: Disk, rng: Rng, defer: Defer) -> ScheduleLog:
+        return ScheduleLog(
+            disk,
             rng,
             self.store.identity.messages_id,
             defer=defer,
             poison=self._poison,
             moved_end=lambda: self._mover.moved_end,
-            on_listed=self._mover.listed,
+            on_listed=self._listed,
+            catalogue_messages=self._options.catalogue_messages,
         )
-        self._dispatcher = Dispatcher(
+
+    def _new_mover(self, defer: Defer) -> Mover:
+        return Mover(
             self.rows,
             self.log,
-            self._journal,
-            rng,
-            route=route,
-            name=self._name,
-            on_intent=self._intended,
-            on_damage=self.damaged.append,
+            defer=defer,
+            now=self._time.now_ms,
+            name=self.name_of,
+            on_home=self._home,
+            on_warm=self._shelf.put,
+            on_hold=self._on_ready,
+            hold_ms=self._options.hold_ms,
         )
-        self._pending = Pending(
-            self.rows, self._journal, open_at=self._open_at, take_off=self._take_off, put_on=self._sweeper.home
-        )
-        damage, step = self.damaged.append, self._options.messages_per_step
-        self._housekeeper = Housekeeper(
-            self.store, self.log, self.rows, self._mover, self._journal, on_damage=damage, messages_per_step=step
-        )
-        self._recovery = Recovery(
+
+    def _listed(self, file: BucketFile) -> None:
+        self._mover.listed(file)
+
+    def _check_history(self) -> None:
+        """Old decisions are in the checkpoint alone. Without one, what was sent would be sent again."""
+        segments = self.store.actions.log.segments
+        if not self._journal.is_restored and segments and segments[0].base > 0:
+            raise WrongDirectory(
+                "no checkpoint can be read, and the dispatch log does not go back to the beginning: "
+                "restore the folder `checkpoints` from a copy"
+            )
+
+    def _recover(self) -> Recovery:
+        return Recovery(
             self.store,
             self.log,
             self.rows,
@@ -108,9 +168,44 @@ class Engine:
             self._dispatcher,
             take=self._take,
             on_home=self._sweeper.home,
-            on_damage=damage,
-            messages_per_step=step,
+            on_damage=self.damaged.append,
+            messages_per_step=self._options.messages_per_step,
         )
+
+    # --- what operators see ------------------------------------------------------------------------------------------
+
+    @property
+    def messages_pending(self) -> int:
+        """Scheduled, and neither sent nor cancelled: what a quota counts."""
+        return self.rows.pending
+
+    @property
+    def dispatched_total(self) -> int:
+        """Messages that a broker has stored."""
+        return self._dispatcher.dispatched
+
+    @property
+    def cancelled_total(self) -> int:
+        return self._pending.cancelled
+
+    @property
+    def rescheduled_total(self) -> int:
+        return self._pending.rescheduled
+
+    @property
+    def buckets(self) -> int:
+        """Files of the schedule log, but for its manifest."""
+        return len(self.log.files)
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory of the index rows."""
+        return self.rows.bytes
+
+    @property
+    def opened_bytes(self) -> int:
+        """Memory of contents: pieces that are open, and what is on its way into buckets."""
+        return self._shelf.bytes + self._mover.unmoved_bytes
 
     @property
     def fault(self) -> StorageFault | None:
@@ -131,10 +226,12 @@ class Engine:
         """Nothing is under way: all that was scheduled is in its bucket, all that is due was handed out."""
         busy = (
             not self._recovery.is_done
-            or self._young
+            or self._mover.is_busy
             or self._ready
             or self._sweeper.is_sweeping
             or self._housekeeper.is_busy
+            or self._shelf.is_busy
+            or self._dispatcher.has_more
         )
         flushers = (self.store.messages.log.flusher, self.store.actions.log.flusher)
         return self._recovery.is_done and not busy and not any(each.uncommitted_bytes for each in flushers)
@@ -151,10 +248,13 @@ class Engine:
             raise Refused(
                 Code.BUSY, f"{self._options.pending_max:,} messages are pending, and there is room for no more"
             )
+        if self._mover.is_full or self.log.is_full:
+            raise Refused(Code.READ_ONLY, "the disk of the schedule log is full: make room", retry_after_ms=1_000)
         if self._mover.unmoved_bytes > limits.DELAY_UNMOVED_BYTES_MAX:
             raise Refused(Code.BUSY, "the disk is behind: too many bytes wait for their buckets", retry_after_ms=50)
-        receipt = self.store.produce(subject, data)
+        receipt = self.store.produce(subject, data, header)
         if not receipt.is_duplicate:
+            self.scheduled_total += header.count
 
             def durable(outcome: FairwayError | None) -> None:
                 if outcome is None:
@@ -171,10 +271,13 @@ class Engine:
         end: int,
         keep: NDArray[np.bool_] | None = None,
     ) -> None:
-        now_ms = self._time.now_ms()
-        self._mover.take(self.log, self._name(subject_id), subject_id, first_sequence, data, end, now_ms, keep)
+        self._mover.take(subject_id, first_sequence, data, end, keep)
 
-    def _name(self, subject_id: int) -> Subject:
+    def _done(self, rows: RowNumbers) -> None:
+        self._memory.note(rows, self._time.now_ms())
+
+    def name_of(self, subject_id: int) -> Subject:
+        """The subject of that number, which has or had messages here."""
         return self.rows.names.get(subject_id) or self.store.messages.views.subjects.by_id(subject_id).name
 
     def _id(self, subject: Subject) -> int:
@@ -191,22 +294,61 @@ class Engine:
         if self.fault is not None:
             raise self.fault
         now_ms = self._time.now_ms()
-        self._ready += self._recovery.step(is_quiet=not self._young)
+        was_loaded = self.is_loaded
+        self._ready += self._recovery.step(is_quiet=not (self._mover.is_busy or self._shelf.is_busy))
+        if self.is_loaded and not was_loaded:
+            self._remember()
+        self._mover.step(now_ms)
         self._sweeper.step(now_ms)
         if self._recovery.is_remade:
-            self._dispatcher.dispatch(self.wheel.due(now_ms), now_ms)
+            # By the tick, however often this is called: a batch a millisecond would cost more than its messages.
+            self._dispatcher.dispatch(self.wheel.due(now_ms - now_ms % TICK_MS), now_ms)
+            self._prepare(now_ms)
         if self.is_loaded:
             self._housekeeper.step(now_ms)
         ready, self._ready = self._ready, []
         return ready
 
+    def _prepare(self, now_ms: int) -> None:
+        """Fetch what will be due in the next seconds, a stretch at a time."""
+        if not self._prepared_ms - _AHEAD_MS <= now_ms < self._prepared_ms - _AHEAD_MS // 2:
+            start_ms = min(max(now_ms, self._prepared_ms), now_ms + _AHEAD_MS)
+            self._prepared_ms = now_ms + _AHEAD_MS
+            self._dispatcher.prepare(self.wheel.between(start_ms, self._prepared_ms))
+
+    def _remember(self) -> None:
+        """A start is done: what earlier lives sent or cancelled is remembered from now on."""
+        gone = self._journal.gone
+        for number in [each for each in gone if each not in self.log.files]:
+            del gone[number]
+        for state in (State.DISPATCHED, State.CANCELLED):
+            self._done(self.rows.in_state(state))
+
     def wait_ms(self) -> int:
-        """In how many milliseconds `on_time` wants to be called next, at the latest."""
+        """In how many milliseconds `on_time` wants to be called next, at the latest. 0 while a start is under way, or
+        when there is more to do than one call should take: let others have a turn of the loop, and call."""
+        if not self.is_loaded or self._dispatcher.has_more or self._mover.has_more:
+            return 0
         if not self._recovery.is_done or self._sweeper.is_sweeping or self._housekeeper.is_busy:
             return TICK_MS
         now_ms, next_ms = self._time.now_ms(), self.wheel.next_ms()
         latest_ms = self._housekeeper.wait_ms(now_ms)
-        return latest_ms if next_ms is None else max(min(next_ms - now_ms, latest_ms), 0)
+        held_ms = self._mover.wait_ms(now_ms)
+        if held_ms is not None:
+            latest_ms = min(latest_ms, max(held_ms, TICK_MS))
+        if next_ms is None:
+            return latest_ms
+        if next_ms > self._prepared_ms:  # so that its piece is open in time
+            next_ms = min(next_ms, max(next_ms - _AHEAD_MS, self._prepared_ms - _AHEAD_MS // 2))
+        return max(min(next_ms - now_ms, latest_ms), 0)
+
+    def _home(self, rows: RowNumbers) -> None:
+        """These rows have a place or a new due time. Whoever calls `on_time` may have to do so sooner than thought."""
+        before_ms = self.wheel.next_ms()
+        self._sweeper.home(rows)
+        next_ms = self.wheel.next_ms()
+        if next_ms is not None and (before_ms is None or next_ms < before_ms):
+            self._on_ready()
 
     def _intended(self, intent: Intent, end: int) -> None:
         def durable(outcome: FairwayError | None) -> None:
@@ -216,25 +358,35 @@ class Engine:
 
         self.store.actions.log.flusher.when_durable(end, durable)
 
-    def sent(self, number: int) -> None:
-        """The broker has stored that intent's batch, or had stored it before."""
-        self._dispatcher.sent(number)
+    def sent(self, number: int) -> Times:
+        """The broker has stored that intent's batch, or had stored it before. Returns when its messages were due."""
+        return self._dispatcher.sent(number)
+
+    def outstanding_bytes(self, target: str) -> int:
+        """Of intents for that target that are not sent yet; they are in memory."""
+        return self._dispatcher.outstanding_bytes[target]
+
+    @property
+    def held_back(self) -> int:
+        """Messages that are due and in no intent yet: their target is down, or has enough to do."""
+        return self._dispatcher.due
 
     def _write(self, body: bytes, count: int) -> int:
         return self.store.actions.log.append(Kind.DISPATCH, body, self._clock.wall_ms(), count=count).end
 
     # --- pending -----------------------------------------------------------------------------------------------------
 
-    def cancel(self, message_id: MessageId) -> Decision:
-        return self._questions().cancel(self._pending.by_id(message_id))
+    def cancel(self, message_id: MessageId, subject: Subject | None = None) -> Decision:
+        """The message of that id, if it has that subject."""
+        return self._questions().cancel(self._of_id(message_id, subject))
 
     def cancel_key(self, subject: Subject, key: str) -> Decision:
         """All pending messages of that key."""
         return self._questions().cancel(self._of_key(subject, key))
 
-    def reschedule(self, message_id: MessageId, due_ms: int) -> Decision:
+    def reschedule(self, message_id: MessageId, due_ms: int, subject: Subject | None = None) -> Decision:
         check_horizon(due_ms, self._time.now_ms(), self._options.horizon_ms)
-        return self._questions().reschedule(self._pending.by_id(message_id), due_ms)
+        return self._questions().reschedule(self._of_id(message_id, subject), due_ms)
 
     def reschedule_key(self, subject: Subject, key: str, due_ms: int) -> Decision:
         check_horizon(due_ms, self._time.now_ms(), self._options.horizon_ms)
@@ -243,6 +395,10 @@ class Engine:
     async def settled(self, decision: Decision) -> None:
         """Return once the answer may be given."""
         await self.store.actions.log.flusher.durable(decision.end)
+
+    def _of_id(self, message_id: MessageId, subject: Subject | None) -> RowNumbers:
+        rows = self._pending.by_id(message_id)
+        return rows if subject is None else rows[self.rows.subject_id[rows] == self._id(subject)]
 
     def _of_key(self, subject: Subject, key: str) -> RowNumbers:
         return self._pending.by_key(self._id(subject), key)
@@ -254,7 +410,25 @@ class Engine:
     def _questions(self) -> Pending:
         if not self.is_loaded:
             raise Refused(Code.BUSY, "the delay server is loading its buckets", retry_after_ms=500)
+        self._mover.admit()
         return self._pending
+
+    async def page(self, which: Filter, after: str = "", items_max: int = 1_000) -> Page:
+        """The pending messages that follow on a cursor, by due time; "" begins. A page may be short, even empty, while
+        its `next` says that there are more. Other turns of the loop come in between, every 5 ms or so."""
+        self._questions()
+        return await self._browser.page(which, after, items_max)
+
+    async def tally(self, which: Filter, width_ms: int = 0) -> Tally:
+        """How many are pending; with a width also by stretches of time. `Refused` (BAD_REQUEST) where the stretches are
+        more than 10,000. Other turns of the loop come in between, every 5 ms or so."""
+        self._questions()
+        return await self._browser.tally(which, width_ms)
+
+    async def batches_of(self, page: Page) -> list[tuple[Subject, bytes]]:
+        """The messages of a page in its order, as batches of one subject each, with their ids and due times. A step is
+        one batch."""
+        return await browsing.batches_of(page, self.name_of)
 
     def filter(
         self,
@@ -271,14 +445,17 @@ class Engine:
         if self.wheel.cancel(row, int(self.rows.due_ms[row])) or self._dispatcher.drop_waiting(row):
             self.rows.in_wheel[row] = False
 
-    def _open_at(self, place: Place) -> Batch | None:
+    async def _obtain(self, place: Place) -> Sheet | None:
         if place.file == 0:
-            return batch.decode(self._young[place.position])
-        try:
-            return self.log.read(place.file, place.position)[1]
-        except Damaged as damaged:
-            self.damaged.append(damaged)
-            return None
+            return self._mover.young_at(place.position)
+        opened = await self._shelf.obtain((place.file, place.position))
+        return None if opened is None else opened.sheet
+
+    def _open_at(self, place: Place) -> Sheet | None:
+        if place.file == 0:
+            return self._mover.young_at(place.position)
+        opened = self._shelf.read((place.file, place.position))
+        return None if opened is None else opened.sheet
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -286,7 +463,8 @@ class Engine:
         """Put everything where it belongs, leave a manifest and a checkpoint, let go of the directories."""
         try:
             await self.store.messages.log.flusher.synced(self.store.messages.log.end)
-            await self.log.settle()
+            self._mover.flush(self._time.now_ms())
+            await self.log.settle(self._time.now_ms())
         finally:
             self.log.close()
             await self.store.close()

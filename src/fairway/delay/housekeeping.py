@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from fairway import limits
 from fairway.delay.bucket_file import BucketFile
-from fairway.delay.buckets import DAY_MS, HOUR_MS, is_to_split
+from fairway.delay.buckets import DAY_MS, is_to_split
 from fairway.delay.dispatch_log import DispatchLog
+from fairway.delay.forgetting import KEEP_MS, Memory
 from fairway.delay.moving import Mover
 from fairway.delay.rows import Rows, State
 from fairway.delay.schedule_log import ScheduleLog
+from fairway.delay.shelf import Shelf
 from fairway.delay.splitting import Split, live_rows
-from fairway.storage.log import Damaged
 from fairway.storage.store import Store
 
 EVERY_MS = 60_000
-KEEP_MS = HOUR_MS  # a bucket stays this long behind its end, so that "already dispatched" can be said of what was in it
-_MANIFEST_BYTES = limits.MIB  # of message log moved since the last manifest: a start reads at most about so much again
+_STATED_BYTES = 4 * limits.MIB  # of message log moved since the last manifest: a start reads about so much again
+_CATALOGUES_PER_STEP = 2
+_ACTIONS_BYTES = 16 * limits.MIB  # of dispatch log since the last checkpoint: what a start reads of it
 
 
 class Housekeeper:
@@ -29,23 +29,26 @@ class Housekeeper:
         self,
         store: Store,
         log: ScheduleLog,
+        shelf: Shelf,
         rows: Rows,
         mover: Mover,
         journal: DispatchLog,
+        memory: Memory,
         *,
-        on_damage: Callable[[Damaged], None],
         messages_per_step: int,
     ) -> None:
         self._store = store
         self._log = log
+        self._shelf = shelf
         self._rows = rows
         self._mover = mover
         self._journal = journal
-        self._on_damage = on_damage
+        self._memory = memory
         self._messages_per_step = messages_per_step
         self._split: Split | None = None
         self._looked_ms: int | None = None
-        self._stated_end = 0
+        self._to_catalogue: list[BucketFile] = []
+        self._actions_end = 0
         self.splits = 0
 
     @property
@@ -58,6 +61,13 @@ class Housekeeper:
 
     def step(self, now_ms: int) -> None:
         """To be called every tick."""
+        self._memory.step(now_ms)
+        for file in [self._to_catalogue.pop() for _ in self._to_catalogue[-_CATALOGUES_PER_STEP:]]:
+            if not file.is_retired:
+                file.catalogue(now_ms, self._log.catalogue_messages // 4)
+        if self._mover.moved_end - self._log.stated_end >= _STATED_BYTES:
+            self._log.state(self._mover.moved_end)
+        self._log.retry(now_ms)
         if self._split is not None:
             self._split.step(now_ms, self._mover.moved_end)
             if self._split.is_done:
@@ -69,6 +79,7 @@ class Housekeeper:
             self._look(now_ms)
 
     def _look(self, now_ms: int) -> None:
+        self._to_catalogue = []
         for file in list(self._log):
             if file.is_of_split:
                 continue
@@ -76,13 +87,15 @@ class Housekeeper:
                 self._split = self._begin_split(file)
             elif file.span.end_ms + KEEP_MS <= now_ms:
                 self._look_at_past(file, now_ms)
-        if self._mover.moved_end - self._stated_end >= _MANIFEST_BYTES:
-            self._stated_end = self._mover.moved_end
-            self._log.publish()
+            else:
+                self._to_catalogue.append(file)
         self._store.retain(owed_from=self._mover.moved_end)
+        if self._store.actions.log.end - self._actions_end >= _ACTIONS_BYTES:
+            self._actions_end = self._store.actions.log.end
+            self._store.checkpoint()
 
     def _begin_split(self, file: BucketFile) -> Split:
-        return Split(self._log, self._rows, file, self._on_damage, self._messages_per_step)
+        return Split(self._log, self._shelf, self._rows, file, self._messages_per_step, self._forget)
 
     def _look_at_past(self, file: BucketFile, now_ms: int) -> None:
         live = live_rows(self._rows, file)
@@ -91,7 +104,14 @@ class Housekeeper:
             if self._split is None and np.any(is_put_off):
                 self._split = self._begin_split(file)
         elif file.synced_end == file.end and file.source_end <= self._mover.moved_end and self._is_settled():
-            self._log.switch([file], [], lambda: self._rows.free(self._rows.of_file(file.number)))
+            self._log.switch([file], [], lambda: self._delete(file))
+
+    def _delete(self, file: BucketFile) -> None:
+        self._rows.free(self._rows.of_file(file.number))
+        self._forget(file.number)
+
+    def _forget(self, number: int) -> None:
+        self._journal.gone.pop(number, None)
 
     def _is_settled(self) -> bool:
         """Whether every SENT is synced: else a crash would want the messages again, to send them again."""

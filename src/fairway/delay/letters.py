@@ -3,70 +3,244 @@
 A bucket takes the part of a batch that belongs to it, an intent takes due messages from many pieces. Either way each
 message keeps the id it was born with, its key, tags, headers and the time it was made. The same messages in the same
 order always come out as the same bytes: an intent that is made again after a crash is the one that may have arrived.
+They are the bytes that `batch.encode` makes of these messages.
+
+Nothing is done message by message: of each sheet a run of neighbours is one slice, lengths and ids are arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from itertools import accumulate, pairwise
 
-from fairway import batch
-from fairway.batch import Batch, MessageId
+import numpy as np
+from numpy.typing import NDArray
 
-_FEW = 8  # one message by itself costs about eight times its share of a whole column
+from fairway.batch import checksum, layout
+from fairway.batch.hashing import tag_filter_of
+from fairway.batch.layout import Codec
+from fairway.delay.sheet import Lists, Numbers, Sheet, Text
+
+_FEW = 6  # messages of one sheet: an array costs as much as so many of them one by one
+
+
+def runs_of(numbers: Numbers) -> tuple[Numbers, Numbers]:
+    """Where each run of neighbours begins, and where it ends (behind its last)."""
+    if numbers[-1] - numbers[0] == len(numbers) - 1 and bool((np.diff(numbers) == 1).all()):
+        return numbers[:1], numbers[-1:] + 1
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    firsts = numbers[np.concatenate(([0], breaks))]
+    return firsts, numbers[np.concatenate((breaks, [len(numbers)])) - 1] + 1
+
+
+class _Column:
+    """Byte strings that grow."""
+
+    __slots__ = ("_chunks", "_is_copying", "lengths")
+
+    def __init__(self, is_copying: bool) -> None:
+        self._is_copying = is_copying
+        self._chunks: list[bytes | memoryview] = []
+        self.lengths = array("i")
+
+    def take_one(self, text: Text, item: int) -> None:
+        start, stop = text.view[item], text.view[item + 1]
+        self._chunks.append(bytes(text.data[start:stop]) if self._is_copying else text.data[start:stop])
+        self.lengths.append(stop - start)
+
+    def take(self, text: Text, firsts: Numbers, ends: Numbers, items: Numbers) -> None:
+        starts, stops = text.offsets[firsts].tolist(), text.offsets[ends].tolist()
+        slices = [text.data[start:stop] for start, stop in zip(starts, stops, strict=True)]
+        self._chunks += [b"".join(slices)] if self._is_copying else slices
+        self.lengths.frombytes(text.lengths(items).tobytes())
+
+    def skip(self, count: int) -> None:
+        """Empty ones."""
+        self.lengths.frombytes(bytes(4 * count))
+
+    def data(self) -> bytes:
+        return b"".join(self._chunks)
+
+
+class _Listing:
+    """Lists of strings that grow: as many texts as each list has columns."""
+
+    __slots__ = ("lengths", "texts")
+
+    def __init__(self, texts: int, is_copying: bool) -> None:
+        self.lengths = array("i")
+        self.texts = tuple(_Column(is_copying) for _ in range(texts))
+
+    def take(self, lists: Lists | None, messages: Numbers) -> None:
+        if lists is None:
+            self.lengths.frombytes(bytes(4 * len(messages)))
+            return
+        firsts, ends = runs_of(messages)
+        offsets = lists.offsets
+        self.lengths.frombytes((offsets[messages + 1] - offsets[messages]).tobytes())
+        first_items, end_items = offsets[firsts].astype(np.int64), offsets[ends].astype(np.int64)
+        items = _expand(first_items, end_items)
+        for column, text in zip(self.texts, lists.texts, strict=True):
+            column.take(text, first_items, end_items, items)
 
 
 class Letters:
-    """Columns that grow."""
+    """Columns that grow. `is_copying`: they do not keep alive the sheets that they are taken from."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_copying: bool = False) -> None:
         self.bytes = 0  # of payloads
-        self._payloads: list[bytes] = []
-        self._keys: list[str | None] = []
-        self._tags: list[list[str]] = []
-        self._headers: list[dict[str, str]] = []
-        self._created_ms: list[int] = []
-        self._ids: list[MessageId] = []
+        self._count = 0
+        self._payloads = _Column(is_copying)
+        self._keys = _Column(is_copying)
+        self._present = bytearray()
+        self._hashes = array("Q")
+        self._tags = _Listing(1, is_copying)
+        self._headers = _Listing(2, is_copying)
+        self._created_ms = array("q")
+        self._ids = array("Q")
+        self._has = 0  # flags of `layout`: which columns any of the sheets had
 
     def __len__(self) -> int:
-        return len(self._payloads)
+        return self._count
 
-    def take(self, of: Batch, indices: Sequence[int]) -> None:
+    def take(self, of: Sheet, messages: Numbers) -> None:
         """Copy these messages, in this order."""
-        payloads, created_ms = of.payloads, of.created_times_ms()
-        taken = [payloads[each] for each in indices]
-        self._payloads += taken
-        self._created_ms += [created_ms[each] for each in indices]
-        self.bytes += sum(map(len, taken))
-        if len(indices) * _FEW < len(of):
-            self._keys += map(of.key, indices)
-            self._tags += map(of.tags, indices)
-            self._headers += map(of.headers, indices)
-            self._ids += map(of.id, indices)
+        flags = of.header.flags
+        self._has |= flags
+        if flags & (layout.TAGS | layout.HEADERS) or self._has & (layout.TAGS | layout.HEADERS):
+            self._take_lists(of, messages)
+        if len(messages) <= _FEW:
+            for message in messages.tolist():
+                self._take_one(of, message)
         else:
-            keys, tags, headers, ids = of.keys(), of.tag_lists(), of.header_maps(), of.ids()
-            self._keys += [keys[each] for each in indices]
-            self._tags += [tags[each] for each in indices]
-            self._headers += [headers[each] for each in indices]
-            self._ids += [ids[each] for each in indices]
+            self._take_many(of, messages)
 
-    def keep(self, count: int, size: int) -> None:
-        """Only the first `count` messages, whose payloads have that size."""
-        self.bytes = size
-        for column in (self._payloads, self._keys, self._tags, self._headers, self._created_ms, self._ids):
-            del column[count:]
+    def _take_lists(self, of: Sheet, messages: Numbers) -> None:
+        """Tags and headers; the messages before the first that has any have none."""
+        for listing, lists in ((self._tags, of.tags), (self._headers, of.headers)):
+            listing.lengths.frombytes(bytes(4 * (self._count - len(listing.lengths))))
+            listing.take(lists, messages)
 
-    def encode(self, producer_id: int, first_sequence: int, due_ms: Sequence[int] | None = None) -> bytes:
+    def _take_one(self, of: Sheet, message: int) -> None:
+        self._count += 1
+        self._payloads.take_one(of.payloads, message)
+        self.bytes += self._payloads.lengths[-1]
+        high, low = of.ids
+        self._ids.append(high[message])
+        self._ids.append(low[message])
+        if of.keys is None or of.present is None:
+            self._keys.lengths.append(0)
+            self._present.append(0)
+            self._hashes.append(0)
+        else:
+            self._keys.take_one(of.keys, message)
+            self._present.append(bool(of.present[message]))
+            self._hashes.append(int(of.hashes[message]))
+        self._created_ms.append(of.header.created_ms if of.created_ms is None else int(of.created_ms[message]))
+
+    def _take_many(self, of: Sheet, messages: Numbers) -> None:
+        firsts, ends = runs_of(messages)
+        count, before = len(messages), len(self._payloads.lengths)
+        self._count += count
+        self._payloads.take(of.payloads, firsts, ends, messages)
+        self.bytes += sum(self._payloads.lengths[before:])
+        self._ids.frombytes(np.stack((of.id_high[messages], of.id_low[messages]), axis=1).tobytes())
+        if of.keys is None or of.present is None:
+            self._keys.skip(count)
+            self._present += bytes(count)
+            self._hashes.frombytes(bytes(8 * count))
+        else:
+            self._keys.take(of.keys, firsts, ends, messages)
+            self._present += of.present[messages].tobytes()
+            self._hashes.frombytes(of.hashes[messages].tobytes())
+        created_ms = of.created_ms
+        times = np.full(count, of.header.created_ms, np.int64) if created_ms is None else created_ms[messages]
+        self._created_ms.frombytes(times.tobytes())
+
+    def encode(self, producer_id: int, first_sequence: int, due_ms: NDArray[np.int64] | None = None) -> bytes:
         """The batch. Never compressed: another version of a library would make other bytes of the same messages."""
-        created_ms = self._created_ms[0]
-        return batch.encode(
-            self._payloads,
-            producer_id=producer_id,
-            first_sequence=first_sequence,
-            created_ms=created_ms,
-            keys=self._keys,
-            tags=self._tags,
-            headers=self._headers,
-            created_deltas_ms=[each - created_ms for each in self._created_ms],
-            due_ms=due_ms,
-            ids=self._ids,
-        )
+        flags, tag_filter = layout.IDS, 0
+        section: list[bytes] = []
+        columns: list[bytes] = []
+        _add_text(columns, self._payloads)
+        if self._has & layout.KEYS and any(self._present):
+            flags |= layout.KEYS
+            section.append(self._hashes.tobytes())
+            _add(columns, np.packbits(np.frombuffer(self._present, np.uint8), bitorder="little").tobytes())
+            _add_text(columns, self._keys)
+        if due_ms is not None and due_ms.any():
+            flags |= layout.DUE
+            section.append(due_ms.astype(np.int64).tobytes())
+        section.append(self._ids.tobytes())
+        if self._has & layout.TAGS and _add_lists(columns, self._tags):
+            flags |= layout.TAGS
+            tag_filter = _tag_filter(self._tags.texts[0])
+        if self._has & layout.HEADERS and _add_lists(columns, self._headers):
+            flags |= layout.HEADERS
+        first_ms = self._created_ms[0]
+        if self._created_ms.count(first_ms) < self._count:
+            flags |= layout.CREATED
+            columns.append((np.frombuffer(self._created_ms, np.int64) - first_ms).tobytes())
+        return _sealed(self._count, flags, section, columns, producer_id, first_sequence, first_ms, tag_filter)
+
+
+def _sealed(
+    count: int,
+    flags: int,
+    section: list[bytes],
+    columns: list[bytes],
+    producer_id: int,
+    first_sequence: int,
+    created_ms: int,
+    tag_filter: int,
+) -> bytes:
+    body_bytes = sum(map(len, columns))
+    size = layout.HEADER_BYTES + sum(map(len, section)) + body_bytes
+    head = layout.HEADER.pack(
+        layout.MAGIC, 0, layout.VERSION, layout.HEADER_BYTES, Codec.NONE, count, flags, 0, size, body_bytes, body_bytes,
+        0, 0, 0, producer_id, first_sequence, created_ms, tag_filter,
+    )  # fmt: skip
+    covered = b"".join([head[layout.PREFIX_BYTES :], *section, *columns])
+    return layout.PREFIX.pack(layout.MAGIC, checksum(covered)) + covered
+
+
+def _tag_filter(tags: _Column) -> int:
+    data, offsets = tags.data(), list(accumulate(tags.lengths, initial=0))
+    return tag_filter_of({data[start:end] for start, end in pairwise(offsets)})
+
+
+def _add(columns: list[bytes], buffer: bytes) -> None:
+    columns.append(buffer)
+    if len(buffer) % 8:
+        columns.append(bytes(-len(buffer) % 8))
+
+
+def _add_text(columns: list[bytes], text: _Column) -> None:
+    _add_offsets(columns, text.lengths)
+    _add(columns, text.data())
+
+
+def _add_lists(columns: list[bytes], lists: _Listing) -> bool:
+    """False where every list is empty: then there is no such column."""
+    if not any(lists.lengths):
+        return False
+    _add_offsets(columns, lists.lengths)
+    for text in lists.texts:
+        _add_text(columns, text)
+    return True
+
+
+def _add_offsets(columns: list[bytes], lengths: array[int]) -> None:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(np.frombuffer(lengths, np.int32), out=offsets[1:])
+    _add(columns, offsets.tobytes())
+
+
+def _expand(firsts: Numbers, ends: Numbers) -> Numbers:
+    """All numbers from each first to its end."""
+    if len(firsts) == 1:
+        return np.arange(firsts[0], ends[0])
+    lengths = ends - firsts
+    before = np.cumsum(lengths) - lengths
+    expanded: Numbers = np.arange(int(lengths.sum())) + np.repeat(firsts - before, lengths)
+    return expanded

@@ -3,7 +3,8 @@
 **Buckets into rows**, once, after a start: near buckets first, a few thousand messages at a time, while messages are
 scheduled and sent. The race to win: a message is put into a bucket that is being loaded. The rule is a position: what
 lies below the bucket's end *as it was opened* is loaded from the file, what is appended later has its row already. No
-record is both, none is neither.
+record is both, none is neither. Of a bucket the pieces behind its newest catalogue are read, then that catalogue and
+those before it; where one is damaged, the pieces it spoke of.
 
 **Rows into the wheel**, every hour: the wheel's end moves on first, then a sweep adds the rows below it, a slice at a
 time. Whatever gets its place or a new due time meanwhile is compared with the end that has moved already, and a flag in
@@ -15,16 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fairway.delay import piece
+from fairway.delay import catalogue, piece
 from fairway.delay.bucket_file import BucketFile
 from fairway.delay.buckets import HOUR_MS
 from fairway.delay.ledger import Ledger
+from fairway.delay.piece import Index, Sequences
 from fairway.delay.rows import Rows, State
 from fairway.delay.wheel import RowNumbers, Wheel
 from fairway.errors import RemoteProtocolError
+from fairway.storage import segment
 from fairway.storage.log import Damaged
-from fairway.storage.record import Record
+from fairway.storage.record import Kind, Record
 from fairway.storage.scan import Damage
 
 _SWEEP_ROWS = 500_000  # about 2 ms
@@ -43,13 +47,13 @@ class Loader:
         messages_per_step: int,
     ) -> None:
         nearest_last = sorted(files, key=lambda each: each.span.start_ms, reverse=True)
-        self._todo = [(each, each.end) for each in nearest_last]
+        self._todo = [(each, each.end, each.catalogue_at) for each in nearest_last]
         self._rows = rows
         self._ledger = ledger
         self._on_home = on_home
         self._on_damage = on_damage
         self._messages_per_step = messages_per_step
-        self._current: tuple[BucketFile, Iterator[Record | Damage]] | None = None
+        self._current: Iterator[int] | None = None
 
     @property
     def is_done(self) -> bool:
@@ -60,39 +64,125 @@ class Loader:
         loaded = 0
         while loaded < self._messages_per_step and not self.is_done:
             if self._current is None:
-                file, end = self._todo.pop()
-                self._current = file, iter(file.scan(end))
-            file, records = self._current
-            found = next(records, None)
-            if found is None:
+                self._current = self._load(*self._todo.pop())
+            count = next(self._current, None)
+            if count is None:
                 self._current = None
-            elif isinstance(found, Damage):
-                self._on_damage(Damaged(found.start, found.why))
             else:
-                loaded += self._load(file, found)
+                loaded += count
 
-    def _load(self, file: BucketFile, found: Record) -> int:
+    def _load(self, file: BucketFile, end: int, catalogue_at: int) -> Iterator[int]:
+        """Load one bucket; yields the messages of each record."""
+        known, start = self._catalogue(file, catalogue_at) if catalogue_at else (None, segment.HEADER_BYTES)
+        for found in file.scan(start, end):
+            yield self._load_found(file, found, is_noted=True)
+        file.loaded(start)
+        while known is not None:
+            yield self._load_catalogue(file, known)
+            catalogue_at = known.previous_at
+            if not catalogue_at:
+                return
+            known, _ = self._catalogue(file, catalogue_at)
+            if known is None:
+                self._on_damage(Damaged(catalogue_at, "unreadable catalogue"))
+                for each in file.scan(segment.HEADER_BYTES, catalogue_at):
+                    yield self._load_found(file, each, is_noted=False)
+
+    def _catalogue(self, file: BucketFile, position: int) -> tuple[catalogue.Catalogue | None, int]:
+        """The catalogue at a position, and where what follows on it begins; None if it is damaged: then whoever asks
+        reads the pieces, from the first one on."""
+        try:
+            found = file.parse_record(file.read_record(position), 0, position)
+            return catalogue.unpack(found.body), found.header.end
+        except (Damaged, RemoteProtocolError):
+            file.give_up_catalogue()
+            return None, segment.HEADER_BYTES
+
+    def _load_found(self, file: BucketFile, found: Record | Damage, *, is_noted: bool) -> int:
+        if isinstance(found, Damage):
+            file.give_up_catalogue()
+            self._on_damage(Damaged(found.start, found.why))
+            return 0
+        if found.header.kind == Kind.CATALOGUE:
+            return 0
         try:
             opened = piece.unpack(found)
+            index = piece.index_of(opened.data)
         except RemoteProtocolError as error:
+            file.give_up_catalogue()
             self._on_damage(Damaged(found.header.position, str(error)))
             return 0
+        position = found.header.position
+        if is_noted:
+            file.note(position, opened.subject, opened.subject_id, opened.sequences, index)
         self._rows.names[opened.subject_id] = opened.subject
-        rows = self._rows.add(opened.subject_id, opened.sequences, piece.index_of(opened.data))
-        self._rows.put(rows, file.number, found.header.position)
-        self._rows.become(rows, self._ledger.states(opened.subject_id, opened.sequences))
-        if self._ledger.due_ms:
-            self._put_off(rows)
-        self._on_home(rows)
-        return len(rows)
+        count = len(opened.sequences)
+        gone = self._ledger.gone(file.number, position, count)
+        self._add(
+            file,
+            np.full(count, opened.subject_id, np.uint32),
+            opened.sequences,
+            index,
+            np.full(count, position, np.int64),
+            np.arange(count),
+            gone,
+        )
+        return count
 
-    def _put_off(self, rows: RowNumbers) -> None:
-        for row in rows.tolist():
-            name = int(self._rows.subject_id[row]), int(self._rows.sequence[row])
-            due_ms = self._ledger.due_ms.get(name)
-            if due_ms is not None:
-                self._rows.due_ms[row] = due_ms
-                self._rows.is_rescheduled[row] = True
+    def _load_catalogue(self, file: BucketFile, known: catalogue.Catalogue) -> int:
+        self._rows.names.update(known.names)
+        counts = known.counts.astype(np.int64)
+        ends = np.cumsum(counts)
+        gone: NDArray[np.bool_] | None = None
+        for position, count, end in zip(known.positions.tolist(), counts.tolist(), ends.tolist(), strict=True):
+            mask = self._ledger.gone(file.number, position, count)
+            if mask is not None:
+                gone = np.zeros(len(known.sequences), np.bool_) if gone is None else gone
+                gone[end - count : end] = mask
+        self._add(
+            file,
+            np.repeat(known.subject_ids, counts),
+            known.sequences,
+            known.columns,
+            np.repeat(known.positions.astype(np.int64), counts),
+            np.arange(len(known.sequences)) - np.repeat(ends - counts, counts),
+            gone,
+        )
+        return len(known.sequences)
+
+    def _add(
+        self,
+        file: BucketFile,
+        subject_ids: NDArray[np.uint32],
+        sequences: Sequences,
+        index: Index,
+        positions: NDArray[np.int64],
+        at: NDArray[np.int64],
+        gone: NDArray[np.bool_] | None,
+    ) -> None:
+        """Rows of messages, but for those that are done with and forgotten."""
+        if gone is not None:
+            here = np.flatnonzero(~gone)
+            subject_ids, sequences, index = subject_ids[here], sequences[here], index.only(here)
+            positions, at = positions[here], at[here]
+        if not len(sequences):
+            return
+        rows = self._rows.add(subject_ids, sequences, index)
+        self._rows.put_each(rows, file.number, positions, at)
+        catch_up(self._rows, rows, self._ledger)
+        self._on_home(rows)
+
+
+def catch_up(table: Rows, rows: RowNumbers, ledger: Ledger) -> None:
+    """What was decided about new rows in an earlier life."""
+    subject_ids = table.subject_id[rows]
+    for subject_id in ledger.subjects.intersection(np.unique(subject_ids).tolist()):
+        chosen = rows[subject_ids == subject_id]
+        sequences = table.sequence[chosen]
+        table.become(chosen, ledger.states(subject_id, sequences))
+        which, due_ms = ledger.dues(subject_id, sequences)
+        table.due_ms[chosen[which]] = due_ms
+        table.is_rescheduled[chosen[which]] = True
 
 
 class Sweeper:
@@ -112,7 +202,8 @@ class Sweeper:
             self._at, self._until = 0, self._rows.end
         if self._at < self._until:
             end = min(self._at + _SWEEP_ROWS, self._until)
-            self.home(np.arange(self._at, end))
+            is_near = self._rows.due_ms[self._at : end] < self._end_ms
+            self.home(self._at + np.flatnonzero(is_near & (self._rows.state[self._at : end] == State.PENDING)))
             self._at = end
 
     @property

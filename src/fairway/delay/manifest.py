@@ -34,6 +34,7 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True):
     start_ms: int
     end_ms: int
     synced_end: int  # the file was synced up to here: damage below it is rot
+    catalogue_at: int = 0  # where its newest catalogue lies; 0: it has none
 
     @property
     def span(self) -> Span:

@@ -1,67 +1,156 @@
-"""From the message log into buckets: each durable batch is cut by due time, and each part goes to its bucket.
+"""From the message log into buckets: durable batches are cut by due time, and each part goes to its bucket.
 
 A message is known (has a row, can be cancelled) from the moment its batch is durable; it is *home* when its bucket has
 it, synced; and it counts as moved when the manifest names that bucket. `moved_end` is the position in the message log
 below which everything is moved: what a start need not move again, and what the message log may forget.
+
+A batch of good size that is of one bucket goes there unopened. Smaller parts are gathered by bucket and subject, for a
+second at most, so that a million messages sent one by one are not a million pieces; what is due within seconds is not
+held. The message log has all of it meanwhile. So it has when the disk is full: what finds no room waits here, and goes
+when there is some.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairway import batch
-from fairway.batch import Batch
+from fairway import batch, limits
 from fairway.delay import piece
 from fairway.delay.bucket_file import BucketFile
-from fairway.delay.buckets import HOUR_MS, Span, span_of
+from fairway.delay.buckets import Calendar, Span
 from fairway.delay.letters import Letters
-from fairway.delay.piece import Sequences
+from fairway.delay.piece import Index, Piece
 from fairway.delay.rows import Rows
 from fairway.delay.schedule_log import ScheduleLog
-from fairway.delay.wheel import RowNumbers, Times
+from fairway.delay.sheet import Sheet
+from fairway.delay.wheel import RowNumbers
 from fairway.errors import FairwayError
 from fairway.names import Subject
+from fairway.storage.flusher import Defer
+
+PIECE_MESSAGES = 1_024  # a piece of so many is written at once; opened, it is 150 KB or so
+PIECE_BYTES = 256 * limits.KIB
+_OWN_MESSAGES = 256  # a part of so many is a piece by itself
+_NEAR_MS = 3_000  # due so soon: not held
+_UNHELD_BYTES = 16 * limits.MIB  # with so many that are not home, the largest are held no longer
+_PIECES_PER_STEP = 8  # written at a time: 5 ms
+_RETRY_MS = 1_000  # after a full disk
 
 
 @dataclass(slots=True)
 class _Move:
-    """A stretch of the message log that ends at `end`, and how many of its parts are not moved yet."""
+    """A stretch of the message log that ends at `end`, and how many of its messages are not moved yet."""
 
     end: int
     left: int = 0
 
 
+class _Arrival(NamedTuple):
+    """A durable batch, and which of its messages are meant."""
+
+    subject_id: int
+    first_sequence: int
+    data: bytes
+    end: int
+    move: _Move
+    messages: NDArray[np.int64]
+
+
+class _Young:
+    """A batch whose messages are not all home."""
+
+    __slots__ = ("_sheet", "data", "end", "left", "move")
+
+    def __init__(self, of: _Arrival) -> None:
+        self.data = of.data
+        self.end = of.end
+        self.move = of.move
+        self.left = len(of.messages)
+        self._sheet: Sheet | None = None
+
+    def sheet(self) -> Sheet:
+        if self._sheet is None:
+            self._sheet = Sheet(self.data)
+        return self._sheet
+
+
 @dataclass(slots=True)
-class _Part:
-    """What goes to one bucket."""
+class _Gathering:
+    """What goes to one bucket as one piece."""
 
     span: Span
-    rows: RowNumbers
-    data: bytes
+    subject_id: int
+    since_ms: int
+    parts: list[RowNumbers] = field(default_factory=list)
+    messages: int = 0
+    bytes: int = 0
+    is_near: bool = False
+
+    @property
+    def is_enough(self) -> bool:
+        return self.is_near or self.messages >= PIECE_MESSAGES or self.bytes >= PIECE_BYTES
 
 
 class Mover:
     """Puts messages into buckets, and knows how far it is."""
 
-    def __init__(self, rows: Rows, young: dict[int, bytes], on_home: Callable[[RowNumbers], None]) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        log: ScheduleLog,
+        *,
+        defer: Defer,
+        now: Callable[[], int],
+        name: Callable[[int], Subject],
+        on_home: Callable[[RowNumbers], None],
+        on_warm: Callable[[tuple[int, int], Piece], None],
+        on_hold: Callable[[], None],
+        hold_ms: int,
+    ) -> None:
         self.moved_end = 0
+        self.taken_end = 0  # where the newest batch that was taken ends
         self.unmoved_bytes = 0
+        self.is_full = False  # the disk had no room for what waits here
         self._rows = rows
-        self._young = young
+        self._log = log
+        self._defer = defer
+        self._now = now
+        self._name = name
         self._on_home = on_home
-        self._moves: deque[_Move] = deque()
-        self._of_unlisted: dict[int, list[_Move]] = {}
+        self._on_warm = on_warm
+        self._on_hold = on_hold
+        self._hold_ms = hold_ms
+        self._calendar = Calendar()
+        self._arrived: list[_Arrival] = []
+        self._young: dict[int, _Young] = {}  # by token, which rows have in the place of a position
         self._token = 0
+        self._moves: deque[_Move] = deque()
+        self._of_unlisted: dict[int, list[tuple[_Move, int]]] = {}
         self._tail: _Move | None = None
+        self._gatherings: dict[tuple[Span, int], _Gathering] = {}
+        self._ripe: deque[_Gathering] = deque()  # held no longer
+        self._refused: list[_Gathering] = []
+        self._refused_ms = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._arrived or self._young)
+
+    @property
+    def has_more(self) -> bool:
+        """Some of what is held could go at once: a step has done enough."""
+        return bool(self._ripe)
 
     def begin_tail(self, moved_end: int, messages_end: int) -> None:
         """A start: what an earlier life left between the two is still to be moved, and comes first."""
         self.moved_end = moved_end
+        self.taken_end = messages_end
         if messages_end > moved_end:
             self._tail = _Move(messages_end, 1)
             self._moves.append(self._tail)
@@ -70,99 +159,188 @@ class Mover:
         """All of it has been taken."""
         if self._tail is not None:
             tail, self._tail = self._tail, None
-            self._moved(tail)
+            self._moved(tail, 1)
+
+    # --- arriving ----------------------------------------------------------------------------------------------------
 
     def take(
-        self,
-        log: ScheduleLog,
-        subject: Subject,
-        subject_id: int,
-        first_sequence: int,
-        data: bytes,
-        end: int,
-        now_ms: int,
-        keep: NDArray[np.bool_] | None = None,
-    ) -> RowNumbers:
-        """Make rows of a batch that is durable, and put it on its way; `keep`: it is of the tail, and only those
-        messages are missing."""
-        count = batch.peek(data).count
-        sequences = np.arange(first_sequence, first_sequence + count, dtype=np.uint64)
-        index = piece.index_of(data)
-        if keep is not None and not keep.all():
-            chosen = np.flatnonzero(keep)
-            if not len(chosen):
-                return chosen
-            data = cut(batch.decode(data), chosen, index.due_ms)
-            sequences, index = sequences[chosen], index.only(chosen)
-        rows = self._rows.add(subject_id, sequences, index)
+        self, subject_id: int, first_sequence: int, data: bytes, end: int, keep: NDArray[np.bool_] | None = None
+    ) -> None:
+        """A batch is durable; `keep`: it is of the tail, and only those messages are missing. It has its rows with the
+        next `admit`, which comes before anybody is answered."""
+        messages = np.arange(batch.peek(data).count) if keep is None else np.flatnonzero(keep)
+        self.taken_end = max(self.taken_end, end)
         move = self._tail if keep is not None else None
         if move is None:
             move = _Move(end)
             self._moves.append(move)
-        for part in self._parts(rows, data, now_ms):
-            move.left += 1
-            self._append(log, part, subject, subject_id, move, end, now_ms)
+        if len(messages):
+            move.left += len(messages)
+            self.unmoved_bytes += len(data)
+            if not self._arrived:
+                self._defer(self._admit)
+            self._arrived.append(_Arrival(subject_id, first_sequence, data, end, move, messages))
+
+    def _admit(self) -> None:
+        self.admit()
+
+    def admit(self) -> RowNumbers:
+        """Make rows of all that has arrived, and put it on its way."""
+        arrived, self._arrived = self._arrived, []
+        if not arrived:
+            return np.zeros(0, np.int64)
+        counts = [len(each.messages) for each in arrived]
+        messages = _joined([each.messages for each in arrived])
+        firsts = np.array([each.first_sequence for each in arrived], np.uint64)
+        indices = [piece.index_of(each.data).only(each.messages) for each in arrived]
+        index = indices[0] if len(indices) == 1 else Index(*map(np.concatenate, zip(*indices, strict=True)))
+        subject_ids = np.repeat(np.array([each.subject_id for each in arrived], np.uint32), counts)
+        sequences = messages.astype(np.uint64) + np.repeat(firsts, counts)
+        rows = self._rows.add(subject_ids, sequences, index)
+        tokens = np.arange(self._token + 1, self._token + 1 + len(arrived))
+        self._token += len(arrived)
+        self._young.update(zip(tokens.tolist(), map(_Young, arrived), strict=True))
+        self._rows.put_each(rows, 0, np.repeat(tokens, counts), messages)
+        sizes = np.repeat([len(each.data) / max(count, 1) for each, count in zip(arrived, counts, strict=True)], counts)
+        now_ms = self._now()
+        for span, chosen in self._calendar.sort(index.due_ms, now_ms):
+            for subject_id, part in split_by(chosen, subject_ids[chosen]):
+                is_near = int(index.due_ms[part].min()) <= now_ms + _NEAR_MS
+                self._gather(span, subject_id, rows[part], int(sizes[part].sum()), is_near, now_ms)
         return rows
 
-    def _parts(self, rows: RowNumbers, data: bytes, now_ms: int) -> list[_Part]:
-        due_ms = self._rows.due_ms[rows]
-        spans = spans_of(due_ms, now_ms)
-        if len(spans) == 1:
-            return [_Part(spans[0][0], rows, data)]
-        opened = batch.decode(data)
-        return [_Part(span, rows[chosen], cut(opened, chosen, due_ms)) for span, chosen in spans]
+    def _gather(self, span: Span, subject_id: int, rows: RowNumbers, size: int, is_near: bool, now_ms: int) -> None:
+        is_large = len(rows) >= _OWN_MESSAGES or size >= PIECE_BYTES
+        gathering = None if is_large else self._gatherings.get((span, subject_id))
+        if gathering is None:
+            gathering = _Gathering(span, subject_id, now_ms)
+        gathering.parts.append(rows)
+        gathering.messages += len(rows)
+        gathering.bytes += size
+        gathering.is_near |= is_near
+        is_ripe = is_large or gathering.is_enough
+        if is_ripe and not is_large:
+            self._gatherings.pop((span, subject_id), None)
+        if is_near or self._hold_ms == 0:
+            self._append(gathering, now_ms)
+        elif is_ripe:
+            self._ripe.append(gathering)
+        else:
+            self._gatherings[span, subject_id] = gathering
+        if len(self._gatherings) + len(self._ripe) == 1:
+            self._on_hold()
 
-    def _append(
-        self, log: ScheduleLog, part: _Part, subject: Subject, subject_id: int, move: _Move, end: int, now_ms: int
-    ) -> None:
-        rows, file = part.rows, log.file_for(part.span)
-        self._token += 1
-        token = self._token
-        self._rows.put(rows, 0, token)
-        self._young[token] = part.data
-        self.unmoved_bytes += len(part.data)
-        sequences: Sequences = self._rows.sequence[rows]
-        position = file.append(subject, subject_id, sequences, part.data, now_ms)
-        file.source_end = max(file.source_end, end)
+    def young_at(self, token: int) -> Sheet:
+        """The batch that a row without a bucket is in."""
+        return self._young[token].sheet()
+
+    # --- holding -----------------------------------------------------------------------------------------------------
+
+    def flush(self, now_ms: int) -> None:
+        """Hold back nothing any more."""
+        self.admit()
+        self._ripe += self._gatherings.values()
+        self._gatherings = {}
+        while self._ripe:
+            self._append(self._ripe.popleft(), now_ms)
+
+    def step(self, now_ms: int) -> None:
+        """Let go of what was held long enough, and try again what found no room. To be called every tick."""
+        self.admit()
+        hold_ms = 0 if self.unmoved_bytes > _UNHELD_BYTES else self._hold_ms
+        for key in [key for key, each in self._gatherings.items() if not 0 <= now_ms - each.since_ms < hold_ms]:
+            self._ripe.append(self._gatherings.pop(key))
+        for _ in range(min(_PIECES_PER_STEP, len(self._ripe))):
+            self._append(self._ripe.popleft(), now_ms)
+        if self._refused and not 0 <= now_ms - self._refused_ms < _RETRY_MS:
+            refused, self._refused, self.is_full = self._refused, [], False
+            for each in refused:
+                self._append(each, now_ms)
+
+    def wait_ms(self, now_ms: int) -> int | None:
+        """Until `step` has something to do; None: it has nothing."""
+        times = [next(iter(self._gatherings.values())).since_ms + self._hold_ms] if self._gatherings else []
+        times += [self._refused_ms + _RETRY_MS] if self._refused else []
+        return max(0, min(times) - now_ms) if times else None
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def _append(self, gathering: _Gathering, now_ms: int) -> None:
+        rows = _joined(gathering.parts)
+        tokens, data, index = self._contents(rows)
+        file = self._log.file_for(gathering.span)
+        subject_id, sequences = gathering.subject_id, self._rows.sequence[rows]
+        subject = self._name(subject_id)
+        position = file.append(subject, subject_id, sequences, data, index, now_ms)
+        file.source_end = max(file.source_end, *(self._young[token].end for token in tokens))
 
         def home(outcome: FairwayError | None) -> None:
             if outcome is not None:
-                return  # the store is poisoned: nothing is answered any more
-            del self._young[token]
-            self.unmoved_bytes -= len(part.data)
+                self._refuse(gathering, now_ms)
+                return
             self._rows.put(rows, file.number, position)
-            if file.is_listed:
-                self._moved(move)
-            else:
-                self._of_unlisted.setdefault(file.number, []).append(move)
+            if gathering.is_near:
+                self._on_warm((file.number, position), Piece(subject, subject_id, sequences, data))
+            self._is_home(tokens, file)
             self._on_home(rows)
 
         file.when_durable(file.end, home)
 
+    def _contents(self, rows: RowNumbers) -> tuple[dict[int, int], bytes, Index]:
+        """How many messages each token has in a piece, its batch, and the index of that."""
+        places = self._rows.position[rows]
+        messages = self._rows.index[rows].astype(np.int64)
+        ends = np.append(np.flatnonzero(np.diff(places)) + 1, len(rows)).tolist()
+        first = self._young[int(places[0])]
+        counts: dict[int, int] = {}
+        if len(ends) == 1 and len(rows) == batch.peek(first.data).count:
+            return {int(places[0]): len(rows)}, first.data, piece.index_of(first.data)  # unopened
+        letters, start = Letters(), 0
+        for token, end in zip(places[np.array(ends) - 1].tolist(), ends, strict=True):
+            letters.take(self._young[token].sheet(), messages[start:end])
+            counts[token] = counts.get(token, 0) + end - start
+            start = end
+        header = batch.peek(first.data)
+        index = self._rows.index_columns.only(rows)
+        return counts, letters.encode(header.producer_id, header.first_sequence, index.due_ms), index
+
+    def _refuse(self, gathering: _Gathering, now_ms: int) -> None:
+        """A full disk, or a poisoned store, which never comes here again."""
+        self.is_full = True
+        self._refused.append(gathering)
+        self._refused_ms = now_ms
+
+    def _is_home(self, tokens: dict[int, int], file: BucketFile) -> None:
+        for token, count in tokens.items():
+            young = self._young[token]
+            young.left -= count
+            if not young.left:
+                del self._young[token]
+                self.unmoved_bytes -= len(young.data)
+            if file.is_listed:
+                self._moved(young.move, count)
+            else:
+                self._of_unlisted.setdefault(file.number, []).append((young.move, count))
+
     def listed(self, file: BucketFile) -> None:
         """The manifest names the bucket now."""
-        for move in self._of_unlisted.pop(file.number, []):
-            self._moved(move)
+        for move, count in self._of_unlisted.pop(file.number, []):
+            self._moved(move, count)
 
-    def _moved(self, move: _Move) -> None:
-        move.left -= 1
+    def _moved(self, move: _Move, count: int) -> None:
+        move.left -= count
         while self._moves and self._moves[0].left == 0:
             self.moved_end = self._moves.popleft().end
 
 
-def spans_of(due_ms: Times, now_ms: int) -> list[tuple[Span, NDArray[np.int64]]]:
-    """The stretches of time that those due times lie in, each with the indices of its messages."""
-    hours, which = np.unique(np.maximum(due_ms, now_ms) // HOUR_MS, return_inverse=True)
-    spans: dict[Span, list[int]] = {}
-    for number, hour in enumerate(hours.tolist()):
-        spans.setdefault(span_of(max(hour * HOUR_MS, now_ms), now_ms), []).append(number)
-    if len(spans) == 1:
-        return [(next(iter(spans)), np.arange(len(due_ms)))]
-    return [(span, np.flatnonzero(np.isin(which, numbers))) for span, numbers in spans.items()]
+def split_by(chosen: NDArray[np.int64], values: NDArray[np.uint32]) -> list[tuple[int, NDArray[np.int64]]]:
+    """The chosen numbers by the value that each has, in their order."""
+    if bool((values == values[0]).all()):
+        return [(int(values[0]), chosen)]
+    order = np.argsort(values, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
+    return [(int(values[part[0]]), chosen[part]) for part in parts]
 
 
-def cut(of: Batch, chosen: NDArray[np.int64], due_ms: Times) -> bytes:
-    """Some messages of a batch as a batch of their own, with these due times; they keep their ids."""
-    letters = Letters()
-    letters.take(of, chosen.tolist())
-    return letters.encode(of.header.producer_id, of.header.first_sequence, due_ms[chosen].tolist())
+def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

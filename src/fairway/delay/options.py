@@ -11,7 +11,9 @@ from fairway.storage.store import StoreOptions
 
 def _store_options() -> StoreOptions:
     """Whatever is in buckets may go from the message log at once: `owed_from` says what is not."""
-    return StoreOptions(segment_bytes=limits.DELAY_SEGMENT_BYTES, retention=retention.Policy(bytes_max=0))
+    return StoreOptions(
+        segment_bytes=limits.DELAY_SEGMENT_BYTES, retention=retention.Policy(bytes_max=0), keeps_actions=False
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,4 +23,7 @@ class DelayOptions:
     horizon_ms: int = limits.DELAY_HORIZON_MS
     pending_max: int = limits.DELAY_PENDING_MAX
     messages_per_step: int = limits.DELAY_STEP_MESSAGES
+    hold_ms: int = 1_000  # how long small parts may wait to go into their bucket together; the message log has them
+    remembered_max: int = 1_000_000  # sent or cancelled messages of which that can be said; at most an hour
+    catalogue_messages: int = 8_192  # in one catalogue of a bucket: 330 KB
     store: StoreOptions = field(default_factory=_store_options)

@@ -8,7 +8,8 @@ given and stays true once the dispatch log is synced to `end`:
     CANCELLED             it is pending no longer, and never will be sent
     RESCHEDULED           it has the new due time
     ALREADY_DISPATCHED    an intent names it: it is on its way, or was sent
-    UNKNOWN               not here: never scheduled, or sent so long ago that its bucket is gone
+    UNKNOWN               not here: never scheduled, or sent or cancelled so long ago that it is forgotten (an hour, or
+                          a million messages; see `forgetting`)
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairway import batch
-from fairway.batch import Batch, MessageId
-from fairway.delay.dispatch_log import DispatchLog, Event, EventKind, ranges_of
+from fairway.batch import MessageId
+from fairway.delay.dispatch_log import DispatchLog, Event, EventKind, by_subject, ranges_of
 from fairway.delay.rows import Place, Rows, State
+from fairway.delay.sheet import Sheet
 from fairway.delay.wheel import RowNumbers
 
 
@@ -58,6 +60,7 @@ class Waiting(NamedTuple):
     subject_id: int
     key: str | None
     due_ms: int
+    size_bytes: int = 0  # of its payload
 
 
 class Pending:
@@ -68,15 +71,19 @@ class Pending:
         rows: Rows,
         journal: DispatchLog,
         *,
-        open_at: Callable[[Place], Batch | None],
+        open_at: Callable[[Place], Sheet | None],
         take_off: Callable[[int], None],
         put_on: Callable[[RowNumbers], None],
+        on_done: Callable[[RowNumbers], None],
     ) -> None:
+        self.cancelled = 0  # messages, in this life
+        self.rescheduled = 0
         self._rows = rows
         self._journal = journal
         self._open_at = open_at
         self._take_off = take_off
         self._put_on = put_on
+        self._on_done = on_done
 
     # --- deciding ----------------------------------------------------------------------------------------------------
 
@@ -86,9 +93,11 @@ class Pending:
         if not len(chosen):
             return self._too_late(rows)
         end = self._append(EventKind.CANCEL, chosen, 0)
-        for row in chosen.tolist():
+        for row in chosen[self._rows.in_wheel[chosen]].tolist():
             self._take_off(row)
         self._rows.become(chosen, State.CANCELLED)
+        self.cancelled += len(chosen)
+        self._on_done(chosen)
         return Decision(Answer.CANCELLED, len(chosen), end)
 
     def reschedule(self, rows: RowNumbers, due_ms: int) -> Decision:
@@ -97,10 +106,11 @@ class Pending:
         if not len(chosen):
             return self._too_late(rows)
         end = self._append(EventKind.RESCHEDULE, chosen, due_ms)
-        for row in chosen.tolist():
+        for row in chosen[self._rows.in_wheel[chosen]].tolist():
             self._take_off(row)
         self._rows.due_ms[chosen] = due_ms
         self._rows.is_rescheduled[chosen] = True
+        self.rescheduled += len(chosen)
         self._put_on(chosen)
         return Decision(Answer.RESCHEDULED, len(chosen), end)
 
@@ -131,10 +141,10 @@ class Pending:
 
     def _append(self, kind: EventKind, chosen: RowNumbers, time_ms: int) -> int:
         table = self._rows
-        events = []
-        for subject_id in np.unique(table.subject_id[chosen]).tolist():
-            sequences = np.sort(table.sequence[chosen[table.subject_id[chosen] == subject_id]])
-            events.append(Event(kind, subject_id, ranges_of(sequences), time_ms=time_ms))
+        events = [
+            Event(kind, subject_id, ranges_of(table.sequence[rows]), time_ms=time_ms)
+            for subject_id, rows in by_subject(table, chosen)
+        ]
         return self._journal.append(events)
 
     # --- looking -----------------------------------------------------------------------------------------------------

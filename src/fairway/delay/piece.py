@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairway import batch
+from fairway.delay.sheet import section_of
 from fairway.errors import BadName, RemoteProtocolError
 from fairway.names import Subject
 from fairway.storage.record import Record, padded
@@ -51,7 +52,7 @@ class Index(NamedTuple):
 def pack(subject: Subject, sequences: Sequences, data: bytes) -> bytes:
     """The body of a SCHEDULE record; its header has subject id, first sequence and count."""
     name = subject.encode()
-    is_run = int(sequences[-1]) - int(sequences[0]) == len(sequences) - 1
+    is_run = len(sequences) == 1 or bool((np.diff(sequences) == 1).all())
     listed = b"" if is_run else sequences.astype("<u8").tobytes()
     return padded(_FIXED.pack(len(name), 0 if is_run else _LISTED, 0) + name) + listed + data
 
@@ -82,19 +83,4 @@ def unpack(record: Record) -> Piece:
 
 def index_of(data: bytes) -> Index:
     """The index of a batch that was checked."""
-    header = batch.peek(data)
-    count = header.count
-    due, keys, ids = batch.due_times_ms(data, header), batch.key_hashes(data, header), batch.explicit_ids(data, header)
-    nothing = np.zeros(count, np.uint64)
-    high = np.full(count, header.producer_id, np.uint64)
-    low = np.arange(count, dtype=np.uint64) + np.uint64(header.first_sequence)
-    if ids is not None:
-        pairs = np.frombuffer(ids, np.uint64)
-        is_own = pairs[::2] == 0
-        high, low = np.where(is_own, high, pairs[::2]), np.where(is_own, low, pairs[1::2])
-    return Index(
-        np.zeros(count, np.int64) if due is None else np.frombuffer(due, np.int64),
-        nothing if keys is None else np.frombuffer(keys, np.uint64),
-        high,
-        low,
-    )
+    return Index(*section_of(data, batch.peek(data)))

@@ -1,8 +1,9 @@
-"""An index row per message, as arrays: 60 bytes each, so that ten million of them are in memory and every question
+"""An index row per message, as arrays: 61 bytes each, so that ten million of them are in memory and every question
 (which are due, which have this key, how many by day) is a pass of numpy over a column.
 
-A row is born when its message is durable in the message log, and freed when its bucket is deleted. Its place is a token
-of `young` pieces until the bucket has it (file 0), then bucket file, position and index. Its state only moves forward:
+A row is born when its message is durable in the message log, and freed when nothing more is to be said of it
+(`forgetting`). Its place is a token of `young` batches until the bucket has it (file 0), then bucket file, position and
+index. Its state only moves forward:
 
     PENDING ──► INTENDED ──► DISPATCHED        an intent names it; the broker has it
        └──────► CANCELLED
@@ -22,6 +23,7 @@ from fairway.delay.piece import Index, Sequences
 from fairway.delay.wheel import RowNumbers
 from fairway.names import Subject
 
+_POSITION_BITS = 40  # of a place in a bucket file: 1 TiB
 _GROWTH = 1.25  # a column is copied when it is full: a quarter more keeps the memory for 10 M rows below 800 MB
 
 
@@ -61,28 +63,38 @@ class Rows:
         self.state: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self.in_wheel: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.is_rescheduled: NDArray[np.bool_] = np.zeros(0, np.bool_)  # its bucket says another due time
-        self._free: RowNumbers = np.zeros(0, np.int64)
+        self._free: list[RowNumbers] = []
+        self._free_count = 0
         self._done = 0
         self.names: dict[int, Subject] = {}  # of subjects, as the pieces say: the message log may have lost one
 
     def __len__(self) -> int:
-        return self.end - len(self._free)
+        return self.end - self._free_count
 
     @property
     def pending(self) -> int:
         """Messages that are not done with: what a quota counts."""
         return len(self) - self._done
 
+    @property
+    def bytes(self) -> int:
+        """What the columns take of memory, as far as they were ever used."""
+        return self.end * sum(each.itemsize for each in vars(self).values() if isinstance(each, np.ndarray))
+
+    @property
+    def index_columns(self) -> Index:
+        return Index(self.due_ms, self.key, self.id_high, self.id_low)
+
     def become(self, rows: RowNumbers, state: State | NDArray[np.uint8]) -> None:
         """Move rows on to a state, or each to its own."""
-        self._done -= self._count_done(rows)
+        self._done -= int(np.count_nonzero(self.state[rows] >= State.DISPATCHED))
         self.state[rows] = state
-        self._done += self._count_done(rows)
+        if isinstance(state, State):
+            self._done += len(rows) if state >= State.DISPATCHED else 0
+        else:
+            self._done += int(np.count_nonzero(state >= State.DISPATCHED))
 
-    def _count_done(self, rows: RowNumbers) -> int:
-        return int(np.count_nonzero(self.state[rows] >= State.DISPATCHED))
-
-    def add(self, subject_id: int, sequences: Sequences, index: Index) -> RowNumbers:
+    def add(self, subject_id: int | NDArray[np.uint32], sequences: Sequences, index: Index) -> RowNumbers:
         """New PENDING rows that have no place yet."""
         rows = self._take(len(sequences))
         self.subject_id[rows] = subject_id
@@ -99,9 +111,23 @@ class Rows:
 
     def put(self, rows: RowNumbers, file: int, position: int) -> None:
         """All rows of one piece, in its order, have a place."""
+        self.put_each(rows, file, position, np.arange(len(rows)))
+
+    def put_each(
+        self,
+        rows: RowNumbers,
+        file: int,
+        position: int | NDArray[np.int64] | NDArray[np.uint64],
+        index: NDArray[np.int64],
+    ) -> None:
+        """Rows of several pieces of one file."""
         self.file[rows] = file
         self.position[rows] = position
-        self.index[rows] = np.arange(len(rows), dtype=np.uint16)
+        self.index[rows] = index
+
+    def spots(self, rows: RowNumbers) -> NDArray[np.int64]:
+        """A number for each row that is the same for rows of one piece alone; `spot_of` undoes it."""
+        return (self.file[rows].astype(np.int64) << _POSITION_BITS) | self.position[rows]
 
     def place(self, row: int) -> Place:
         return Place(int(self.file[row]), int(self.position[row]), int(self.index[row]))
@@ -109,7 +135,9 @@ class Rows:
     def free(self, rows: RowNumbers) -> None:
         """Forget these messages."""
         self.become(rows, State.FREE)
-        self._free = np.concatenate((self._free, rows))
+        if len(rows):
+            self._free.append(rows)
+            self._free_count += len(rows)
 
     def where(self, mask: NDArray[np.bool_]) -> RowNumbers:
         """The rows for which a mask over the used part of the columns holds."""
@@ -132,17 +160,30 @@ class Rows:
         return rows[np.argsort(self.sequence[rows], kind="stable")]
 
     def _take(self, count: int) -> RowNumbers:
-        reused = self._free[len(self._free) - min(count, len(self._free)) :]
-        self._free = self._free[: len(self._free) - len(reused)]
-        fresh = np.arange(self.end, self.end + count - len(reused), dtype=np.int64)
-        self.end += len(fresh)
+        taken: list[RowNumbers] = []
+        missing = count
+        while missing and self._free:
+            last = self._free.pop()
+            if len(last) > missing:
+                self._free.append(last[missing:])
+                last = last[:missing]
+            taken.append(last)
+            missing -= len(last)
+        self._free_count -= count - missing
+        taken.append(np.arange(self.end, self.end + missing, dtype=np.int64))
+        self.end += missing
         if self.end > len(self.state):
             self._grow(max(self.end, int(len(self.state) * _GROWTH), 1_024))
-        return np.concatenate((reused, fresh))
+        return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
     def _grow(self, capacity: int) -> None:
-        for name, column in vars(self).items():
-            if isinstance(column, np.ndarray) and name != "_free":
+        for name, column in list(vars(self).items()):
+            if isinstance(column, np.ndarray):
                 larger = np.zeros(capacity, column.dtype)
                 larger[: len(column)] = column
                 setattr(self, name, larger)
+
+
+def spot_of(number: int) -> tuple[int, int]:
+    """File and position of one of `Rows.spots`."""
+    return number >> _POSITION_BITS, number & ((1 << _POSITION_BITS) - 1)

@@ -13,26 +13,22 @@ Three rules keep it safe at every step:
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from fairway import batch, limits
-from fairway.batch import Batch
 from fairway.delay import bucket_file, manifest
 from fairway.delay.bucket_file import BucketFile
 from fairway.delay.buckets import Span
 from fairway.delay.manifest import DIRECTORY, NAME, Bucket, Manifest
-from fairway.delay.piece import Piece
-from fairway.errors import FairwayError, StorageFault
+from fairway.errors import DiskFull, FairwayError, StorageFault
 from fairway.storage import directory, segment
 from fairway.storage.flusher import Defer
 from fairway.storage.recovery import Finding
 from fairway.world.disk import TEMPORARY, Disk
 from fairway.world.rng import Rng
 
-_OPENED_BYTES_MAX = 32 * limits.MIB  # of decoded pieces: what falls due tick by tick lies in the same ones
 _LOG_ID_BITS = 63
+_RETRY_MS = 1_000  # after a full disk
 
 
 class ScheduleLog:
@@ -48,6 +44,7 @@ class ScheduleLog:
         poison: Callable[[StorageFault], None],
         moved_end: Callable[[], int],
         on_listed: Callable[[BucketFile], None],
+        catalogue_messages: int,
     ) -> None:
         self.files: dict[int, BucketFile] = {}
         self.findings: list[Finding] = []
@@ -59,13 +56,16 @@ class ScheduleLog:
         self._poison = poison
         self._moved_end = moved_end
         self._on_listed = on_listed
+        self.catalogue_messages = catalogue_messages
         self._by_span: dict[Span, BucketFile] = {}
         self._next_number = 1
         self._is_dirty = False
         self._is_publishing = False
         self._when_listed: list[Callable[[], None]] = []
-        self._opened: OrderedDict[tuple[int, int], tuple[Piece, Batch]] = OrderedDict()
-        self._opened_bytes = 0
+        self.stated_end = 0  # the message log up to here is in buckets that the manifest on disk names
+        self._closing: asyncio.Future[None] | None = None
+        self._tried_ms = 0
+        self.is_full = False  # the last manifest found no room: it is written again when there is some
 
     # --- a start -----------------------------------------------------------------------------------------------------
 
@@ -86,6 +86,7 @@ class ScheduleLog:
             self.findings += findings
             if not opened.is_retired:
                 self._by_span[opened.span] = opened
+        self.stated_end = found.moved_end
         return found.moved_end
 
     def _sweep(self, listed: set[int]) -> None:
@@ -96,7 +97,13 @@ class ScheduleLog:
                 self._disk.remove(f"{DIRECTORY}/{name}")
 
     def _open(self, bucket: Bucket) -> BucketFile:
-        opened = BucketFile(self._disk, bucket, defer=self._defer, poison=self._poison)
+        opened = BucketFile(
+            self._disk,
+            bucket,
+            defer=self._defer,
+            poison=self._poison,
+            catalogue_messages=self.catalogue_messages,
+        )
         self.files[bucket.number] = opened
         return opened
 
@@ -153,19 +160,39 @@ class ScheduleLog:
             self._is_publishing = True
             self._defer(self._publish)  # at the end of the turn: one manifest for all its new buckets
 
+    def state(self, position: int) -> None:
+        """See to it that a manifest says that the message log is in buckets up to there, if it is."""
+        if self.stated_end < position <= self._moved_end() and not self._is_publishing:
+            self.publish()
+
+    def retry(self, now_ms: int) -> None:
+        """Write again the manifest that found no room. To be called every tick."""
+        if self.is_full and not self._is_publishing and not 0 <= now_ms - self._tried_ms < _RETRY_MS:
+            self._tried_ms = now_ms
+            self.publish()
+
     def _publish(self) -> None:
         self._is_dirty = False
         listed = [each for each in self.files.values() if not each.is_of_split]
         waiting, self._when_listed = self._when_listed, []
         entries = [each.entry() for each in listed]
-        parts = manifest.pack(Manifest(self._messages_id, self._moved_end(), self._next_number, entries))
+        moved_end = self._moved_end()
+        parts = manifest.pack(Manifest(self._messages_id, moved_end, self._next_number, entries))
 
         def done(fault: StorageFault | None) -> None:
+            self.is_full = isinstance(fault, DiskFull)
+            if self.is_full:  # the one before it still holds
+                self._is_publishing = False
+                self._when_listed[:0] = waiting
+                if self._closing is not None:
+                    _settle(self._closing, fault)
+                return
             if fault is not None:
                 self._poison(fault)
                 return
             self._is_publishing = False
             self.manifests += 1
+            self.stated_end = moved_end
             for each in listed:
                 if not each.is_listed:
                     each.is_listed = True
@@ -177,34 +204,20 @@ class ScheduleLog:
 
         self._disk.publish_later(NAME, parts, done)
 
-    # --- reading -----------------------------------------------------------------------------------------------------
-
-    def read(self, number: int, position: int) -> tuple[Piece, Batch]:
-        """A piece and its batch, decoded; `Damaged` if it is not intact."""
-        key = number, position
-        found = self._opened.get(key)
-        if found is None:
-            piece = self.files[number].read(position)
-            found = self._opened[key] = piece, batch.decode(piece.data)
-            self._opened_bytes += len(piece.data)
-            while self._opened_bytes > _OPENED_BYTES_MAX and len(self._opened) > 1:
-                self._opened_bytes -= len(self._opened.popitem(last=False)[1][0].data)
-        else:
-            self._opened.move_to_end(key)
-        return found
-
     def __iter__(self) -> Iterator[BucketFile]:
         return iter(self.files.values())
 
-    async def settle(self) -> None:
+    async def settle(self, now_ms: int) -> None:
         """Return once everything gathered so far is on disk, and a manifest says so."""
         loop = asyncio.get_running_loop()
+        for each in (file for file in self.files.values() if not file.is_retired):
+            each.catalogue(now_ms, self.catalogue_messages // 32)  # fewer are read as fast from their pieces
         for each in list(self.files.values()):
             synced: asyncio.Future[None] = loop.create_future()
             each.when_durable(each.end, partial(_settle, synced))
             await synced
         for _ in range(2):  # the first names every bucket, the second says that all of it is moved
-            listed: asyncio.Future[None] = loop.create_future()
+            self._closing = listed = loop.create_future()
             self.publish(partial(_settle, listed))
             await listed
 

@@ -2,26 +2,45 @@
 whose time has passed still holds messages that were put off.
 
 The old bucket takes no more messages from the start. Its live messages are written to private buckets, a few pieces at
-a time so that nothing else waits, and one manifest switches. Whatever happens to a message meanwhile (cancelled, sent,
-put off) happens to its row, which is one and the same all along. A crash before the switch leaves the old bucket as it
-was, and the private ones unnamed.
+a time so that nothing else waits, gathered anew into pieces of good size; and one manifest switches. Whatever happens
+to a message meanwhile (cancelled, sent, put off) happens to its row, which is one and the same all along. A crash
+before the switch leaves the old bucket as it was, and the private ones unnamed. Where the disk has no room, the split
+waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fairway import limits
 from fairway.delay.bucket_file import BucketFile
-from fairway.delay.buckets import Span
-from fairway.delay.moving import cut, spans_of
+from fairway.delay.buckets import Calendar, Span
+from fairway.delay.letters import Letters
+from fairway.delay.moving import PIECE_BYTES, PIECE_MESSAGES
 from fairway.delay.rows import Rows, State
 from fairway.delay.schedule_log import ScheduleLog
+from fairway.delay.shelf import Opened, Shelf
 from fairway.delay.wheel import RowNumbers
 from fairway.errors import FairwayError
-from fairway.storage.log import Damaged
+from fairway.names import Subject
+
+_AHEAD_PIECES = 32  # fetched before they are needed
+_GATHERED_BYTES_MAX = 16 * limits.MIB
+_RETRY_MS = 1_000  # after a full disk
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """What goes into one private bucket as one piece."""
+
+    span: Span
+    subject: Subject
+    letters: Letters = field(default_factory=lambda: Letters(is_copying=True))
+    parts: list[RowNumbers] = field(default_factory=list)
 
 
 class Split:
@@ -30,20 +49,27 @@ class Split:
     def __init__(
         self,
         log: ScheduleLog,
+        shelf: Shelf,
         rows: Rows,
         file: BucketFile,
-        on_damage: Callable[[Damaged], None],
         messages_per_step: int,
+        on_done: Callable[[int], None],
     ) -> None:
         self.file = file
         self.is_done = False
         self._log = log
+        self._shelf = shelf
         self._rows = rows
-        self._on_damage = on_damage
         self._messages_per_step = messages_per_step
+        self._on_done = on_done
         self._children: dict[Span, BucketFile] = {}
+        self._gatherings: dict[tuple[Span, int], _Gathering] = {}
+        self._gathered_bytes = 0
+        self._calendar = Calendar()
         self._todo: RowNumbers | None = None
         self._left = 0  # pieces that are not yet synced
+        self._refused: list[RowNumbers] = []
+        self._refused_ms = 0
         log.retire(file)
 
     def step(self, now_ms: int, moved_end: int) -> None:
@@ -53,6 +79,11 @@ class Split:
                 self._todo = live_rows(self._rows, self.file)
         elif len(self._todo):
             self._copy(now_ms)
+        elif self._gatherings:
+            self._flush(now_ms)
+        elif self._refused:
+            if not 0 <= now_ms - self._refused_ms < _RETRY_MS:
+                self._todo, self._refused = in_order(self._rows, np.concatenate(self._refused)), []
         elif self._left == 0 and self.file.source_end <= moved_end and not self.is_done:
             self.is_done = True
             self._log.switch([self.file], list(self._children.values()), self._forget)
@@ -61,45 +92,78 @@ class Split:
         if self._todo is None:
             return
         copied = 0
+        positions = self._rows.position[self._todo]
         while len(self._todo) and copied < self._messages_per_step:
-            position = self._rows.position[self._todo[0]]
-            end = int(np.searchsorted(self._rows.position[self._todo], position, side="right"))
-            chosen, self._todo = self._todo[:end], self._todo[end:]
+            position = int(positions[0])
+            spot = self.file.number, position
+            opened = self._shelf.get(spot)
+            if opened is None and not self._shelf.is_damaged(spot):
+                ahead = np.unique(positions[: self._messages_per_step])[:_AHEAD_PIECES]
+                self._shelf.want((self.file.number, each) for each in ahead.tolist())
+                return
+            end = int(np.searchsorted(positions, position, side="right"))
+            chosen, self._todo, positions = self._todo[:end], self._todo[end:], positions[end:]
             copied += len(chosen)
             chosen = chosen[is_live(self._rows, chosen)]
-            if len(chosen):
-                self._copy_piece(int(position), chosen, now_ms)
+            if opened is None:
+                self._rows.become(chosen, State.LOST)
+            elif len(chosen):
+                self._gather(opened, chosen, now_ms)
 
-    def _copy_piece(self, position: int, chosen: RowNumbers, now_ms: int) -> None:
+    def _gather(self, opened: Opened, chosen: RowNumbers, now_ms: int) -> None:
+        """Messages of one piece to where they belong by now."""
         rows = self._rows
-        try:
-            piece, opened = self._log.read(self.file.number, position)
-        except Damaged as damaged:
-            rows.become(chosen, State.LOST)
-            self._on_damage(damaged)
-            return
-        due_ms = np.zeros(len(opened), np.int64)
-        due_ms[rows.index[chosen]] = rows.due_ms[chosen]
-        for span, which in spans_of(rows.due_ms[chosen], now_ms):
+        subject_id = int(rows.subject_id[chosen[0]])
+        for span, which in self._calendar.sort(rows.due_ms[chosen], now_ms):
             part = chosen[which]
-            child = self._children.get(span)
-            if child is None:
-                child = self._children[span] = self._log.create(span, of_split=True)
-            data = cut(opened, rows.index[part].astype(np.int64), due_ms)
-            at = child.append(piece.subject, piece.subject_id, rows.sequence[part], data, now_ms)
-            self._left += 1
-            child.when_durable(child.end, self._arrival(part, child, at))
+            gathering = self._gatherings.get((span, subject_id))
+            if gathering is None:
+                gathering = self._gatherings[span, subject_id] = _Gathering(span, opened.subject)
+            before = gathering.letters.bytes
+            gathering.letters.take(opened.sheet, rows.index[part].astype(np.int64))
+            gathering.parts.append(part)
+            self._gathered_bytes += gathering.letters.bytes - before
+            if len(gathering.letters) >= PIECE_MESSAGES or gathering.letters.bytes >= PIECE_BYTES:
+                self._write(self._gatherings.pop((span, subject_id)), subject_id, now_ms)
+        if self._gathered_bytes > _GATHERED_BYTES_MAX:
+            self._flush(now_ms)
 
-    def _arrival(self, part: RowNumbers, child: BucketFile, position: int) -> Callable[[FairwayError | None], None]:
+    def _flush(self, now_ms: int) -> None:
+        gatherings, self._gatherings = self._gatherings, {}
+        for (_, subject_id), each in gatherings.items():
+            self._write(each, subject_id, now_ms)
+
+    def _write(self, gathering: _Gathering, subject_id: int, now_ms: int) -> None:
+        rows, part = self._rows, np.concatenate(gathering.parts)
+        self._gathered_bytes -= gathering.letters.bytes
+        child = self._children.get(gathering.span)
+        if child is None:
+            child = self._children[gathering.span] = self._log.create(gathering.span, of_split=True)
+        index = rows.index_columns.only(part)
+        data = gathering.letters.encode(_NOBODY, 0, index.due_ms)
+        at = child.append(gathering.subject, subject_id, rows.sequence[part], data, index, now_ms)
+        self._left += 1
+        child.when_durable(child.end, self._arrival(part, child, at, now_ms))
+
+    def _arrival(
+        self, part: RowNumbers, child: BucketFile, position: int, now_ms: int
+    ) -> Callable[[FairwayError | None], None]:
         def arrived(outcome: FairwayError | None) -> None:
+            self._left -= 1
             if outcome is None:
-                self._left -= 1
                 self._rows.put(part, child.number, position)
+            else:
+                self._refused.append(part)
+                self._refused_ms = now_ms
 
         return arrived
 
     def _forget(self) -> None:
         self._rows.free(self._rows.of_file(self.file.number))
+        self._on_done(self.file.number)
+
+
+_NOBODY = 1  # producer of a batch whose messages have ids of their own, every one
 
 
 def is_live(rows: Rows, chosen: RowNumbers) -> NDArray[np.bool_]:
@@ -110,5 +174,8 @@ def is_live(rows: Rows, chosen: RowNumbers) -> NDArray[np.bool_]:
 def live_rows(rows: Rows, file: BucketFile) -> RowNumbers:
     """The live rows of a bucket, in the order of their places."""
     found = rows.of_file(file.number)
-    found = found[is_live(rows, found)]
-    return found[np.lexsort((rows.index[found], rows.position[found]))]
+    return in_order(rows, found[is_live(rows, found)])
+
+
+def in_order(rows: Rows, chosen: RowNumbers) -> RowNumbers:
+    return chosen[np.lexsort((rows.index[chosen], rows.position[chosen]))]

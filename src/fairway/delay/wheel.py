@@ -44,6 +44,10 @@ class _Run:
         self.at = max(end, self.at)
         return taken
 
+    def between(self, start_ms: int, end_ms: int) -> RowNumbers:
+        first, end = np.searchsorted(self.due_ms, (start_ms, end_ms)).tolist()
+        return self.rows[max(first, self.at) : max(end, self.at)]
+
     def cancel(self, row: int, due_ms: int) -> bool:
         left = max(int(np.searchsorted(self.due_ms, due_ms, side="left")), self.at)
         right = int(np.searchsorted(self.due_ms, due_ms, side="right"))
@@ -93,6 +97,14 @@ class Wheel:
         rows = rows[np.not_equal(rows, _GONE)]
         self._count -= len(rows)
         return rows
+
+    def between(self, start_ms: int, end_ms: int) -> RowNumbers:
+        """The rows that are due from `start_ms` on and before `end_ms`; they stay in here."""
+        found = [run.between(start_ms, end_ms) for run in self._runs]
+        if not found:
+            return np.empty(0, np.int64)
+        rows: RowNumbers = np.concatenate(found)
+        return rows[np.not_equal(rows, _GONE)]
 
     def next_ms(self) -> int | None:
         """The tick at which the next row is due; None if there is none."""

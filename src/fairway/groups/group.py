@@ -60,6 +60,14 @@ class Group:
         """After `begin_life`, where an answer had not meant durable: nobody is known to hold anything any more."""
         return membership.decide_doubt(self._state, now_ms)
 
+    def members(self) -> list[tuple[int, Consumer]]:
+        """Number and name of each."""
+        return [(member.id, member.name) for member in self._state.roster]
+
+    def name_of(self, consumer_id: int) -> Consumer | None:
+        """None: it is no member, or no longer."""
+        return self._state.roster.name_of(consumer_id)
+
     def snapshot(self) -> bytes:
         return snapshot.write(self._state)
 

@@ -124,6 +124,10 @@ class Roster:
         invariant(id in self._by_id, "an event names a member")
         return self._by_id[id]
 
+    def name_of(self, id: int) -> Consumer | None:
+        member = self._by_id.get(id)
+        return None if member is None else member.name
+
     def add(self, member: Member, now_ns: int) -> None:
         invariant(member.name not in self._by_name, "a member joins once")
         self._by_name[member.name] = member

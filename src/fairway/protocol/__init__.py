@@ -2,6 +2,7 @@
 
     frames      bytes ↔ frames: bounded before anything is allocated
     messages    what is said: the conversation, producing, consuming      admin    what operators and Spark say
+    delaying    what is said about messages that are not due yet
     codec       verbs ↔ message types, and their bytes
     states      the states of a connection, as a table                    handshake, heartbeat    its decisions
     connection  all of it together: what client and broker drive

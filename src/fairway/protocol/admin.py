@@ -40,6 +40,9 @@ class Scan(Message, frozen=True):
     end: Natural | None  # stop before this sequence; None: at the committed end
     bytes_max: Natural  # at least one batch comes, however large, unless this is 0
     log_id: Natural | None = None  # refuse as FENCED if the log is another one by now
+    wait_ms: Natural = 0  # where there is nothing yet: how long to wait for it
+    tags: list[str] = []  # noqa: RUF012  (msgspec copies an empty default)  # leave out batches without any of these
+    is_dry: bool = False  # choose as ever, and attach nothing: how far so many bytes reach
 
 
 class Scanned(Message, frozen=True):
@@ -51,6 +54,7 @@ class Scanned(Message, frozen=True):
     committed_end: Natural
     log_id: Natural
     epoch: Natural
+    size_bytes: Natural = 0  # of the batches that were chosen, as they are stored
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import msgspec
 
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
-from fairway.protocol import admin, messages
+from fairway.protocol import admin, delaying, messages, tracing
 from fairway.protocol.messages import Message, Verb
 
 # verb: (what is asked, what is answered unless refused)
@@ -34,6 +34,13 @@ TABLE: Final[dict[Verb, tuple[type[Message], type[Message]]]] = {
     Verb.SWITCH: (admin.Switch, admin.Switched),
     Verb.REDRIVE: (admin.Redrive, admin.Redriven),
     Verb.WEIGH: (admin.Weigh, messages.Done),
+    Verb.CANCEL: (delaying.Cancel, delaying.Decided),
+    Verb.RESCHEDULE: (delaying.Reschedule, delaying.Decided),
+    Verb.PENDING: (delaying.Pending, delaying.PendingPage),
+    Verb.TALLY: (delaying.Tally, delaying.Tallied),
+    Verb.RETRACE: (tracing.Retrace, tracing.Retraced),
+    Verb.NAMES: (tracing.Names, tracing.Named),
+    Verb.INDEX: (tracing.Index, tracing.Indexed),
 }
 
 REQUESTS: Final[dict[type[Message], Verb]] = {asked: verb for verb, (asked, _) in TABLE.items()}
@@ -44,6 +51,7 @@ _ATTACHED: Final[dict[type[Message], Callable[[Any], int]]] = {
     messages.Produce: lambda _: 1,
     messages.Pulled: lambda pulled: len(pulled.batches),
     admin.Scanned: lambda scanned: len(scanned.batches),
+    delaying.PendingPage: lambda page: len(page.batches),
 }
 
 Decode = Callable[[bytes], Any]

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from fairway import batch, limits
 from fairway.batch import Codec, MessageId
+from fairway.batch.layout import TIME_MS_MAX
 from fairway.errors import Misuse
 from fairway.protocol.pending import PendingBatch
 
@@ -29,7 +30,7 @@ def check_extras(extras: Extras, tags: Collection[str]) -> int:
     """Their bytes, for the buffer; raises what is wrong with them. `tags` are as they were given."""
     key, own_tags, headers, message_id, due_ms = extras
     size_bytes = 0
-    is_plain = headers is None and message_id is None and not due_ms
+    is_plain = headers is None and message_id is None and type(due_ms) is int and 0 <= due_ms <= TIME_MS_MAX
     if key is not None:
         if type(key) is str and key.isascii() and len(key) <= limits.KEY_BYTES_MAX:
             size_bytes = len(key)

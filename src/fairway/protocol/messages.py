@@ -4,8 +4,9 @@ A control message is MessagePack, an array of its fields in the order given here
 default, and a reader ignores fields that it does not know. Batches follow the control message as they are: nobody
 between producer and consumer opens one. Names are raw strings here; the broker parses them at its border.
 
-This file has the conversation, producing and consuming; `admin` has what operators, tools and Spark ask. `codec` says
-which message goes with which verb, and `docs/protocol.md` is the specification.
+This file has the conversation, producing and consuming; `admin` has what operators, tools and Spark ask, `delaying`
+what is asked about messages that are not due yet, `tracing` what is asked about their past. `codec` says which message
+goes with which verb, and `docs/protocol.md` is the specification.
 """
 
 from __future__ import annotations
@@ -39,6 +40,13 @@ class Verb(enum.IntEnum):
     SWITCH = 26  # pause and resume a group or a consumer; read-only for a subject
     REDRIVE = 27  # dead letters back to their group
     WEIGH = 28  # a group's share of the broker's time
+    CANCEL = 29  # messages that are not due yet
+    RESCHEDULE = 30
+    PENDING = 31  # list them
+    TALLY = 32  # count them
+    RETRACE = 33  # the action log, as it is written
+    NAMES = 34  # of the numbers in it
+    INDEX = 35  # which batches a subject has
 
 
 FIRST_REQUEST_VERB = 16  # below it: the connection's own

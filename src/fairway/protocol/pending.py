@@ -46,6 +46,12 @@ class BatchReceipt(msgspec.Struct, frozen=True, gc=False):
     is_duplicate: bool
     first_id: MessageId
 
+    def id(self, index: int) -> str:
+        """The id of a message of the batch as text, unless it was given one."""
+        if not 0 <= index < self.count:
+            raise Misuse(f"there is no message {index} in a batch of {self.count}: they are counted from 0")
+        return str(MessageId(self.first_id.producer_id, self.first_id.sequence + index))
+
 
 class PendingBatch:
     """The outcome of one batch, shared by its messages. Settled once: by a receipt or by an error."""

@@ -11,6 +11,9 @@ another one is under way. A batch is cut when it is full, encoded there and then
 goes through its `lane`, which has the law of sending again. After a second it is cut in any case, so that all its
 messages may have the deadline of the first.
 
+Messages with a due time are stored elsewhere than those without, by the delay server in its own log. So they have lanes
+of their own, and with them streams and batches: all messages of a batch are due some time, or none is.
+
 Not safe for threads by itself: the owner calls everything here under one lock, or from one loop. The clock is looked at
 once per batch, not per message.
 """
@@ -18,10 +21,10 @@ once per batch, not per message.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import Final, Generic, TypeVar, cast
 
 from fairway import batch, limits
@@ -155,6 +158,7 @@ class Producing(Generic[PendingT, BatchT]):
         self._breaker = Breaker(failures_max=self.options.breaker_failures, open_ms=self.options.breaker_ms)
         self._is_guarded = False  # the circuit is open, and that is to be felt
         self._lanes: dict[str, Lane] = {}
+        self._due_lanes: dict[str, Lane] = {}  # of messages that wait for their time elsewhere
         self._ready: dict[Lane, None] = {}  # may have something to do now
         self._alarms: list[tuple[int, int, Lane]] = []  # a heap; some ring for nothing
         self._alarm_numbers = count()
@@ -174,7 +178,8 @@ class Producing(Generic[PendingT, BatchT]):
         due_ms: int = 0,
     ) -> PendingT:
         """One message. Raises BadName, TypeError, Misuse, BufferFull or CircuitOpen, and has then added nothing."""
-        lane = self._lanes.get(subject) or self._new_lane(subject)
+        lanes = self._due_lanes if due_ms else self._lanes
+        lane = lanes.get(subject) or self._new_lane(lanes, subject)
         data = payload if type(payload) is bytes else batch.as_bytes(payload)
         size_bytes = len(data)
         extras: Extras | None = None
@@ -197,6 +202,23 @@ class Producing(Generic[PendingT, BatchT]):
             self._cut(lane)
         return self._pending_type(filling.pending, index)
 
+    def add_alone(
+        self,
+        subject: str,
+        payload: Bytes,
+        key: str | None = None,
+        tags: Collection[str] = (),
+        headers: Mapping[str, str] | None = None,
+        id: MessageId | None = None,
+        due_ms: int = 0,
+    ) -> PendingT:
+        """One message in a batch of its own: for what may be refused, so that nobody else is refused with it."""
+        lanes = self._due_lanes if due_ms else self._lanes
+        self._cut(lanes.get(subject) or self._new_lane(lanes, subject))
+        pending = self.add(subject, payload, key, tags, headers, id, due_ms)
+        self._cut(lanes[subject])
+        return pending
+
     def add_many(
         self,
         subject: str,
@@ -212,7 +234,10 @@ class Producing(Generic[PendingT, BatchT]):
 
         BufferFull if they do not all fit, unless nothing is buffered: then they are taken, however many they are.
         """
-        lane = self._lanes.get(subject) or self._new_lane(subject)
+        if due_ms is not None and not all(due_ms):
+            raise Misuse("due_ms: every message has a time, 1 or later, or the whole column is left out")
+        lanes = self._lanes if due_ms is None else self._due_lanes
+        lane = lanes.get(subject) or self._new_lane(lanes, subject)
         is_plain = set(map(type, payloads)) <= {bytes}
         plain = cast(Sequence[bytes], payloads) if is_plain else list(map(batch.as_bytes, payloads))
         columns = Columns(plain, keys, tags, headers, ids, due_ms)
@@ -264,7 +289,7 @@ class Producing(Generic[PendingT, BatchT]):
     def flush(self) -> Flush:
         """Let everything leave without linger; the result says when all that was added so far is settled."""
         flush = Flush()
-        for lane in self._lanes.values():
+        for lane in self._all_lanes():
             self._cut(lane)
             for parcel in lane.parcels():
                 flush.watch(parcel.pending)
@@ -273,7 +298,7 @@ class Producing(Generic[PendingT, BatchT]):
 
     def give_up(self, sentence: str) -> None:
         """What is not settled fails now: NotSent where it certainly is not stored, OutcomeUnknown otherwise."""
-        for lane in self._lanes.values():
+        for lane in self._all_lanes():
             self._cut(lane)
             for parcel in [*lane.parcels()]:
                 lane.give_up(parcel, sentence)
@@ -292,7 +317,7 @@ class Producing(Generic[PendingT, BatchT]):
 
     def opened(self, now_ns: int) -> None:
         """Connected, or again: what came back leaves once more."""
-        self._ready.update(dict.fromkeys(self._lanes.values()))
+        self._ready.update(dict.fromkeys(self._all_lanes()))
 
     def asks(self, room: int, now_ns: int) -> list[Ask]:
         """What leaves now; gives up what has had its time. With room 0 (not connected) only the latter."""
@@ -335,10 +360,13 @@ class Producing(Generic[PendingT, BatchT]):
 
     # --- within ------------------------------------------------------------------------------------------------------
 
-    def _new_lane(self, subject: str) -> Lane:
+    def _all_lanes(self) -> Iterator[Lane]:
+        return chain(self._lanes.values(), self._due_lanes.values())
+
+    def _new_lane(self, lanes: dict[str, Lane], subject: str) -> Lane:
         name = str(Subject.parse(subject))  # plain, as messages and receipts carry it
         backoff = Backoff(self._rng, first_ms=self.options.backoff_first_ms, most_ms=self.options.backoff_most_ms)
-        lane = self._lanes[name] = Lane(name, self._rng, backoff, self.options.window, self._settled)
+        lane = lanes[name] = Lane(name, self._rng, backoff, self.options.window, self._settled)
         return lane
 
     def _admit(self, messages: int, size_bytes: int) -> None:

@@ -4,6 +4,9 @@ about messages.
 An action is a fixed part, ranges of sequences, and a detail that only its kind understands. Actions are gathered into
 one record per append, so that a thousand acks share one header, one checksum and one sync.
 
+Actions speak of groups and consumers by number. A segment begins with a NAMES record, the groups and members that there
+are at that moment, so that whoever reads from the middle of the log need not go back further to know them all.
+
 The log's segments are reserved on disk in advance, and a ballast file holds room for one more: a full disk stops
 produce, not acks."""
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from fairway.errors import DiskFull, RemoteProtocolError
 from fairway.storage import record
@@ -28,6 +31,8 @@ BALLAST = f"{DIRECTORY}/ballast"
 # kind, zero, ranges, detail length, group, subject, consumer, attempt, time, due, lot
 _FIXED = struct.Struct("<BxHIIIIIqqQ")
 _RANGE = struct.Struct("<QQ")  # first sequence, count
+RANGE_BYTES = _RANGE.size
+_NAMES_SHARE = 4  # a quarter of a segment, at most: what is reserved there is for acks
 
 
 class ActionKind(enum.IntEnum):
@@ -76,6 +81,9 @@ class ActionView(Protocol):
         """Begin with a picture; `RemoteProtocolError` where it cannot be read, and then nothing was taken in."""
 
 
+Names: TypeAlias = Callable[[], Iterable[Action]]  # a GROUP_CONFIG for each group, a JOIN for each member
+
+
 def pack(actions: Iterable[Action]) -> bytes:
     """The body of an ACTIONS record."""
     parts = []
@@ -99,23 +107,53 @@ def pack(actions: Iterable[Action]) -> bytes:
     return b"".join(parts)
 
 
-def unpack(body: bytes) -> Iterator[Action]:
-    """The actions of a record's body."""
+class Spot(NamedTuple):
+    """An action's fixed part, and where in the body its ranges and its detail are: for readers of many, who have no
+    use for a tuple per range."""
+
+    kind: int
+    ranges: int
+    detail_bytes: int
+    group_id: int
+    subject_id: int
+    consumer_id: int
+    attempt: int
+    time_ms: int
+    due_ms: int
+    lot: int
+    ranges_at: int
+
+    @property
+    def detail_at(self) -> int:
+        return self.ranges_at + self.ranges * RANGE_BYTES
+
+
+def walk(body: bytes) -> Iterator[Spot]:
+    """The actions of a record's body, one by one; of any kind."""
     at = 0
     while at < len(body):
         try:
-            kind, ranges, detail, group, subject, consumer, attempt, time, due, lot = _FIXED.unpack_from(body, at)
-            at += _FIXED.size
-            spans = tuple(_RANGE.unpack_from(body, at + index * _RANGE.size) for index in range(ranges))
-            at += ranges * _RANGE.size
-            if at + detail > len(body):
-                raise ValueError("its detail is cut short")
-            yield Action(
-                ActionKind(kind), group, subject, time, consumer, attempt, due, lot, spans, body[at : at + detail]
-            )
-            at += detail + -detail % record.ALIGNMENT
-        except (struct.error, ValueError) as error:
+            found = Spot._make((*_FIXED.unpack_from(body, at), at + _FIXED.size))
+        except struct.error as error:
             raise RemoteProtocolError(f"an action cannot be read: {error}") from error
+        end = found.ranges_at + found.ranges * RANGE_BYTES + found.detail_bytes
+        if end > len(body):
+            raise RemoteProtocolError("an action cannot be read: it is cut short")
+        yield found
+        at = end + -end % record.ALIGNMENT
+
+
+def unpack(body: bytes) -> Iterator[Action]:
+    """The actions of a record's body."""
+    for each in walk(body):
+        kind, ranges, detail, group, subject, consumer, attempt, time, due, lot, at = each
+        spans = tuple(_RANGE.unpack_from(body, at + index * RANGE_BYTES) for index in range(ranges))
+        at += ranges * RANGE_BYTES
+        try:
+            known = ActionKind(kind)
+        except ValueError as error:
+            raise RemoteProtocolError(f"an action cannot be read: {error}") from error
+        yield Action(known, group, subject, time, consumer, attempt, due, lot, spans, body[at : at + detail])
 
 
 class ActionLog:
@@ -132,9 +170,11 @@ class ActionLog:
         on_progress: Callable[[], None],
         on_cut: Callable[[int], None] = lambda _: None,
         durability: Durability = Durability.SYNC,
+        names: Names = tuple,
     ) -> None:
         self._disk = disk
         self._clock = clock
+        self._names = names
         self._segment_bytes = segment_bytes
         self.has_ballast = False
         self.log = Log(
@@ -143,7 +183,7 @@ class ActionLog:
             state,
             segment_bytes=segment_bytes,
             defer=defer,
-            on_roll=self.take_ballast,
+            on_roll=self._begin_segment,
             on_cut=on_cut,
             on_progress=on_progress,
             durability=durability,
@@ -155,6 +195,13 @@ class ActionLog:
         """Gather actions as one record; durable once `log.flusher.durable(header.end)` says so."""
         gathered = list(actions)
         return self.log.append(Kind.ACTIONS, pack(gathered), self._clock.wall_ms(), count=len(gathered))
+
+    def _begin_segment(self) -> None:
+        """Too many names are left out: then a reader goes back further."""
+        self.take_ballast()
+        body = pack(self._names())
+        if 0 < len(body) <= self._segment_bytes // _NAMES_SHARE:
+            self.log.write(Kind.NAMES, body, self._clock.wall_ms())
 
     def take_ballast(self) -> None:
         """Claim room for the rest of the newest segment, which a cut or a power cut may have given up, and for one

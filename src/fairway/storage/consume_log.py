@@ -218,6 +218,16 @@ class ConsumeLog:
                 choose(entry)
         return chosen
 
+    def packed(self, subject_id: int, sequence: int, end: int, below: int, entries_max: int) -> bytes:
+        """Entries as they are stored, of one segment at most: from the batch that holds `sequence`, or the next one, up
+        to the last that begins before sequence `end`. Nothing is looked at one by one."""
+        for chunk in self._chunks(subject_id, sequence):
+            at = _start(chunk, sequence)
+            if at < len(chunk):
+                stop = min(_index(chunk, _POSITION_AT, below - 1), _index(chunk, _FIRST_SEQUENCE_AT, end - 1))
+                return bytes(chunk[at : min(stop * ENTRY_BYTES, at + entries_max * ENTRY_BYTES)])
+        return b""
+
     def _looks(self, subject_id: int, sequence: int) -> Iterator[bytes]:
         """Packed entries, some at a time. Copies: the newest chunk grows while somebody looks through it."""
         for chunk in self._chunks(subject_id, sequence):

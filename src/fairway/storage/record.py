@@ -40,8 +40,8 @@ _NO_MUST_FLAGS = 0
 
 
 class Kind(enum.IntEnum):
-    """What a record holds. The message log has the first three, the action log EPOCH and ACTIONS; a delay server's
-    action log has DISPATCH in their place, and its buckets have SCHEDULE and CATALOGUE."""
+    """What a record holds. The message log has the first three, the action log EPOCH, ACTIONS and NAMES; a delay
+    server's action log has DISPATCH in their place, and its buckets have SCHEDULE and CATALOGUE."""
 
     DATA = 1
     EPOCH = 2
@@ -50,6 +50,7 @@ class Kind(enum.IntEnum):
     SCHEDULE = 5
     DISPATCH = 6
     CATALOGUE = 7
+    NAMES = 8
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)

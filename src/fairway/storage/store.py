@@ -14,7 +14,7 @@ from fairway.errors import Code, DiskFull, FairwayError, Refused, StorageFault
 from fairway.names import Subject
 from fairway.storage import checkpoint as checkpoints
 from fairway.storage import directory, index_file, retention, segment
-from fairway.storage.action_log import Action, ActionLog, ActionView
+from fairway.storage.action_log import Action, ActionLog, ActionView, Names
 from fairway.storage.checkpoint import Checkpoint, LogMark, RotMark
 from fairway.storage.directory import Identity
 from fairway.storage.flusher import Defer, Durability
@@ -39,12 +39,15 @@ class StoreOptions:
     checkpoint_every_bytes: int = limits.CHECKPOINT_EVERY_BYTES
     retention: retention.Policy = field(default_factory=retention.Policy)
     durability: Durability = Durability.SYNC
+    keeps_actions: bool = True  # False: the checkpoint's picture is all that anybody needs of old actions
 
 
 class Store:
     """One data directory, owned by this process. Lives on one loop; `defer` is that loop's `call_soon`."""
 
-    def __init__(self, disk: Disk, clock: Clock, opened: Opened, options: StoreOptions, defer: Defer) -> None:
+    def __init__(
+        self, disk: Disk, clock: Clock, opened: Opened, options: StoreOptions, defer: Defer, names: Names = tuple
+    ) -> None:
         self.identity: Identity = opened.identity
         self.findings: list[Finding] = opened.findings
         self.remarks: list[str] = opened.remarks
@@ -59,9 +62,11 @@ class Store:
         self._checkpointing = False
         self._when_checkpointed: list[Callable[[], None]] = []
         self._doomed: list[int] = []  # segments that retention has taken off the log, their files still there
+        self._doomed_actions: list[tuple[int, int]] = []  # the same of actions; by which checkpoint they may go
         self.has_room = True
         self._action_view: ActionView | None = None
         self.on_fault: Callable[[StorageFault], None] = lambda _fault: None  # told once, of the fault that ends it
+        self.on_actions: Callable[[], None] = lambda: None  # something was committed to the action log
         self.messages = MessageLog(
             disk,
             clock,
@@ -83,6 +88,7 @@ class Store:
             on_progress=self._actions_progressed,
             on_cut=self._actions_undone,
             durability=options.durability,
+            names=names,
         )
 
     @classmethod
@@ -95,11 +101,15 @@ class Store:
         defer: Defer,
         options: StoreOptions | None = None,
         action_view: ActionView | None = None,
+        names: Names = tuple,
     ) -> Store:
-        """Lock, recover, and begin a new epoch. The directory is left alone if it cannot be ours."""
+        """Lock, recover, and begin a new epoch. The directory is left alone if it cannot be ours.
+
+        `names` are those that actions speak of, restated where a segment of the action log begins.
+        """
         directory.identify(disk)  # before the lock, which would leave a file in a directory that is not ours
         disk.lock()
-        store = cls(disk, clock, open_directory(disk, rng, action_view), options or StoreOptions(), defer)
+        store = cls(disk, clock, open_directory(disk, rng, action_view), options or StoreOptions(), defer, names)
         store._action_view = action_view
         store.actions.take_ballast()
         store._check_room()
@@ -110,9 +120,10 @@ class Store:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def produce(self, subject: Subject, data: bytes) -> Receipt:
-        """Check a batch and append it; `Refused` and `RemoteProtocolError` mean that nothing was appended."""
-        header = batch.check(data)
+    def produce(self, subject: Subject, data: bytes, checked: batch.Header | None = None) -> Receipt:
+        """Check a batch, unless that was done, and append it; `Refused` and `RemoteProtocolError` mean that nothing was
+        appended."""
+        header = checked or batch.check(data)
         self._admit()
         return self.messages.append(subject, data, header)
 
@@ -169,7 +180,8 @@ class Store:
             self.checkpoint()
 
     def _actions_progressed(self) -> None:
-        self._take_fault(self.actions.log)
+        if not self._take_fault(self.actions.log):
+            self.on_actions()
 
     def _actions_undone(self, _position: int) -> None:
         """A full disk undid actions that a view has taken in already: only a restart brings the two together again."""
@@ -272,7 +284,19 @@ class Store:
         names = [checkpoints.file_name(number) for number in old]
         for base in doomed:
             names += [segment.file_name(self.messages.log.directory, base), index_file.file_name(base)]
-        self._remove_in_order(names)
+        self._remove_in_order(names + self._trim_actions(written))
+
+    def _trim_actions(self, written: Checkpoint) -> list[str]:
+        """The files of action segments that no kept checkpoint speaks of. The segments below this one's end are taken
+        off the log, and go once every checkpoint that is kept was made without them."""
+        log = self.actions.log
+        if not self._options.keeps_actions and self._action_view is not None:
+            while len(log.segments) > 1 and log.segments[0].end <= written.actions.end:
+                self._doomed_actions.append((log.segments[0].base, written.number + limits.CHECKPOINTS_KEPT))
+                log.drop(log.segments[0].base)
+        gone = [base for base, number in self._doomed_actions if number <= written.number]
+        self._doomed_actions = [each for each in self._doomed_actions if each[1] > written.number]
+        return [segment.file_name(log.directory, base) for base in gone]
 
     def _remove_in_order(self, names: list[str]) -> None:
         if not names:

@@ -1,13 +1,14 @@
 """A broker in memory, its clock, and clients of it.
 
-The broker is the one that `fairway broker` runs, on the disk and the net of `fairway.world`'s simulation; so retries,
-leases, dead letters and restarts are those of production, and the same seed gives the same run.
+The broker is the one that `fairway up` runs, on the disk and the net of `fairway.world`'s simulation; so retries,
+leases, dead letters, delayed messages and restarts are those of production, and the same seed gives the same run.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -15,12 +16,15 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from fairway import limits
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.client.aio_face import AioClient
-from fairway.client.core import ClientOptions, Core
-from fairway.client.pending import SyncPending
+from fairway.client.core import ClientOptions, Goal
 from fairway.client.sync import Client
-from fairway.limits import KIB
+from fairway.client.url import Address
+from fairway.delay.options import DelayOptions
+from fairway.delay.service import DelayWorld
+from fairway.limits import KIB, MIB
 from fairway.protocol import Options
 from fairway.storage.store import StoreOptions
+from fairway.testing.memory_delay import MemoryDelay
 from fairway.testing.memory_link import MemoryLink
 from fairway.world.sim_disk import SimDisk
 from fairway.world.simulation import Simulation
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from fairway.client.app import App, Listener
     from fairway.client.consumer import Consumer
     from fairway.protocol.delivery import Message
+    from fairway.protocol.line import Line
     from fairway.world.link import Link
 
 T = TypeVar("T")
@@ -71,9 +76,13 @@ class MemoryBroker:
 
     url = URL
 
-    def __init__(self, seed: int | str = 0) -> None:
+    def __init__(self, seed: int | str = 0, *, delay: DelayOptions | None = None) -> None:
+        """`delay`: bounds for delayed messages, where a test is about those."""
         self._world = Simulation(seed, steps_max=None)
         self._disk = SimDisk(self._world.rng.child("disk"), self._world.loop.call_later)
+        self._delay_disk = SimDisk(self._world.rng.child("delay-disk"), self._world.loop.call_later)
+        self._delay_options = _small(delay or DelayOptions())
+        self._delay: MemoryDelay | None = None
         self.clock = Clock(self._world)
         self._clients: list[Client] = []
         self._hosts = 0
@@ -84,9 +93,16 @@ class MemoryBroker:
     async def _start(self) -> Broker:
         self._lives += 1
         rng = self._world.rng.child(f"broker-{self._lives}")
-        world = BrokerWorld(self._world.clock, self._disk, self._world.net.host(HOST), rng)
+        net = self._world.net.host(HOST)
+        world = BrokerWorld(self._world.clock, self._disk, net, rng)
+        self._delay = MemoryDelay(
+            DelayWorld(self._world.clock, self._delay_disk, net, rng.child("delay")),
+            Address(HOST, PORT),
+            self._delay_options,
+            is_needed=self._delay is not None and self._delay.is_started,
+        )
         options = BrokerOptions(host=HOST, port=PORT, allow_remote=True, store=_STORE, connection=_CONNECTION)
-        return await Broker.start(world, options)
+        return await Broker.start(world, options, delay=self._delay)
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
@@ -138,18 +154,29 @@ class MemoryBroker:
 
     def restart(self) -> None:
         """Stop the broker cleanly and start it again; clients find it by themselves."""
-        self._world.run(self._broker.stop())
-        self._begin_again(self._disk.crash_process())
+        self._world.run(self._stop())
+        self._begin_again()
 
     def kill(self) -> None:
         """`kill -9`, and start it again: nothing that was confirmed is lost."""
-        self._begin_again(self._disk.crash_process())
+        if self._delay is not None:
+            self._delay.die()
+        self._begin_again()
 
-    def _begin_again(self, disk: SimDisk) -> None:
+    def _begin_again(self) -> None:
         self._world.net.crash(HOST)
         self._broker.desk.close()
-        self._disk = disk
+        self._disk = self._disk.crash_process()
+        self._delay_disk = self._delay_disk.crash_process()
         self._broker = self._world.run(self._start())
+
+    async def _stop(self) -> None:
+        """The delay server first: what it has on its way may still arrive."""
+        try:
+            if self._delay is not None:
+                await self._delay.stop()
+        finally:
+            await self._broker.stop()
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -159,7 +186,7 @@ class MemoryBroker:
             for client in clients:
                 client.close()
         finally:
-            self._world.run(self._broker.stop())
+            self._world.run(self._stop())
             self._world.close()
 
     def __enter__(self) -> Self:
@@ -184,10 +211,14 @@ class _MemoryClient(Client):
         self._name = name
         super().__init__(URL, options, clock=world.clock, rng=world.rng.child(name))
 
-    def _start(self) -> None:
-        self._core = Core(self._clock, self._rng, self._options, pending_type=SyncPending, batch_type=self._batch)
-        self._producing = self._core.producing
-        self._consumers = []
+    def _new_link(self, line: Line, goal: Goal) -> Link:
         net = self._world.net.host(self._name)
-        link = MemoryLink(self._world, self._core.line, self._addresses, net, self._clock)
-        self._link = cast("Link", link)
+        return cast("Link", MemoryLink(self._world, line, goal.addresses, net, self._clock))
+
+
+def _small(options: DelayOptions) -> DelayOptions:
+    """The same on a disk that is memory."""
+    return replace(
+        options,
+        store=replace(options.store, segment_bytes=MIB, action_segment_bytes=256 * KIB, low_water_bytes=0),
+    )

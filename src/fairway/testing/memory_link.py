@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from fairway.client.loop_link import LoopLink
 from fairway.errors import FairwayError
+from fairway.world.loop_link import LoopLink
 
 if TYPE_CHECKING:
     from fairway.client.url import Address

@@ -22,6 +22,11 @@ def environment() -> Mapping[str, str]:
     return os.environ
 
 
+def suggest(name: str, value: str) -> None:
+    """An environment variable for the programs that this one starts, unless somebody has set it."""
+    os.environ.setdefault(name, value)
+
+
 def sleep(seconds: float) -> None:
     """Wait; Ctrl-C ends it."""
     time.sleep(max(seconds, 0.0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -67,14 +66,6 @@ def running(data: Path) -> Iterator[Running]:
         yield broker
     finally:
         broker.kill()
-
-
-def free_port() -> int:
-    """One that nobody listens on, and that nobody is given soon."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def run_program(source: str, *arguments: str) -> subprocess.CompletedProcess[str]:

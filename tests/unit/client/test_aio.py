@@ -12,7 +12,8 @@ import pytest
 import fairway
 import fairway.aio
 from fairway.client.core import ClientOptions
-from tests.unit.client.broker import WAIT_S, Running, free_port, running
+from tests.support.ports import free_port
+from tests.unit.client.broker import WAIT_S, Running, running
 from tests.unit.client.test_trouble import answering
 
 Story = Callable[[fairway.aio.Client, str], Coroutine[Any, Any, None]]

@@ -14,7 +14,8 @@ import pytest
 
 import fairway
 from fairway.client.core import ClientOptions
-from tests.unit.client.broker import WAIT_S, Running, free_port, run_program, running
+from tests.support.ports import free_port
+from tests.unit.client.broker import WAIT_S, Running, run_program, running
 
 
 @pytest.fixture

@@ -20,7 +20,21 @@ from fairway.errors import Misuse
     ],
 )
 def test_every_form_is_read(text: str, addresses: list[tuple[str, int]]) -> None:
-    assert list(url.parse(text)) == addresses
+    assert list(url.parse(text).brokers) == addresses
+    assert not url.parse(text).delay
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("fairway://a:1?delay=b:2", [("b", 2)]),
+        ("fairway://a:1,c:3/?delay=b:2,d", [("b", 2), ("d", 20880)]),
+        ("fairway://a:1?delay=[::1]:7", [("::1", 7)]),
+    ],
+)
+def test_a_delay_server_may_be_elsewhere(text: str, addresses: list[tuple[str, int]]) -> None:
+    assert list(url.parse(text).delay) == addresses
+    assert url.parse(text).brokers[0] == ("a", 1)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +51,11 @@ def test_every_form_is_read(text: str, addresses: list[tuple[str, int]]) -> None
         ("fairway://::1:20880", "brackets"),
         ("fairway://[::1", "brackets"),
         ("fairway://[::1]7", "brackets"),
+        ("fairway://a:1?", r"\?delay=HOST:PORT"),
+        ("fairway://a:1?delay", r"\?delay=HOST:PORT"),
+        ("fairway://a:1?delay=", "no host"),
+        ("fairway://a:1?timeout=3", r"\?delay=HOST:PORT"),
+        ("fairway://a:1?delay=b:2&delay=c:3", r"\?delay=HOST:PORT"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, said: str) -> None:

@@ -34,8 +34,9 @@ STORE = StoreOptions(
     low_water_bytes=0,
     checkpoint_every_bytes=4 * KIB,
     retention=retention.Policy(bytes_max=0),
+    keeps_actions=False,
 )
-OPTIONS = DelayOptions(store=STORE, messages_per_step=2)
+OPTIONS = DelayOptions(store=STORE, messages_per_step=2, hold_ms=20, catalogue_messages=32)
 SECOND_MS = 1_000
 YEAR_MS = 365 * DAY_MS
 __all__ = ["DAY_MS", "HOUR_MS", "Answer", "MessageId"]
@@ -211,6 +212,18 @@ class World:
     @property
     def files(self) -> list[str]:
         return [name for name in (self.schedule_disk or self.disk).listing("schedule") if name.endswith(".log")]
+
+    # --- room --------------------------------------------------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Somebody else takes all the room on the disk of the schedule log."""
+        disk = self.schedule_disk or self.disk
+        file = disk.open("else/where", create=True)
+        disk.reserve(file, file.size + disk.free_bytes())
+        file.close()
+
+    def make_room(self) -> None:
+        (self.schedule_disk or self.disk).remove("else/where")
 
     # --- lives -------------------------------------------------------------------------------------------------------
 

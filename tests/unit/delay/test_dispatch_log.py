@@ -76,7 +76,8 @@ def test_a_picture_says_the_same(is_loaded: bool) -> None:
     ledger = copy.ledger()
     assert ledger.states(3, sequences).tolist() == rows.state[numbers].tolist()
     assert ledger.states(4, sequences).tolist() == [State.PENDING] * 40
-    assert ledger.due_ms == {(3, 30): 777}
+    assert [each.tolist() for each in ledger.dues(3, sequences)] == [[30], [777]]
+    assert [each.tolist() for each in ledger.dues(4, sequences)] == [[], []]
 
 
 def test_a_picture_that_cannot_be_read_is_refused() -> None:

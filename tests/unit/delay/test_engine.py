@@ -296,7 +296,7 @@ def test_no_more_intents_are_under_way_than_a_broker_remembers() -> None:
 @pytest.mark.parametrize("is_moved", [True, False])
 def test_an_intent_whose_messages_have_rotted_holds_back_nobody(is_moved: bool) -> None:
     """It is sent after all as long as the message log has what the bucket has lost; else it is reported."""
-    with World() as world:
+    with World(options=replace(OPTIONS, hold_ms=0)) as world:
         world.schedule([b"first"], [world.now_ms + SECOND_MS])
         world.schedule([b"second"], [world.now_ms + HOUR_MS])
         world.settle()

@@ -8,8 +8,9 @@ import pytest
 from fairway import batch
 from fairway.batch import MessageId
 from fairway.delay import piece
+from fairway.delay.buckets import Calendar
 from fairway.delay.letters import Letters
-from fairway.delay.moving import cut, spans_of
+from fairway.delay.sheet import Sheet
 from fairway.errors import RemoteProtocolError
 from fairway.storage.record import Header, Kind, Record
 from tests.unit.delay.helpers import DAY_MS, HOUR_MS, ORDERS
@@ -68,7 +69,9 @@ def test_a_part_of_a_batch_keeps_everything_but_its_place() -> None:
         headers=[None, None, {"h": "1"}, None],
         created_deltas_ms=[0, 1, 2, 3],
     )
-    part = batch.decode(cut(batch.decode(data), np.array([2, 1]), np.array([0, 11, 22, 33])))
+    letters = Letters()
+    letters.take(Sheet(data), np.array([2, 1]))
+    part = batch.decode(letters.encode(9, 5, np.array([22, 11])))
     assert part.payloads == [b"payload 2", b"payload 1"]
     assert part.ids() == [MessageId(9, 7), MessageId(9, 6)]
     assert (part.keys(), part.tag_lists()) == (["c", None], [["y", "z"], []])
@@ -79,9 +82,9 @@ def test_a_part_of_a_batch_keeps_everything_but_its_place() -> None:
 
 def test_the_same_messages_are_always_the_same_bytes() -> None:
     def taken(*runs: list[int]) -> bytes:
-        letters, opened = Letters(), batch.decode(made(5, keys=list("abcde")))
+        letters, opened = Letters(), Sheet(made(5, keys=list("abcde")))
         for run in runs:
-            letters.take(opened, run)
+            letters.take(opened, np.array(run))
         return letters.encode(1, 100)
 
     assert taken([0, 1], [2], [4]) == taken([0, 1, 2, 4])
@@ -89,5 +92,5 @@ def test_the_same_messages_are_always_the_same_bytes() -> None:
 
 def test_due_times_are_grouped_by_stretch() -> None:
     due_ms = np.array([0, NOW_MS + 1, NOW_MS + 90 * DAY_MS, NOW_MS + 2 * HOUR_MS, NOW_MS + 91 * DAY_MS])
-    groups = {tuple(indices.tolist()) for _, indices in spans_of(due_ms, NOW_MS)}
+    groups = {tuple(indices.tolist()) for _, indices in Calendar().sort(due_ms, NOW_MS)}
     assert groups == {(0, 1), (2, 4), (3,)}

@@ -6,8 +6,8 @@ import pytest
 
 from fairway.delay import manifest
 from fairway.delay.manifest import NAME, Bucket, Manifest
-from fairway.errors import RemoteProtocolError, StorageFault, WrongDirectory
-from tests.unit.delay.helpers import DAY_MS, HOUR_MS, ORDERS, SECOND_MS, World
+from fairway.errors import Code, Refused, RemoteProtocolError, WrongDirectory
+from tests.unit.delay.helpers import DAY_MS, HOUR_MS, ORDERS, SECOND_MS, Answer, MessageId, World
 from tests.unit.storage.helpers import content
 
 MANIFEST = Manifest(7, 1_000, 4, [Bucket(3, 99, 1, 0, HOUR_MS, 640)])
@@ -68,7 +68,7 @@ def test_a_rotten_piece_is_reported_and_the_rest_goes_out() -> None:
         due_ms = world.now_ms + DAY_MS
         for number in range(3):
             world.schedule([b"%d" % number], [due_ms])
-        world.settle()
+            world.settle()  # a piece each
         world.close()
         (name,) = world.files
         at = content(world.disk, f"schedule/{name}").index(b"1", 64 + 230)
@@ -79,21 +79,30 @@ def test_a_rotten_piece_is_reported_and_the_rest_goes_out() -> None:
         assert len(world.broker.payloads) == 2
 
 
-def test_a_full_disk_stops_the_engine_and_nothing_is_lost() -> None:
-    with World() as world:
+def test_a_full_disk_refuses_what_is_new_and_goes_on_when_there_is_room() -> None:
+    with World(apart=True) as world:
         world.schedule([b"1"], [world.now_ms + 90 * DAY_MS])
         world.settle()
-        world.send([b"2"], [world.now_ms + 90 * DAY_MS])
-        world.run(world.engine.store.durable(world.receipt))
-        world.disk.fail_write()
-        with pytest.raises(StorageFault, match="full"):
-            world.settle()
-        world.disk.fail_write(0)
-        world.kill()
+        world.fill()
+        world.schedule([b"2"], [world.now_ms + 90 * DAY_MS])
+        world.schedule([b"3"], [world.now_ms + 400 * DAY_MS], producer=2)  # a bucket of its own
+        for _ in range(10):
+            world.tick()
+            world.sleep(10)
+        with pytest.raises(Refused, match="full") as caught:
+            world.send([b"4"], [world.now_ms + 90 * DAY_MS], producer=3)
+        assert caught.value.code is Code.READ_ONLY
+        assert world.engine.fault is None
+        assert world.decide(world.engine.cancel(MessageId(2, 0))) is Answer.CANCELLED  # decisions are not held up
+        world.make_room()
+        world.advance(2 * SECOND_MS)
+        world.schedule([b"4"], [world.now_ms + 90 * DAY_MS], producer=3)
+        world.settle()
+        world.crash()
         world.open()
         for _ in range(10):
             world.advance(10 * DAY_MS)
-        assert sorted(world.broker.payloads) == [b"1", b"2"]
+        assert sorted(world.broker.payloads) == [b"1", b"2", b"4"]
 
 
 @pytest.mark.parametrize("steps", range(6))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
-from fairway.protocol import admin, codec, messages
+from fairway.protocol import admin, codec, delaying, messages
 from fairway.protocol.messages import Message, Verb
 from tests.golden.frames import ANSWERED, ASKED
 
@@ -114,9 +114,10 @@ def test_sentences_that_utf_8_cannot_say_are_said_nevertheless() -> None:
     assert codec.refusal_of(Refused(Code.DAMAGED, "file a\udcffb")).sentence == "file a?b"
 
 
-def test_attachments_belong_to_three_messages() -> None:
+def test_attachments_belong_to_four_messages() -> None:
     batches = [messages.AttachedBatch(1, 2), messages.AttachedBatch(2, 2)]
     assert codec.attachments_of(messages.Produce("s")) == 1
     assert codec.attachments_of(messages.Pulled(1, [], batches)) == 2
     assert codec.attachments_of(admin.Scanned(batches[:1], 1, 1, 1, 1, 1)) == 1
+    assert codec.attachments_of(delaying.PendingPage([], "", [delaying.PendingBatch("s", 1)])) == 1
     assert codec.attachments_of(messages.Done()) == 0

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from fairway import errors, limits
-from fairway.protocol import admin, codec, messages
+from fairway.protocol import admin, codec, delaying, messages, tracing
 from fairway.protocol.messages import Message, Verb
 from tests.golden.frames import CASES, encoded
 from tests.tidy.source import ROOT
@@ -19,7 +19,8 @@ from tests.tidy.source import ROOT
 TEXT = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 DUMPS = re.findall(r"<!-- frame: ([\w-]+) -->\n```text\n(.*?)```", TEXT, re.DOTALL)
 SECTIONS = dict(re.findall(r"^\*\*(\w+)\*\*(.*?)(?=^\*\*\w+\*\*|^#|\Z)", TEXT, re.MULTILINE | re.DOTALL))
-CLASSES = [value for module in (messages, admin) for value in vars(module).values() if isinstance(value, type)]
+MODULES = (messages, admin, delaying, tracing)
+CLASSES = [each for module in MODULES for each in vars(module).values() if isinstance(each, type)]
 MESSAGES = [each for each in CLASSES if issubclass(each, Message) and each is not Message]
 CHOICES = [each for each in CLASSES if issubclass(each, enum.IntEnum) and each is not Verb]
 PLAIN = {int: "number", str: "text", bool: "bool", bytes: "bytes", float: "float", type(None): "nil"}

@@ -1,4 +1,5 @@
-"""What `world.link` is to threads, on the caller's own loop: it dials, reads, writes, and keeps the line's time.
+"""What `link` is to threads, on the caller's own loop: it dials, reads, writes, and keeps the line's time. For clients
+with a loop, and for servers that send to other servers.
 
 Everything happens on one loop, so there is no lock. Changes of one turn of the loop are written together: a hundred
 sends between two awaits are one batch. The net is a parameter, real or simulated.
@@ -8,15 +9,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from fairway.client.url import Address
 from fairway.errors import FairwayError, Unreachable
-from fairway.protocol.line import Line
 from fairway.world.clock import Clock
-from fairway.world.dialing import DIAL_S
+from fairway.world.dialing import DIAL_S, Address
+from fairway.world.link import Core
 from fairway.world.net import Net
 
 _EARLY_S = 0.0005  # a timer that is so little too early is left as it is: making another costs more
+
+
+class LoopCore(Core, Protocol):
+    """What a link on a loop carries: it is also closed by the link (`protocol.line`)."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Nothing more is to be said."""
+
+    def close(self, now_ns: int) -> None:
+        """Say goodbye."""
 
 
 class LoopLinkFailed(FairwayError):
@@ -26,7 +38,7 @@ class LoopLinkFailed(FairwayError):
 class LoopLink:
     """One connection to one of several addresses, found again whenever it is lost."""
 
-    def __init__(self, line: Line, addresses: Sequence[Address], net: Net, clock: Clock) -> None:
+    def __init__(self, line: LoopCore, addresses: Sequence[Address], net: Net, clock: Clock) -> None:
         self._line = line
         self._addresses = list(addresses)
         self._net = net
@@ -178,7 +190,7 @@ class LoopLink:
             except Unreachable as problem:
                 problems.append(str(problem))
             except TimeoutError:
-                problems.append(f"cannot connect to {address}: no answer within {DIAL_S:g} s")
+                problems.append(f"cannot connect to {address[0]}:{address[1]}: no answer within {DIAL_S:g} s")
             self._addresses.append(self._addresses.pop(0))
         self._line.unreachable("; ".join(problems), self._clock.monotonic_ns())
         return None

@@ -1,0 +1,117 @@
+"""`fairway delay serve`: a delay server as its own process, until it is told to end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fairway import limits
+from fairway.cli import broker as broker_verbs
+from fairway.cli import output
+from fairway.cli.broker import (
+    AllowRemote,
+    BufferMib,
+    Data,
+    HorizonDays,
+    Host,
+    HttpPort,
+    LogData,
+    LowWaterMib,
+    PendingMax,
+    Port,
+)
+from fairway.cli.options import Options, flag
+from fairway.cli.settings import ConfigFile, resolve
+from fairway.errors import Misuse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fairway.client.url import Address
+    from fairway.delay.server import ServerOptions
+
+HELP = """Run a delay server alone. Prints one line with its address when it is ready.
+
+It takes delayed messages of clients that name it (fairway://BROKER?delay=HOST:PORT) and sends each to its broker group
+when it is due. SIGTERM or Ctrl-C stops it cleanly, with exit status 0; what is pending stays on its disk.
+"""
+_REMEDY = "give --broker HOST:PORT, or NAME=HOST:PORT for each of several broker groups, with spaces between them"
+
+Brokers = Annotated[str | None, flag("broker", "HOST:PORT")]
+
+
+def serve(
+    data: Data = None,
+    host: Host = None,
+    port: Port = None,
+    http_port: HttpPort = None,
+    broker: Brokers = None,
+    horizon_days: HorizonDays = None,
+    pending_max: PendingMax = None,
+    log_data: LogData = None,
+    buffer_mib: BufferMib = None,
+    low_water_mib: LowWaterMib = None,
+    allow_remote: AllowRemote = None,
+    config: ConfigFile = None,
+) -> None:
+    """The help text is above."""
+    flags = {name: value for name, value in locals().items() if name != "config"}
+    with output.failures("delay serve"):
+        options = resolve(config, **flags).options
+        directory = broker_verbs.data_directory(options)
+        brokers = parse_brokers(options.broker)
+        from fairway.world import service
+
+        service.run(_serve(directory, options, brokers))
+
+
+def parse_brokers(raw: str | None) -> dict[str, tuple[Address, ...]]:
+    """Broker groups by name; a single one without a name is called by its addresses."""
+    from fairway.client.url import Address
+
+    if not raw or not raw.split():
+        raise Misuse(f"no broker: {_REMEDY}")
+    found: dict[str, tuple[Address, ...]] = {}
+    for word in raw.split():
+        name, equals, places = word.rpartition("=")
+        if (equals and not name) or (not equals and len(raw.split()) > 1) or (name or places) in found:
+            raise Misuse(f"{word!r} has no name of its own: {_REMEDY}")
+        found[name or places] = tuple(Address.parse(each) for each in places.split(","))
+    return found
+
+
+def server_options(options: Options) -> ServerOptions:
+    """What the delay server makes of the settings."""
+    from fairway import __version__
+    from fairway.delay.server import ServerOptions
+    from fairway.protocol import Options as ConnectionOptions
+    from fairway.serving.hall import HallOptions
+
+    buffer_bytes = options.buffer_mib * limits.MIB
+    connection = ConnectionOptions(name=f"fairway delay {__version__}")
+    return ServerOptions(
+        host=options.host,
+        port=options.port,
+        allow_remote=options.allow_remote,
+        http_port=options.http_port,
+        waiting_bytes_max=buffer_bytes,
+        hall=HallOptions(broker_verbs.connections_max(), buffer_bytes, buffer_bytes, connection),
+        delay=broker_verbs.delay_options(options),
+    )
+
+
+async def _serve(data: Path, options: Options, brokers: dict[str, tuple[Address, ...]]) -> None:
+    """Start, say so, wait, stop. Raises the fault that ended it, if one did."""
+    from fairway.client.url import Address
+    from fairway.delay.server import DelayServer
+
+    asked = broker_verbs.asked_to_end()
+    world = broker_verbs.delay_world(data, options)
+    started = await DelayServer.start(world, server_options(options), brokers)
+    broker_verbs.say_findings(started.delay.engine.store, started.delay.engine.log.findings)
+    http = f" and http://{Address(options.host, started.http_port)}" if started.http_port is not None else ""
+    where = Address(options.host, started.port)
+    typer.echo(f"fairway delay: ready at {where}{http}, data in {data}, sends to {', '.join(brokers)}")
+    await broker_verbs.first_of(asked, started.failed)
+    await started.stop()

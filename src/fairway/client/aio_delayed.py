@@ -1,0 +1,79 @@
+"""`client.delayed` for programs on a loop: the names of `delayed`, awaited."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Protocol
+
+from fairway.batch import MessageId
+from fairway.client import delaying
+from fairway.client.asking import AnswerT, Command
+from fairway.client.core import Duration
+from fairway.client.delaying import Between, Decision, DelayedMessage, Listing
+from fairway.world.clock import Clock
+
+
+class AioAnswers(Protocol):
+    """How a question is asked."""
+
+    async def __call__(self, command: Command[AnswerT]) -> AnswerT: ...
+
+
+class AioDelayed:
+    """Questions about delayed messages. An answer is durable where it changes anything."""
+
+    def __init__(self, ask: AioAnswers, clock: Clock) -> None:
+        self._ask = ask
+        self._clock = clock
+
+    async def cancel(
+        self, id: MessageId | str | None = None, *, subject: str | None = None, key: str | None = None
+    ) -> Decision:
+        """Never send a message, by the id in its receipt; or all that are pending of a key in a subject."""
+        return delaying.decision_of(await self._ask(delaying.cancel(id, subject, key)))
+
+    async def reschedule(
+        self,
+        id: MessageId | str | None = None,
+        *,
+        subject: str | None = None,
+        key: str | None = None,
+        after: Duration | None = None,
+        at: datetime | None = None,
+    ) -> Decision:
+        """The same messages at another time, sooner or later."""
+        due_ms = delaying.due_of(after, at, self._clock)
+        return delaying.decision_of(await self._ask(delaying.reschedule(id, subject, key, due_ms)))
+
+    def list(
+        self,
+        subject: str | None = None,
+        key_prefix: str | None = None,
+        between: Between | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[DelayedMessage]:
+        """What is pending, in the order of due times: `async for`. It is asked for page by page, as it is wanted."""
+        return _walk(self._ask, Listing(delaying.which_of(subject, key_prefix, between), limit))
+
+    async def count(
+        self, subject: str | None = None, key_prefix: str | None = None, between: Between | None = None
+    ) -> int:
+        return (await self._ask(delaying.count(delaying.which_of(subject, key_prefix, between)))).count
+
+    async def histogram(
+        self,
+        width: Duration,
+        subject: str | None = None,
+        key_prefix: str | None = None,
+        between: Between | None = None,
+    ) -> dict[datetime, int]:
+        """How many are due in each stretch of that width, by its start (UTC); stretches without any are left out."""
+        asked = delaying.histogram(delaying.which_of(subject, key_prefix, between), width)
+        return delaying.stretches_of(await self._ask(asked))
+
+
+async def _walk(ask: AioAnswers, listing: Listing) -> AsyncIterator[DelayedMessage]:
+    while not listing.is_done:
+        for message in listing.messages(await ask(listing.command())):
+            yield message

@@ -1,0 +1,121 @@
+"""What `sync_way` is to threads, on a loop: one line of a client and the link that carries it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from fairway.client.aio_pending import AioBatch, AioPending
+from fairway.client.asking import AnswerT, Command
+from fairway.client.core import ClientOptions, Core, Duration, Goal, no_answer, seconds_of, unreachable
+from fairway.errors import BufferFull, Misuse
+from fairway.protocol.frames import Bytes
+from fairway.protocol.pending import Receipt
+from fairway.protocol.producing import Flush
+from fairway.world.clock import Clock
+from fairway.world.loop_link import LoopLink
+from fairway.world.net import Net
+from fairway.world.rng import Rng
+
+T = TypeVar("T")
+
+FIRST_S = 30.0  # for the first attempt to connect to succeed or fail
+
+
+class AioWay:
+    """A line, its sessions and its link. To be made on the loop that it lives on."""
+
+    def __init__(self, goal: Goal, options: ClientOptions, net: Net, clock: Clock, rng: Rng) -> None:
+        self._goal = goal
+        self._clock = clock
+        self.core: Core[AioPending, AioBatch] = Core(clock, rng, options, pending_type=AioPending, batch_type=AioBatch)
+        self.producing = self.core.producing
+        self._is_closed = False
+        self.link = LoopLink(self.core.line, goal.addresses, net, clock)
+
+    def check(self) -> None:
+        """Raise if nothing will ever go this way again."""
+        if self._is_closed:
+            raise Misuse("this client was closed: connect again")
+        self.link.check()
+
+    async def wait_connected(self, patience_s: float) -> None:
+        """Return when a connection has been made, now or before; `Unreachable` if that takes too long."""
+        link, core = self.link, self.core
+        await link.wait(core.is_decided, FIRST_S)
+        if patience_s and not core.is_connected():
+            await link.wait(core.is_connected, patience_s)
+        if not core.is_connected():
+            raise unreachable(self._goal, core.line.trouble)
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def put_now(self, add: Callable[[], T]) -> T:
+        """Add to what is sent, or raise `BufferFull`; it leaves in this turn of the loop."""
+        added = add()
+        if self.producing.is_stirred:
+            self.producing.is_stirred = False
+            self.link.stir()
+        return added
+
+    async def put_later(self, add: Callable[[], AioPending], full: BufferFull) -> Receipt:
+        """The same when there is room; returns when it is durable."""
+        return await (await self.wait_and_put(add, full))
+
+    async def wait_and_put(self, add: Callable[[], T], full: BufferFull) -> T:
+        """There was no room: wait for it, in turn, and try again."""
+        while True:
+            has_room = asyncio.Event()
+            cancel = self.producing.when_room(full.messages, full.size_bytes, has_room.set)
+            self.link.stir()
+            try:
+                await has_room.wait()
+            finally:
+                cancel()
+            self.check()
+            try:
+                added = add()
+            except BufferFull as still:
+                full = still
+            else:
+                self.link.stir()
+                return added
+
+    def begin_flush(self) -> Flush:
+        """Let everything leave; `flushed` waits for it."""
+        flushing = self.producing.flush()
+        self.link.pump()
+        return flushing
+
+    async def flushed(self, flushing: Flush, end_ns: int | None) -> bool:
+        """Whether everything is settled by then."""
+        return await self.link.wait(lambda: flushing.is_done, None if end_ns is None else self.left_s(end_ns))
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        command: Command[AnswerT],
+        timeout: Duration,  # noqa: ASYNC109
+    ) -> tuple[AnswerT, Sequence[Bytes]]:
+        """The answer, and what is attached to it."""
+        question = self.core.questions.put(command)
+        self.link.stir()
+        try:
+            if not await self.link.wait(question.is_answered, seconds_of(timeout)):
+                raise no_answer(question, timeout, self.core.line.trouble)
+        finally:
+            question.is_abandoned = True
+        return question.answer()
+
+    # --- ending ------------------------------------------------------------------------------------------------------
+
+    def left_s(self, end_ns: int) -> float:
+        return max(end_ns - self._clock.monotonic_ns(), 0) / 1e9
+
+    async def hang_up(self, end_ns: int) -> None:
+        """Give up what is not stored, say goodbye, end the link."""
+        self._is_closed = True
+        self.producing.give_up("the client was closed before an answer came")
+        await self.link.close(min(1.0, self.left_s(end_ns)))

@@ -1,0 +1,76 @@
+"""`client.delayed`: what waits for its time, and how to change one's mind about it. For programs without a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Protocol
+
+from fairway.batch import MessageId
+from fairway.client import delaying
+from fairway.client.asking import AnswerT, Command
+from fairway.client.core import Duration
+from fairway.client.delaying import Between, Decision, DelayedMessage, Listing
+from fairway.world.clock import Clock
+
+
+class Answers(Protocol):
+    """How a question is asked."""
+
+    def __call__(self, command: Command[AnswerT]) -> AnswerT: ...
+
+
+class Delayed:
+    """Questions about delayed messages. Each waits for its answer, which is durable where it changes anything."""
+
+    def __init__(self, ask: Answers, clock: Clock) -> None:
+        self._ask = ask
+        self._clock = clock
+
+    def cancel(
+        self, id: MessageId | str | None = None, *, subject: str | None = None, key: str | None = None
+    ) -> Decision:
+        """Never send a message, by the id in its receipt; or all that are pending of a key in a subject."""
+        return delaying.decision_of(self._ask(delaying.cancel(id, subject, key)))
+
+    def reschedule(
+        self,
+        id: MessageId | str | None = None,
+        *,
+        subject: str | None = None,
+        key: str | None = None,
+        after: Duration | None = None,
+        at: datetime | None = None,
+    ) -> Decision:
+        """The same messages at another time, sooner or later."""
+        due_ms = delaying.due_of(after, at, self._clock)
+        return delaying.decision_of(self._ask(delaying.reschedule(id, subject, key, due_ms)))
+
+    def list(
+        self,
+        subject: str | None = None,
+        key_prefix: str | None = None,
+        between: Between | None = None,
+        limit: int | None = None,
+    ) -> Iterator[DelayedMessage]:
+        """What is pending, in the order of due times; it is asked for page by page, as it is wanted."""
+        return _walk(self._ask, Listing(delaying.which_of(subject, key_prefix, between), limit))
+
+    def count(self, subject: str | None = None, key_prefix: str | None = None, between: Between | None = None) -> int:
+        return self._ask(delaying.count(delaying.which_of(subject, key_prefix, between))).count
+
+    def histogram(
+        self,
+        width: Duration,
+        subject: str | None = None,
+        key_prefix: str | None = None,
+        between: Between | None = None,
+    ) -> dict[datetime, int]:
+        """How many are due in each stretch of that width, by its start (UTC); stretches without any are left out."""
+        asked = delaying.histogram(delaying.which_of(subject, key_prefix, between), width)
+        return delaying.stretches_of(self._ask(asked))
+
+
+def _walk(ask: Answers, listing: Listing) -> Iterator[DelayedMessage]:
+    while not listing.is_done:
+        yield from listing.messages(ask(listing.command()))

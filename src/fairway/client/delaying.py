@@ -1,0 +1,219 @@
+"""Messages that are due later: when that is, and what can be asked about them. The same for both faces.
+
+A due time is fixed when `send` is called, in whole milliseconds, rounded up so that nothing is early: `after` counts
+from then by this machine's clock, `at` is what it says. Whether it has come is for the delay server's clock to say, and
+how far ahead it may be is for its operator: two years, unless told otherwise. So a message that is due later than that
+travels in a batch of its own, and its refusal is nobody else's.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from fairway import limits
+from fairway.batch import MessageId
+from fairway.batch.layout import TIME_MS_MAX
+from fairway.client.asking import Command
+from fairway.client.core import Duration, seconds_of
+from fairway.client.settings import id_of
+from fairway.errors import Misuse
+from fairway.names import Subject
+from fairway.protocol.delaying import (
+    Cancel,
+    Decided,
+    Pending,
+    PendingPage,
+    Reschedule,
+    Tallied,
+    Tally,
+    Which,
+)
+from fairway.world.clock import Clock
+
+Between: TypeAlias = tuple[datetime | None, datetime | None]  # from then on, and before then; None: no bound
+Fate: TypeAlias = Literal["cancelled", "rescheduled", "already_dispatched", "unknown"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+_FATES: dict[int, Fate] = {1: "cancelled", 2: "rescheduled", 3: "already_dispatched", 4: "unknown"}
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What became of messages that were to be cancelled or rescheduled. It is durable, and stays true.
+
+    "cancelled": they are never sent. "rescheduled": they have the new due time. "already_dispatched": too late, they
+    are on their way to their subject, or there. "unknown": never scheduled there, or so long ago that it is forgotten.
+    """
+
+    fate: Fate
+    messages: int  # that were cancelled or rescheduled by this call
+
+
+class DelayedMessage(msgspec.Struct, frozen=True):
+    """A message that waits for its time."""
+
+    subject: str
+    id: str
+    key: str | None
+    due_at: datetime
+    size_bytes: int  # of the payload
+
+
+# --- when -------------------------------------------------------------------------------------------------------------
+
+
+def due_of(after: Duration | None, at: datetime | None, clock: Clock) -> int:
+    """The due time of one message; one of both is given. A time that is past is allowed: it means at once."""
+    if after is not None and at is None:
+        return _sayable(clock.wall_ms() + _wait_ms(after))
+    if at is not None and after is None:
+        return _sayable(time_ms(at))
+    raise _which_time()
+
+
+def dues_of(
+    count: int,
+    after: Duration | Sequence[Duration] | None,
+    at: datetime | Sequence[datetime] | None,
+    clock: Clock,
+) -> Sequence[int] | None:
+    """The due times of a list of messages: one for all of them, one for each, or None at all."""
+    if after is None and at is None:
+        return None
+    if after is not None and at is not None:
+        raise _which_time()
+    if isinstance(after, Sequence):
+        _check_count(len(after), count, "after")
+        return [due_of(each, None, clock) for each in after]
+    if isinstance(at, Sequence):
+        _check_count(len(at), count, "at")
+        return [due_of(None, each, clock) for each in at]
+    return array("q", [due_of(after, at, clock)]) * count
+
+
+def _which_time() -> Misuse:
+    return Misuse("say when by after= or by at=, and not by both")
+
+
+def _check_count(given: int, count: int, name: str) -> None:
+    if given != count:
+        raise Misuse(f"{given} times in {name}= for {count} payloads: give one for each, or one for all")
+
+
+def _wait_ms(after: Duration) -> int:
+    seconds = seconds_of(after)
+    if seconds * 1_000 > TIME_MS_MAX:  # before it is made a whole number, which infinity cannot be
+        return TIME_MS_MAX
+    if isinstance(after, timedelta):
+        return -(-after // _MS)
+    return math.ceil(round(seconds * 1_000, 6))  # 1.1 s are 1,100 ms, although 1.1 * 1000 is a little more
+
+
+def _sayable(due_ms: int) -> int:
+    if due_ms > TIME_MS_MAX:
+        raise Misuse("due behind the year 9999: no file and no protocol can say that")
+    return max(due_ms, 1)  # 0 would say that there is no due time
+
+
+def is_far(due_ms: int, clock: Clock) -> bool:
+    """Whether a delay server refuses it, unless it was told otherwise."""
+    return due_ms > clock.wall_ms() + limits.DELAY_HORIZON_MS
+
+
+def time_ms(at: datetime) -> int:
+    """Milliseconds since 1970 UTC, rounded up; `Misuse` if it does not say which time zone it means."""
+    if not isinstance(at, datetime):
+        raise Misuse(f"a time is a datetime, not {type(at).__name__}")
+    if at.utcoffset() is None:
+        raise Misuse(f"{at} says no time zone: give it a time zone, such as datetime.now(timezone.utc)")
+    return -(-(at - _EPOCH) // _MS)
+
+
+def moment_of(ms: int) -> datetime:
+    """A time of the protocol for people, in UTC."""
+    return _EPOCH + ms * _MS
+
+
+# --- deciding ---------------------------------------------------------------------------------------------------------
+
+
+def cancel(id: MessageId | str | None, subject: str | None, key: str | None) -> Command[Decided]:
+    return Command(Cancel(*_named(id, subject, key)), Decided)
+
+
+def reschedule(id: MessageId | str | None, subject: str | None, key: str | None, due_ms: int) -> Command[Decided]:
+    return Command(Reschedule(*_named(id, subject, key), due_ms), Decided)
+
+
+def _named(id: MessageId | str | None, subject: str | None, key: str | None) -> tuple[str, str | None, str | None]:
+    """Which messages are meant: one by its id, or all pending ones of a key in a subject."""
+    if (id is None) == (key is None):
+        raise Misuse("name a message by its id, or messages by subject= and key=")
+    if key is not None and subject is None:
+        raise Misuse(f"the key {key!r} belongs to a subject: say which, subject=")
+    where = "" if subject is None else str(Subject.parse(subject))
+    return where, None if id is None else str(id_of(id)), key
+
+
+def decision_of(decided: Decided) -> Decision:
+    return Decision(_FATES[decided.fate], decided.messages)
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+def which_of(subject: str | None, key_prefix: str | None, between: Between | None) -> Which:
+    """A filter, as the protocol says it."""
+    start, end = between or (None, None)
+    return Which(
+        None if subject is None else str(Subject.parse(subject)),
+        key_prefix,
+        None if start is None else max(time_ms(start), 0),
+        None if end is None else max(time_ms(end), 0),
+    )
+
+
+def count(which: Which) -> Command[Tallied]:
+    return Command(Tally(which), Tallied)
+
+
+def histogram(which: Which, width: Duration) -> Command[Tallied]:
+    width_ms = math.ceil(seconds_of(width) * 1_000)
+    if not width_ms:
+        raise Misuse("a histogram of a width of 0: give seconds or a timedelta")
+    return Command(Tally(which, width_ms), Tallied)
+
+
+def stretches_of(tallied: Tallied) -> dict[datetime, int]:
+    """How many are due in each stretch, by its start, in order."""
+    return {moment_of(each.start_ms): each.count for each in tallied.stretches}
+
+
+class Listing:
+    """A walk through what is pending: ask `command()`, give the answer to `messages`, until `is_done`."""
+
+    def __init__(self, which: Which, limit: int | None) -> None:
+        if limit is not None and limit < 0:
+            raise Misuse(f"limit={limit}: it is 0 or more, or None for all")
+        self._which = which
+        self._left = limit
+        self._after = ""
+        self.is_done = limit == 0
+
+    def command(self) -> Command[PendingPage]:
+        most = limits.PENDING_PAGE_MAX if self._left is None else min(self._left, limits.PENDING_PAGE_MAX)
+        return Command(Pending(self._which, self._after, most), PendingPage)
+
+    def messages(self, page: PendingPage) -> Iterator[DelayedMessage]:
+        if self._left is not None:
+            self._left -= len(page.messages)
+        self._after = page.next
+        self.is_done = not page.next or self._left == 0
+        for each in page.messages:
+            yield DelayedMessage(each.subject, each.id, each.key, moment_of(each.due_ms), each.size_bytes)

@@ -1,0 +1,235 @@
+"""What goes to one broker group: intents of many streams on one line, each stream in its order, byte for byte.
+
+A stream is one subject's. It has a few intents in flight; when one of them comes to grief, nothing more of that stream
+is sent until all its answers are there, and then it goes on from the first that is not stored. Other streams do not
+notice. What becomes of an intent:
+
+    stored, or stored before        sent. (A conflict is the same: only we have ever used that stream's sequences.)
+    the connection was lost         again, when there is one
+    BUSY, READ_ONLY and the like    again after a while, longer each time
+    BAD_REQUEST, TOO_LARGE, ...     the same: a broker that cannot take it today may take it after an upgrade, and to
+                                    drop a message is not ours to decide. Only its own subject waits.
+    UNKNOWN_PRODUCER, or a gap      the broker has forgotten the stream, or has lost the end of it: the intent goes out
+    before the first one            as a stream of its own, whose id follows from the intent's. So an intent that is
+                                    sent once more, in this life or the next, is still recognised.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+
+from fairway import batch
+from fairway.delay.dispatching import Intent
+from fairway.errors import Code, Refused, invariant
+from fairway.names import Subject
+from fairway.protocol.backoff import Backoff
+from fairway.protocol.messages import Produce, Produced
+from fairway.protocol.session import Answer, Ask, Lost, Outcome
+from fairway.world.rng import Rng
+
+IN_FLIGHT_MAX = 16  # of one stream: at 1,000 messages each that is more than a broker syncs at once
+_FIRST_MS, _MOST_MS = 20, 10_000  # between attempts
+_PRODUCER_MASK = (1 << 63) - 1
+_FORGOTTEN = frozenset({Code.UNKNOWN_PRODUCER, Code.SEQUENCE_GAP})
+
+
+class Parcel:
+    """One intent on its way."""
+
+    __slots__ = ("data", "flow", "intent", "is_detoured", "is_done", "trouble")
+
+    def __init__(self, intent: Intent, flow: Flow) -> None:
+        self.intent = intent
+        self.flow = flow
+        self.data = intent.data
+        self.is_done = False
+        self.is_detoured = False
+        self.trouble: Refused | Lost | None = None  # how the last attempt ended
+
+    def detour(self) -> None:
+        """As a stream of its own. The messages have explicit ids, so they remain who they are."""
+        name = batch.key_hash(f"{self.intent.producer_id}/{self.intent.first_sequence}")
+        self.data = batch.restamp(self.intent.data, producer_id=name & _PRODUCER_MASK or 1, first_sequence=0)
+        self.is_detoured = True
+
+
+class Flow:
+    """One stream: what is to be sent, in order."""
+
+    def __init__(self, subject: Subject, rng: Rng) -> None:
+        self.subject = subject
+        self.parcels: deque[Parcel] = deque()
+        self.in_flight = 0
+        self.retry_ns = 0
+        self.refused: Refused | None = None  # why it waits
+        self._next = 0  # in `parcels`: the first that is not in flight
+        self._is_broken = False
+        self._backoff = Backoff(rng, first_ms=_FIRST_MS, most_ms=_MOST_MS)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(parcel.data) for parcel in self.parcels)
+
+    def take(self, now_ns: int) -> Parcel | None:
+        """The next one to send; None: not now."""
+        is_held = self._is_broken or self.in_flight >= IN_FLIGHT_MAX or now_ns < self.retry_ns
+        if is_held or self._next >= len(self.parcels):
+            return None
+        parcel = self.parcels[self._next]
+        self._next += 1
+        self.in_flight += 1
+        return parcel
+
+    def arrived(self, parcel: Parcel) -> None:
+        """The broker has it."""
+        self.in_flight -= 1
+        parcel.is_done = True
+        while self.parcels and self.parcels[0].is_done:
+            self.parcels.popleft()
+            self._next -= 1
+        if not self._is_broken:
+            self.refused = None
+            self._backoff.reset()
+
+    def came_to_grief(self, parcel: Parcel, trouble: Refused | Lost) -> None:
+        self.in_flight -= 1
+        parcel.trouble = trouble
+        self._is_broken = True
+
+    def mend(self, now_ns: int) -> bool:
+        """Once all answers are there, go on with the first that is not stored; True: as a stream of its own."""
+        if not self._is_broken or self.in_flight:
+            return False
+        self._is_broken = False
+        self._next = 0
+        head = self.parcels[0]
+        trouble = head.trouble
+        invariant(trouble is not None, "the first parcel that is not stored is one that came to grief")
+        for parcel in self.parcels:
+            parcel.trouble = None
+        if isinstance(trouble, Refused) and trouble.code in _FORGOTTEN and not head.is_detoured:
+            head.detour()
+            return True
+        if isinstance(trouble, Refused):
+            self.refused = trouble
+            wait_ns = 0 if trouble.code is Code.DRAINING else self._backoff.next_ns(trouble.retry_after_ms)
+            self.retry_ns = now_ns + wait_ns
+        return False
+
+
+class Carrier:
+    """The session on the line to one broker group."""
+
+    def __init__(
+        self,
+        rng: Rng,
+        *,
+        on_sent: Callable[[Intent, Produced | None], None],
+        on_open: Callable[[], None],
+    ) -> None:
+        """`on_sent` is told with the receipt, or None where the broker only says that it has something there."""
+        self.messages = 0  # of intents outstanding
+        self.refusals: Counter[Code] = Counter()
+        self.detours = 0
+        self._rng = rng
+        self._on_sent = on_sent
+        self._on_open = on_open
+        self._flows: dict[int, Flow] = {}  # by producer id
+        self._by_subject: dict[Subject, Flow] = {}  # the newest stream of each
+        self._ready: dict[int, Flow] = {}  # may have something to send; first come, first served
+        self._held: dict[int, Flow] = {}  # wait after a refusal
+        self._held_bytes: dict[int, int] = {}
+        self.refused_bytes = 0  # of those
+
+    # --- for the courier ---------------------------------------------------------------------------------------------
+
+    def send(self, intent: Intent) -> None:
+        """To be sent after all of its stream that came before."""
+        flow = self._flows.get(intent.producer_id)
+        if flow is None:
+            flow = self._flows[intent.producer_id] = Flow(intent.subject, self._rng)
+            self._by_subject[intent.subject] = flow
+        flow.parcels.append(Parcel(intent, flow))
+        self.messages += intent.messages
+        self._ready[intent.producer_id] = flow
+
+    @property
+    def intents(self) -> int:
+        """Outstanding."""
+        return sum(len(flow.parcels) for flow in self._flows.values())
+
+    @property
+    def refused(self) -> list[Flow]:
+        """Streams that wait after a refusal."""
+        return [flow for flow in self._flows.values() if flow.refused is not None]
+
+    def is_refused(self, subject: Subject) -> bool:
+        flow = self._by_subject.get(subject)
+        return flow is not None and flow.refused is not None
+
+    # --- for the line ------------------------------------------------------------------------------------------------
+
+    def opened(self, now_ns: int) -> None:
+        del now_ns
+        self._ready.update((number, flow) for number, flow in self._flows.items() if number not in self._held)
+        self._on_open()
+
+    def asks(self, room: int, now_ns: int) -> Iterable[Ask]:
+        """A list, made before the first is asked: one that does not fit a frame is answered at once."""
+        asks: list[Ask] = []
+        if not room:
+            return asks
+        self._let_go(now_ns)
+        while self._ready and len(asks) < room:
+            number = next(iter(self._ready))
+            flow = self._ready.pop(number)
+            parcel = flow.take(now_ns)
+            if parcel is not None:
+                asks.append(Ask(Produce(str(flow.subject)), (parcel.data,), parcel))
+                self._ready[number] = flow
+        return asks
+
+    def _let_go(self, now_ns: int) -> None:
+        """Those that have waited long enough."""
+        for number in [number for number, flow in self._held.items() if flow.retry_ns <= now_ns]:
+            self._ready[number] = self._held.pop(number)
+            self.refused_bytes -= self._held_bytes.pop(number)
+
+    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+        parcel: Parcel = token  # type: ignore[assignment]
+        flow, intent = parcel.flow, parcel.intent
+        if isinstance(outcome, Refused):
+            self.refusals[outcome.code] += 1
+        if isinstance(outcome, Answer):
+            receipt: Produced = outcome.message  # type: ignore[assignment]  # PRODUCE has no other answer
+            self._arrived(parcel, receipt)
+        elif isinstance(outcome, Refused) and outcome.code is Code.SEQUENCE_CONFLICT:
+            self._arrived(parcel, None)
+        else:
+            flow.came_to_grief(parcel, outcome)
+        self.detours += flow.mend(now_ns)
+        self._sort(intent.producer_id, flow, now_ns)
+
+    def _arrived(self, parcel: Parcel, receipt: Produced | None) -> None:
+        parcel.flow.arrived(parcel)
+        self.messages -= parcel.intent.messages
+        self._on_sent(parcel.intent, receipt)
+
+    def _sort(self, number: int, flow: Flow, now_ns: int) -> None:
+        """A stream is ready, held, or has nothing to send; one that has sent all is forgotten."""
+        if not flow.parcels:
+            del self._flows[number]
+            self._ready.pop(number, None)
+            if self._by_subject.get(flow.subject) is flow:
+                del self._by_subject[flow.subject]
+        elif flow.retry_ns > now_ns:
+            self._ready.pop(number, None)
+            self._held[number] = flow
+            self._held_bytes[number] = flow.size_bytes
+            self.refused_bytes += self._held_bytes[number]
+        else:
+            self._ready[number] = flow
+
+    def next_deadline(self) -> int | None:
+        return min((flow.retry_ns for flow in self._held.values()), default=None)

@@ -1,0 +1,207 @@
+"""The delay desk: takes delayed messages and questions about them, and answers when that is true and durable.
+
+It stands behind the broker's port in `fairway up`, and behind its own in `fairway delay serve`. PRODUCE, CANCEL and
+RESCHEDULE are decided in their turn and answered by the log; PENDING and TALLY walk over all rows, a few milliseconds
+at a time, so they are tasks of their own, and only a few at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from fairway import limits
+from fairway.batch import MessageId, peek
+from fairway.delay.browsing import Page
+from fairway.delay.engine import Engine
+from fairway.delay.metrics import Figures
+from fairway.delay.pending import Answer, Decision, Filter
+from fairway.errors import Code, FairwayError, Misuse, Refused, RemoteProtocolError
+from fairway.names import Subject
+from fairway.protocol.delaying import (
+    Cancel,
+    Decided,
+    Fate,
+    Pending,
+    PendingBatch,
+    PendingMessage,
+    PendingPage,
+    Reschedule,
+    Stretch,
+    Tallied,
+    Tally,
+    Which,
+)
+from fairway.protocol.messages import Produce, Produced
+from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.serving.delaying import Asked
+from fairway.serving.exposition import Exposition
+
+if TYPE_CHECKING:
+    from fairway.serving.session import Session
+
+_FATES = {
+    Answer.CANCELLED: Fate.CANCELLED,
+    Answer.RESCHEDULED: Fate.RESCHEDULED,
+    Answer.ALREADY_DISPATCHED: Fate.ALREADY_DISPATCHED,
+    Answer.UNKNOWN: Fate.UNKNOWN,
+}
+_WALKS_MAX = 8  # at once: each takes 5 ms of a turn, and what is due goes out in between
+_TIME_MS_MAX = 253_402_300_799_999  # the end of the year 9999, the last that can be said
+_RAW_BYTES_MAX = limits.BATCH_RAW_BYTES_MAX - limits.MIB  # a delayed message is sent on with its id and its time
+_STOPPING = Refused(Code.DRAINING, "the delay server is about to stop: connect again")
+
+
+class Desk:
+    """A processor for whichever scheduler its requests come through."""
+
+    def __init__(self, engine: Engine, figures: Figures) -> None:
+        self._engine = engine
+        self._figures = figures
+        self._walks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Take nothing more; what is taken is answered as soon as it is durable."""
+        self._is_closed = True
+        for walk in self._walks:
+            walk.cancel()
+
+    def show(self, out: Exposition) -> None:
+        self._figures.show(out)
+
+    # --- the scheduler's side ----------------------------------------------------------------------------------------
+
+    def process(self, request: Asked, actor: Actor) -> Verdict:
+        if self._is_closed:
+            raise _STOPPING
+        match request.message:
+            case Produce() as message:
+                self._schedule(request, message, actor)
+            case Cancel() as message:
+                self._cancel(request, message)
+            case Reschedule() as message:
+                self._reschedule(request, message)
+            case Pending() as message:
+                self._walk(request, self._list(request, message, self._filter(message.which)))
+            case Tally() as message:
+                self._walk(request, self._tally(request, message, self._filter(message.which)))
+            case _:
+                raise Misuse(f"a {type(request.message).__name__} does not concern delayed messages")
+        return Verdict.DONE
+
+    def expire(self, request: Asked, expiry: Expiry) -> None:
+        request.expire(expiry)
+
+    def fail(self, request: Asked, error: Exception) -> None:
+        request.fail(error)
+
+    # --- scheduling --------------------------------------------------------------------------------------------------
+
+    def _schedule(self, request: Asked, message: Produce, actor: Actor) -> None:
+        engine = self._engine
+        data = bytes(request.attachments[0])
+        try:
+            if peek(data).raw_length > _RAW_BYTES_MAX:
+                raise Refused(Code.TOO_LARGE, f"a delayed batch has {_RAW_BYTES_MAX:,} bytes at most: send several")
+            receipt = engine.schedule(Subject.parse(message.subject), data)
+        except RemoteProtocolError as error:
+            session: Session = request.session  # type: ignore[assignment]
+            session.fail(error)
+            request.end()
+            return
+        actor.charge(size_bytes=len(data))
+        log = engine.store.messages.log
+        answer = Produced(receipt.first_sequence, receipt.count, receipt.appended_ms, receipt.is_duplicate, log.epoch)
+
+        def durable(outcome: FairwayError | None) -> None:
+            if outcome is None and not receipt.is_duplicate:
+                self._figures.scheduled += receipt.count
+            request.settle(outcome, answer)
+
+        log.flusher.when_durable(receipt.end, durable, receipt.undos)
+
+    # --- deciding ----------------------------------------------------------------------------------------------------
+
+    def _cancel(self, request: Asked, message: Cancel) -> None:
+        engine, is_named = self._engine, message.id is not None
+        decision = engine.cancel(*_named(message)) if is_named else engine.cancel_key(*_keyed(message))
+        self._decide(request, decision)
+
+    def _reschedule(self, request: Asked, message: Reschedule) -> None:
+        engine, due_ms = self._engine, message.due_ms
+        if due_ms > _TIME_MS_MAX:
+            raise Refused(Code.BAD_REQUEST, f"{due_ms} ms is a time behind the year 9999: give one that can be said")
+        if message.id is not None:
+            message_id, subject = _named(message)
+            decision = engine.reschedule(message_id, due_ms, subject)
+        else:
+            decision = engine.reschedule_key(*_keyed(message), due_ms)
+        self._decide(request, decision)
+
+    def _decide(self, request: Asked, decision: Decision) -> None:
+        answer = Decided(_FATES[decision.answer], decision.messages)
+
+        def durable(outcome: FairwayError | None) -> None:
+            if outcome is None:
+                self._figures.note_decided(decision)
+            request.settle(outcome, answer)
+
+        self._engine.store.actions.log.flusher.when_durable(decision.end, durable)
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def _filter(self, which: Which) -> Filter:
+        if len(self._walks) >= _WALKS_MAX:
+            raise Refused(
+                Code.BUSY, f"{_WALKS_MAX} questions are being answered: ask again when one is", retry_after_ms=100
+            )
+        subject = None if which.subject is None else Subject.parse(which.subject)
+        return self._engine.filter(subject, which.key_prefix, which.from_ms, which.to_ms)
+
+    def _walk(self, request: Asked, answering: Coroutine[Any, Any, None]) -> None:
+        async def walk() -> None:
+            try:
+                await answering
+            except asyncio.CancelledError:
+                request.refuse(_STOPPING)
+                raise
+            except Exception as error:  # as a scheduler does with what a processor raises
+                request.fail(error)
+
+        task = asyncio.get_running_loop().create_task(walk(), name="fairway-delay-question")
+        self._walks.add(task)
+        task.add_done_callback(self._walks.discard)
+
+    async def _list(self, request: Asked, message: Pending, which: Filter) -> None:
+        engine = self._engine
+        items_max = max(min(message.items_max, limits.PENDING_PAGE_MAX), 1)
+        page = await engine.page(which, message.after, items_max)
+        batches = await engine.batches_of(page) if message.with_batches else []
+        counts = [peek(data).count for _, data in batches]
+        attached = [PendingBatch(str(subject), count) for (subject, _), count in zip(batches, counts, strict=True)]
+        request.respond(PendingPage(self._rows(page), page.next, attached), [data for _, data in batches])
+
+    def _rows(self, page: Page) -> list[PendingMessage]:
+        name = self._engine.name_of
+        return [
+            PendingMessage(str(name(each.subject_id)), str(each.id), each.key, each.due_ms, each.size_bytes)
+            for each in page.messages
+        ]
+
+    async def _tally(self, request: Asked, message: Tally, which: Filter) -> None:
+        found = await self._engine.tally(which, message.width_ms)
+        request.respond(Tallied(found.count, [Stretch(*each) for each in found.stretches]))
+
+
+def _named(message: Cancel | Reschedule) -> tuple[MessageId, Subject | None]:
+    if message.key is not None or message.id is None:
+        raise Refused(Code.BAD_REQUEST, "give an id or a key, not both")
+    return MessageId.parse(message.id), Subject.parse(message.subject) if message.subject else None
+
+
+def _keyed(message: Cancel | Reschedule) -> tuple[Subject, str]:
+    if message.key is None:
+        raise Refused(Code.BAD_REQUEST, "give the id of a message, or a subject and a key")
+    return Subject.parse(message.subject), message.key

@@ -1,0 +1,106 @@
+"""The delay server's figures: what it counts as it goes, and what it is asked when somebody looks.
+
+Looking must not hold up the loop: nothing here passes over all rows.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from fairway.delay.courier import Courier
+from fairway.delay.engine import Engine
+from fairway.delay.pending import Answer, Decision
+from fairway.delay.wheel import Times
+from fairway.protocol.messages import Produced
+from fairway.serving.exposition import Exposition
+from fairway.serving.meters import Histogram
+
+# Upper bounds, in ms: from a tick of the wheel to a broker that was away over the weekend.
+LATENESS_MS_BUCKETS: Final = (
+    *(5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 250.0, 500.0, 1_000.0, 5_000.0, 60_000.0, 3_600_000.0, 86_400_000.0),
+)
+
+
+class Figures:
+    """Counters of one delay server's life, and a way to look at the rest."""
+
+    def __init__(self, engine: Engine, courier: Courier) -> None:
+        self._engine = engine
+        self._courier = courier
+        self.scheduled = 0  # messages, and so on
+        self.dispatched = 0
+        self.repeated = 0  # sent once more after a crash or a lost answer: the broker had them
+        self.cancelled = 0
+        self.rescheduled = 0
+        self.lateness_ms = Histogram(LATENESS_MS_BUCKETS)
+
+    def note_decided(self, decision: Decision) -> None:
+        if decision.answer is Answer.CANCELLED:
+            self.cancelled += decision.messages
+        elif decision.answer is Answer.RESCHEDULED:
+            self.rescheduled += decision.messages
+
+    def note_sent(self, due_ms: Times, receipt: Produced | None, now_ms: int) -> None:
+        """The broker has those messages; how late they are is known only where they came for the first time."""
+        self.dispatched += len(due_ms)
+        if receipt is None or receipt.is_duplicate:
+            self.repeated += len(due_ms)
+            return
+        late_ms = np.maximum(now_ms - due_ms, 0)
+        places = np.searchsorted(self.lateness_ms.bounds, late_ms, side="left")
+        for place, count in enumerate(np.bincount(places).tolist()):
+            self.lateness_ms.counts[place] += count
+        self.lateness_ms.total += float(late_ms.sum())
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def show(self, out: Exposition) -> None:
+        engine, courier = self._engine, self._courier
+        held_back = engine.held_back
+        out.one("delay_pending_messages", "gauge", "Messages scheduled and not yet sent.", engine.rows.pending)
+        due = held_back + courier.messages
+        out.one("delay_due_messages", "gauge", "Of these, due: on their way, or held back.", due)
+        out.one("delay_held_back_messages", "gauge", "Of these, held back: no broker takes them now.", held_back)
+        out.one("delay_scheduled_messages_total", "counter", "Messages taken.", self.scheduled)
+        out.one("delay_dispatched_messages_total", "counter", "Messages that a broker has stored.", self.dispatched)
+        out.one("delay_repeated_messages_total", "counter", "Sent again, and recognised.", self.repeated)
+        out.one("delay_cancelled_messages_total", "counter", "Messages cancelled.", self.cancelled)
+        out.one("delay_rescheduled_messages_total", "counter", "Messages put off or brought forward.", self.rescheduled)
+        about = "From a message's due time to the broker's receipt."
+        out.histogram_ms("delay_lateness_seconds", about, {"": self.lateness_ms})
+        self._storage(out)
+        self._targets(out)
+
+    def _storage(self, out: Exposition) -> None:
+        engine = self._engine
+        out.one("delay_is_loaded", "gauge", "0: still reading its files, questions wait.", int(engine.is_loaded))
+        out.one("delay_buckets", "gauge", "Files of the schedule log.", len(engine.log.files))
+        out.one("delay_index_rows", "gauge", "Messages with a row in memory, sent ones included.", len(engine.rows))
+        columns = [each for each in vars(engine.rows).values() if isinstance(each, np.ndarray)]
+        out.one("delay_index_bytes", "gauge", "Memory of the rows.", sum(each.nbytes for each in columns))
+        out.one("delay_wheel_messages", "gauge", "Messages of the hour at hand and the next.", len(engine.wheel))
+        out.one("delay_damaged_records", "gauge", "Records that cannot be read any more.", len(engine.damaged))
+        out.one("delay_stuck_intents", "gauge", "Batches that cannot be made again after a crash.", len(engine.stuck))
+
+    def _targets(self, out: Exposition) -> None:
+        targets = [({"target": each.name}, each) for each in self._courier]
+        down = [(labels, int(each.is_down)) for labels, each in targets]
+        down += [({"target": name}, 1) for name in self._courier.homeless]
+        out.family("delay_target_down", "gauge", "1: that broker group cannot be reached.", down)
+        intents = [(labels, each.carrier.intents) for labels, each in targets]
+        out.family("delay_intents", "gauge", "Batches on their way.", intents)
+        messages = [(labels, each.carrier.messages) for labels, each in targets]
+        messages += [({"target": name}, count) for name, count in self._courier.homeless.items()]
+        out.family("delay_intent_messages", "gauge", "Messages in them.", messages)
+        refused = [(labels, len(each.carrier.refused)) for labels, each in targets]
+        out.family("delay_refused_subjects", "gauge", "Subjects that the broker refuses to take now.", refused)
+        codes = [
+            (labels | {"code": code.value}, count)
+            for labels, each in targets
+            for code, count in sorted(each.carrier.refusals.items(), key=lambda pair: pair[0].value)
+        ]
+        out.family("delay_refusals_total", "counter", "Batches refused; each is sent again.", codes)
+        detours = [(labels, each.carrier.detours) for labels, each in targets]
+        out.family("delay_detours_total", "counter", "Batches sent anew: the broker forgot their stream.", detours)

@@ -1,0 +1,168 @@
+"""What goes to one broker group: in order, byte for byte, and no refusal holds back another subject."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from fairway import batch
+from fairway.batch import MessageId
+from fairway.delay.carrier import IN_FLIGHT_MAX, Carrier, Parcel
+from fairway.delay.dispatching import Intent
+from fairway.errors import Code, Refused
+from fairway.names import Subject
+from fairway.protocol.messages import Produce, Produced
+from fairway.protocol.session import Answer, Ask, Lost
+from fairway.world.rng import SeededRng
+
+ORDERS, BILLS = Subject("orders"), Subject("bills")
+STORED = Answer(Produced(0, 1, 0, False, 1))
+SECOND_NS = 1_000_000_000
+
+
+def intent(number: int, subject: Subject = ORDERS) -> Intent:
+    producer_id = 7 if subject == ORDERS else 8
+    data = batch.encode(
+        [b"%d" % number],
+        producer_id=producer_id,
+        first_sequence=number,
+        created_ms=0,
+        ids=[MessageId(1_000, number)],
+    )
+    return Intent(number, "east", subject, producer_id, number, 1, data)
+
+
+@dataclass
+class Line:
+    """Asks a carrier as a line does, and tells it what a broker says."""
+
+    carrier: Carrier = field(init=False)
+    sent: list[int] = field(default_factory=list)
+    now_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self.carrier = Carrier(SeededRng(1), on_sent=lambda one, _: self.sent.append(one.number), on_open=lambda: None)
+
+    def asks(self, room: int = 1_000) -> list[Ask]:
+        return list(self.carrier.asks(room, self.now_ns))
+
+    def tell(self, ask: Ask, outcome: Answer | Refused | Lost) -> None:
+        self.carrier.answered(ask.token, outcome, self.now_ns)
+
+
+def numbers(asks: list[Ask]) -> list[int]:
+    return [ask.token.intent.number for ask in asks if isinstance(ask.token, Parcel)]
+
+
+def subjects(asks: list[Ask]) -> set[str]:
+    return {ask.message.subject for ask in asks if isinstance(ask.message, Produce)}
+
+
+def test_a_stream_goes_out_in_order_a_few_at_a_time() -> None:
+    line = Line()
+    for number in range(IN_FLIGHT_MAX + 3):
+        line.carrier.send(intent(number))
+    asks = line.asks()
+    assert numbers(asks) == list(range(IN_FLIGHT_MAX))
+    assert line.asks() == []
+    line.tell(asks[0], STORED)
+    assert numbers(line.asks()) == [IN_FLIGHT_MAX]
+    assert line.sent == [0]
+
+
+def test_after_a_refusal_the_stream_waits_and_goes_on_from_there_with_the_same_bytes() -> None:
+    line = Line()
+    for number in range(4):
+        line.carrier.send(intent(number))
+    first = line.asks()
+    line.tell(first[0], STORED)
+    line.tell(first[1], Refused(Code.BUSY, "wait", retry_after_ms=50))
+    line.tell(first[3], Refused(Code.SEQUENCE_GAP, "one is missing"))
+    assert line.asks() == [], "an answer is still to come"
+    line.tell(first[2], Refused(Code.SEQUENCE_GAP, "one is missing"))
+    assert line.asks() == []
+    due_ns = line.carrier.next_deadline()
+    assert due_ns is not None
+    assert due_ns >= 50_000_000
+    line.now_ns = due_ns
+    again = line.asks()
+    assert numbers(again) == [1, 2, 3]
+    assert [each.attachments for each in again] == [each.attachments for each in first[1:]]
+
+
+@pytest.mark.parametrize("code", [Code.READ_ONLY, Code.BAD_REQUEST, Code.TOO_LARGE, Code.NOT_MASTER, Code.OTHER])
+def test_a_refused_subject_waits_longer_each_time_and_nobody_waits_with_it(code: Code) -> None:
+    line = Line()
+    line.carrier.send(intent(0))
+    waits_ns = []
+    for number in range(12):
+        line.carrier.send(intent(number, BILLS))
+        for ask in line.asks():
+            assert isinstance(ask.message, Produce)
+            line.tell(ask, STORED if ask.message.subject == BILLS else Refused(code, "no"))
+        due_ns = line.carrier.next_deadline()
+        assert due_ns is not None
+        waits_ns.append(due_ns - line.now_ns)
+        line.now_ns = due_ns
+    assert line.sent == list(range(12)), "all of the other subject, and none was lost"
+    assert waits_ns[0] < SECOND_NS < waits_ns[-1] <= 20 * SECOND_NS
+    assert line.carrier.refusals[code] == 12
+    assert [flow.subject for flow in line.carrier.refused] == [ORDERS]
+    assert line.carrier.messages == 1
+    for ask in line.asks():
+        line.tell(ask, STORED)
+    assert not line.carrier.refused
+    assert line.carrier.messages == 0
+
+
+def test_what_was_lost_with_the_connection_is_sent_again() -> None:
+    line = Line()
+    line.carrier.send(intent(0))
+    line.carrier.send(intent(1))
+    first = line.asks()
+    for ask in first:
+        line.tell(ask, Lost("cut"))
+    line.carrier.opened(0)
+    again = line.asks()
+    assert [each.attachments for each in again] == [each.attachments for each in first]
+
+
+def test_a_conflict_says_that_the_broker_has_it() -> None:
+    line = Line()
+    line.carrier.send(intent(0))
+    [ask] = line.asks()
+    line.tell(ask, Refused(Code.SEQUENCE_CONFLICT, "there is something"))
+    assert line.sent == [0]
+
+
+@pytest.mark.parametrize("code", [Code.UNKNOWN_PRODUCER, Code.SEQUENCE_GAP])
+def test_a_broker_that_forgot_the_stream_gets_each_as_a_stream_of_its_own_and_knows_it_again(code: Code) -> None:
+    seen = []
+    for _ in range(2):  # the second time: another life, which knows nothing of the first
+        line = Line()
+        line.carrier.send(intent(5))
+        line.carrier.send(intent(6))
+        for ask in line.asks():
+            line.tell(ask, Refused(code, "never heard of it"))
+        head, tail = line.asks()
+        line.tell(tail, Refused(code, "never heard of it"))
+        line.tell(head, STORED)
+        [tail] = line.asks()
+        line.tell(tail, STORED)
+        assert line.sent == [5, 6]
+        assert line.carrier.detours == 2
+        seen.append([bytes(each.attachments[0]) for each in (head, tail)])
+    assert seen[0] == seen[1]
+    opened = [batch.decode(data) for data in seen[0]]
+    assert [each.ids() for each in opened] == [[MessageId(1_000, 5)], [MessageId(1_000, 6)]]
+    assert {each.header.first_sequence for each in opened} == {0}
+    assert len({each.header.producer_id for each in opened}) == 2
+
+
+def test_streams_share_the_room_of_the_line() -> None:
+    line = Line()
+    for number in range(10):
+        line.carrier.send(intent(number))
+        line.carrier.send(intent(number, BILLS))
+    assert subjects(line.asks(room=2)) == {"orders", "bills"}

@@ -19,6 +19,7 @@ from fairway.spark import session
 JVM = {"spark", "cluster", "drivers"}  # fixtures that start one
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist looks at the marks, too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All that needs a JVM goes to one process of xdist: a session takes seconds to make, and a gigabyte."""
     for item in items:
@@ -75,6 +76,7 @@ def client(url: str) -> Iterator[Client]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Small and quick to start: the first compiler only, the serial collector, no pages to look at."""
     home = tmp_path_factory.mktemp("spark")
+    on_interrupt = signal.getsignal(signal.SIGINT)
     made = session(
         "tests",
         "local[2]",
@@ -91,5 +93,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         },
     )
     made.sparkContext.setLogLevel("ERROR")
+    signal.signal(signal.SIGINT, on_interrupt)  # Spark takes it, and other tests of this process interrupt themselves
     yield made
     made.stop()

@@ -299,6 +299,7 @@ def test_damage_is_an_error_unless_accepted(tmp_path: Path) -> None:
 # --- Spark -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_spark_reads_and_streams_events(spark: SparkSession, fw: Client, broker: Running, tmp_path: Path) -> None:
     fw.send_many("sparks", [b"x"] * 50).result(WAIT_S)
     consume(broker.url, "sparks", "g", "ann", 50)

@@ -82,6 +82,7 @@ def test_continuous_run_ends_when_told_and_keeps_what_it_has(
     assert archived(spark, path) == live(spark, url, "arch.flow")[5:]
 
 
+@pytest.mark.slow
 def test_small_files_become_one_and_strangers_are_left_out(
     spark: SparkSession, url: str, client: Client, tmp_path: Path
 ) -> None:
@@ -218,6 +219,7 @@ def take_part(ledger: Ledger, template: Path) -> None:
     ledger.commit(ledger.staged(), [Range("orders", "00000000000000aa", first, first + 10, 10)])
 
 
+@pytest.mark.slow
 def test_run_that_dies_anywhere_leaves_an_archive(spark: SparkSession, tmp_path: Path) -> None:
     template = tmp_path / "template"
     template.mkdir()

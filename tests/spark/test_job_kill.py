@@ -41,6 +41,7 @@ def job(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_killed_drivers_and_brokers_leave_no_trace(spark: SparkSession, own: Server, tmp_path: Path) -> None:
     chance = random.Random(6)
     path = tmp_path / "archive"

@@ -30,9 +30,11 @@ test: check java ## check, then every test that is not marked slow  (ARGS="tests
 	@echo "make test: pytest, $(JOBS) at a time"
 	@$(py) -m pytest -q -n $(JOBS) --dist loadgroup $(ARGS)
 
-spark: $(READY) java ## every test on Spark: a standalone cluster and killed drivers too
+spark: $(READY) java ## every test on Spark: its pages, a standalone cluster and killed drivers too
 	@echo "make spark: pytest, Spark"
-	@$(py) -m pytest -q -n $(JOBS) --dist loadgroup -m "slow or not slow" tests/spark $(ARGS)
+	@$(py) -m pytest -q -n $(JOBS) --dist loadgroup -m "slow or not slow" tests/spark \
+		"tests/test_docs.py::test_documentation_runs[docs/spark.md]" \
+		"tests/test_docs.py::test_documentation_runs[docs/pipeline.md]" $(ARGS)
 
 check: $(READY) ## ruff, mypy strict, and the tidy rules
 	@echo "make check: ruff, mypy, tidy"

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,7 +101,13 @@ def documents() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-@pytest.mark.parametrize("document", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def by_length() -> list[Any]:
+    """The pages; those that start a Spark for each of their commands are for `make spark`."""
+    slow = {ROOT / "docs/spark.md", ROOT / "docs/pipeline.md"}
+    return [pytest.param(page, marks=pytest.mark.slow if page in slow else ()) for page in documents()]
+
+
+@pytest.mark.parametrize("document", by_length(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_documentation_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)  # children see what we see
     text = document.read_text(encoding="utf-8")

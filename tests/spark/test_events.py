@@ -256,7 +256,7 @@ def test_limit_of_bytes_cuts_where_records_begin(fw: Client, broker: Running, st
     for _ in range(20):
         fw.send_many("bits", [b"x"] * 10).result(WAIT_S)
     consume(broker.url, "bits", "g", "ann", 200, most=2)
-    made = stream(streams, broker.url, subject="bits", maxBytesPerTrigger="8k")
+    made = stream(streams, broker.url, subject="bits", maxBytesPerTrigger="1k")
     made.prepareForTriggerAvailableNow()
     limit = made.getDefaultReadLimit()
     assert isinstance(limit, ReadMaxBytes)

@@ -134,7 +134,7 @@ class DoomedServer(DelayServer):
     async def begin(cls, world: DelayWorld, port: int, broker_port: int) -> DoomedServer:
         options = ServerOptions(port=port, delay=OPTIONS)
         server = cls(world, options, DoomedDelay.open(world, OPTIONS))
-        await server._listen()
+        await server._doors.open(options.host, options.port, options.http_port)
         server.delay.reach({"east": [("127.0.0.1", broker_port)]})
         return server
 

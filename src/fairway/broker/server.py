@@ -34,7 +34,7 @@ from fairway.broker.retracing import KEY as RETRACING
 from fairway.broker.retracing import WATCHED, RetraceProcessor
 from fairway.broker.scan import SCAN_WEIGHT, ScanProcessor
 from fairway.broker.steering import SteeringProcessor
-from fairway.errors import FairwayError, Misuse, Refused, StorageFault
+from fairway.errors import FairwayError, StorageFault
 from fairway.names import Subject
 from fairway.protocol import Message, Options, RequestReceived
 from fairway.protocol.admin import BrokerState, Configure, Lever, Scan, Switch
@@ -43,27 +43,26 @@ from fairway.protocol.tracing import Index, Names, Retrace
 from fairway.scheduling import Order, Processor, Scheduler, SchedulerOptions
 from fairway.serving.budget import Allowance
 from fairway.serving.delaying import NO_DESK, DelayDesk, concerns_delay, key_of
+from fairway.serving.doors import Doors, check_host
 from fairway.serving.exposition import CONTENT_TYPE
 from fairway.serving.hall import Hall, HallOptions
 from fairway.serving.http import HttpDoor, Page
 from fairway.serving.meters import Meters, SyncWatch
-from fairway.serving.requests import MessageT, ServedRequest
+from fairway.serving.requests import MessageT, ServedRequest, admit, hand_to
 from fairway.serving.session import Session
 from fairway.storage.flusher import Durability
 from fairway.storage.store import Store, StoreOptions
 from fairway.world.clock import Clock
 from fairway.world.disk import READERS, Disk
-from fairway.world.net import Listener, Net
+from fairway.world.net import Net
 from fairway.world.rng import Rng
 
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _MS_NS = 1_000_000
 _SCAN_LANES = 64  # actors for scans: one subject's scans share one, and weights are kept for so many keys, not for all
 _OF_MEMBERS = (Pull, SettleAll, Heartbeat, Leave)  # a union written where it is asked costs 1 µs
 _READS = (Pull, Scan)
 _WAITS = (Pull, Scan, Retrace)
 _RETRACES = (Retrace, Index, Names)
-_CONTROL_GROWTH = 40  # a decoded control message at its worst, in multiples of its bytes
 _FRAME_SPARE_BYTES = 64 * limits.KIB  # of an answer's frame, for what is not batches
 
 
@@ -91,11 +90,7 @@ class BrokerOptions:
     connection: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
-        if self.host not in LOOPBACK and not self.allow_remote:
-            raise Misuse(
-                f"{self.host} can be reached by others, and nobody is asked who they are: use 127.0.0.1, "
-                "or allow it (--allow-remote)"
-            )
+        check_host(self.host, allow_remote=self.allow_remote)
         self.hall()
 
     def hall(self) -> HallOptions:
@@ -141,10 +136,8 @@ class Broker:
             "messages": store.messages.log.flusher.watch(SyncWatch(world.clock)),
             "actions": store.actions.log.flusher.watch(SyncWatch(world.clock)),
         }
-        self._net = world.net
-        self._listener: Listener | None = None
-        self._http_listener: Listener | None = None
-        self._http = HttpDoor({"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page})
+        pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
+        self._doors = Doors(world.net, self.hall, HttpDoor(pages))
         self.metrics = Metrics(self)
         self._started_ms = world.clock.wall_ms()
         self._is_stopping = False
@@ -201,21 +194,15 @@ class Broker:
             broker.housekeeper.start()
             if options.store.durability is Durability.MEMORY:
                 broker._sync_by_and_by()
-            await broker._listen()
+            await broker._doors.open(options.host, options.port, options.http_port)
         except FairwayError:
             await broker.stop()
             raise
         return broker
 
-    async def _listen(self) -> None:
-        host, http_port = self.options.host, self.options.http_port
-        if http_port is not None:
-            self._http_listener = await self._net.listen(self._http.new_session, host, http_port)
-        self._listener = await self._net.listen(self.hall.new_session, host, self.options.port)
-
     @property
     def port(self) -> int:
-        return self._listener.port if self._listener is not None else 0
+        return self._doors.port
 
     @property
     def url(self) -> str:
@@ -223,9 +210,8 @@ class Broker:
 
     @property
     def http_url(self) -> str | None:
-        if self._http_listener is None:
-            return None
-        return f"http://{_bracketed(self.options.host)}:{self._http_listener.port}"
+        port = self._doors.http_port
+        return None if port is None else f"http://{_bracketed(self.options.host)}:{port}"
 
     def _sync_by_and_by(self) -> None:
         """Durability `memory`: every so often."""
@@ -246,7 +232,7 @@ class Broker:
         """Whether to send clients here."""
         if self.store.fault is not None:
             return Page(503, f"{self.store.fault}\n")
-        if self._is_stopping or self._listener is None:
+        if self._is_stopping or not self._doors.are_open:
             return Page(503, "stopping\n" if self._is_stopping else "starting\n")
         return Page(200, "ready\n")
 
@@ -292,11 +278,7 @@ class Broker:
     def _dispatch(
         self, key: Hashable, request: ServedRequest[MessageT], processor: Processor[ServedRequest[MessageT]]
     ) -> None:
-        try:
-            self.scheduler.dispatch(key, request, processor, is_hasty=request.session.is_hasty)
-        except Refused:
-            request.end()
-            raise
+        hand_to(self.scheduler, key, request, processor)
 
     def _bounded(self, session: Session, message: MessageT) -> MessageT:
         """The same, asking for no more batches than one answer may carry."""
@@ -341,22 +323,16 @@ class Broker:
     def _request(
         self, session: Session, received: RequestReceived, message: MessageT, wait_ms_max: int = 0
     ) -> ServedRequest[MessageT]:
-        """The request as actors see it; what it holds is taken from the allowance until it is answered.
-
-        A pull waits for half a lease at most: who waits says nothing, and must not lose its place by that.
-        """
-        size = received.control_bytes * _CONTROL_GROWTH + sum(map(len, received.attachments))
-        self.waiting.take(size)
+        """A pull waits for half a lease at most: who waits says nothing, and must not lose its place by that."""
         now_ns = self.clock.monotonic_ns()
         wait_ms = min(message.wait_ms, self.options.wait_ms_max, wait_ms_max) if isinstance(message, _WAITS) else 0
-        return ServedRequest(
+        return admit(
             session,
-            received.correlation,
+            received,
             message,
-            tuple(map(bytes, received.attachments)),  # a view would keep all that came with it in memory
+            self.waiting,
             deadline_ns=now_ns + (wait_ms + self.options.request_ms_max) * _MS_NS,
             wait_until_ns=now_ns + wait_ms * _MS_NS if wait_ms else 0,
-            let_go=partial(self.waiting.give_back, size),
         )
 
     def _is_read_only(self, subject: Subject) -> bool:
@@ -383,8 +359,7 @@ class Broker:
 
     def _on_fault(self, _fault: StorageFault) -> None:
         """The store is poisoned: what is on disk is unknown, so nobody is answered any more, nor let in."""
-        if self._listener is not None:
-            self._listener.close()
+        self._doors.close()
         self.hall.cut_off()
         self._failed.set()
 
@@ -397,8 +372,7 @@ class Broker:
         self._is_stopping = True
         if self._sync_timer is not None:
             self._sync_timer.cancel()
-        if self._listener is not None:
-            self._listener.close()
+        self._doors.close()
         self.hall.close("the broker is stopping")
         self.scheduler.close()
         self.desk.close()
@@ -406,9 +380,7 @@ class Broker:
             await self.store.close()
         finally:
             await self.hall.deserted(self.options.drain_ms_max)
-            if self._http_listener is not None:
-                self._http_listener.close()
-            self._http.close()
+            self._doors.close_http()
         if self.store.fault is not None:
             raise self.store.fault
 

@@ -7,33 +7,29 @@ DESCRIBE says who this is, so that tools which ask first are answered.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Final
 
 from fairway import limits
 from fairway.delay.options import DelayOptions
 from fairway.delay.service import Delay, DelayWorld
-from fairway.errors import Code, FairwayError, Misuse, Refused
+from fairway.errors import Code, FairwayError, Refused
 from fairway.protocol import Options, RequestReceived
 from fairway.protocol.admin import BrokerState, Describe, Described
 from fairway.protocol.messages import Produce
-from fairway.scheduling import Actor, Expiry, Processor, Scheduler, SchedulerOptions, Verdict
+from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, Verdict
 from fairway.serving.budget import Allowance
 from fairway.serving.delaying import Asked, concerns_delay, key_of
+from fairway.serving.doors import Doors, check_host
 from fairway.serving.exposition import CONTENT_TYPE, Exposition
 from fairway.serving.hall import Hall, HallOptions
 from fairway.serving.http import HttpDoor, Page
 from fairway.serving.meters import Meters
-from fairway.serving.requests import ServedRequest
+from fairway.serving.requests import admit, hand_to
 from fairway.serving.session import Session
 from fairway.world.dialing import Address
-from fairway.world.net import Listener, Net
 
-LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _MS_NS = 1_000_000
-_CONTROL_GROWTH = 40  # a decoded control message at its worst, in multiples of its bytes
 _NOT_DELAYED = Refused(
     Code.BAD_REQUEST,
     "a delay server takes only messages with a due time: send those without to a broker, fairway://BROKER?delay=HERE",
@@ -57,11 +53,7 @@ class ServerOptions:
     delay: DelayOptions = field(default_factory=DelayOptions)
 
     def __post_init__(self) -> None:
-        if self.host not in LOOPBACK and not self.allow_remote:
-            raise Misuse(
-                f"{self.host} can be reached by others, and nobody is asked who they are: use 127.0.0.1, "
-                "or allow it (--allow-remote)"
-            )
+        check_host(self.host, allow_remote=self.allow_remote)
 
     @property
     def connection(self) -> Options:
@@ -80,10 +72,8 @@ class DelayServer:
         self.meters = Meters()
         self.hall = Hall(world.clock, options.hall, self.meters, self.handle)
         self.waiting = Allowance(options.waiting_bytes_max, "wait in this delay server's requests")
-        self._net: Net = world.net
-        self._listener: Listener | None = None
-        self._http_listener: Listener | None = None
-        self._http = HttpDoor({"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page})
+        pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
+        self._doors = Doors(world.net, self.hall, HttpDoor(pages))
         self._describer = _Describer(self._state)
         self._started_ms = world.clock.wall_ms()
         self._is_stopping = False
@@ -96,26 +86,20 @@ class DelayServer:
         delay = Delay.open(world, options.delay, options.connection.name)
         server = cls(world, options, delay)
         try:
-            await server._listen()
+            await server._doors.open(options.host, options.port, options.http_port)
         except FairwayError:
             await server.stop()
             raise
         delay.reach(brokers)
         return server
 
-    async def _listen(self) -> None:
-        host, http_port = self.options.host, self.options.http_port
-        if http_port is not None:
-            self._http_listener = await self._net.listen(self._http.new_session, host, http_port)
-        self._listener = await self._net.listen(self.hall.new_session, host, self.options.port)
-
     @property
     def port(self) -> int:
-        return self._listener.port if self._listener is not None else 0
+        return self._doors.port
 
     @property
     def http_port(self) -> int | None:
-        return None if self._http_listener is None else self._http_listener.port
+        return self._doors.http_port
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -123,32 +107,15 @@ class DelayServer:
         """Put a request into the mailbox of its actor; `Refused` and `Misuse` are answered by the session."""
         message = received.message
         if concerns_delay(received):
-            request = self._request(session, received)
-            self._dispatch(key_of(message), request, self.delay.desk)
+            hand_to(self.scheduler, key_of(message), self._request(session, received), self.delay.desk)
         elif isinstance(message, Describe):
-            self._dispatch(("describe",), self._request(session, received), self._describer)
+            hand_to(self.scheduler, ("describe",), self._request(session, received), self._describer)
         else:
             raise _NOT_DELAYED if isinstance(message, Produce) else _NOT_A_BROKER
 
-    def _dispatch(self, key: Hashable, request: Asked, processor: Processor[Asked]) -> None:
-        try:
-            self.scheduler.dispatch(key, request, processor)
-        except Refused:
-            request.end()
-            raise
-
     def _request(self, session: Session, received: RequestReceived) -> Asked:
-        """The request as actors see it; what it holds is taken from the allowance until it is answered."""
-        size = received.control_bytes * _CONTROL_GROWTH + sum(map(len, received.attachments))
-        self.waiting.take(size)
-        return ServedRequest(
-            session,
-            received.correlation,
-            received.message,
-            tuple(map(bytes, received.attachments)),  # a view would keep all that came with it in memory
-            deadline_ns=self.clock.monotonic_ns() + self.options.request_ms_max * _MS_NS,
-            let_go=partial(self.waiting.give_back, size),
-        )
+        deadline_ns = self.clock.monotonic_ns() + self.options.request_ms_max * _MS_NS
+        return admit(session, received, received.message, self.waiting, deadline_ns=deadline_ns)
 
     def _state(self) -> BrokerState:
         store = self.delay.engine.store
@@ -190,7 +157,7 @@ class DelayServer:
     def _ready_page(self) -> Page:
         """Whether to send clients here; one that still reads its files takes messages, and questions wait."""
         fault = self.delay.engine.fault
-        if fault is not None or self._is_stopping or self._listener is None:
+        if fault is not None or self._is_stopping or not self._doors.are_open:
             return Page(503, f"{fault or ('stopping' if self._is_stopping else 'starting')}\n")
         return Page(200, "ready\n" if self.delay.engine.is_loaded else "ready, loading\n")
 
@@ -204,17 +171,14 @@ class DelayServer:
     async def stop(self) -> None:
         """Answer what is durable, let what is on its way arrive, let go. Raises what ended it, if that did."""
         self._is_stopping = True
-        if self._listener is not None:
-            self._listener.close()
+        self._doors.close()
         self.hall.close("the delay server is stopping")
         self.scheduler.close()
         try:
             await self.delay.stop(self.options.drain_ms_max)
         finally:
             await self.hall.deserted(self.options.drain_ms_max)
-            if self._http_listener is not None:
-                self._http_listener.close()
-            self._http.close()
+            self._doors.close_http()
 
 
 class _Describer:

@@ -5,18 +5,21 @@ Whatever becomes of it, it is answered once: by its processor, by `refuse`, or n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from fairway.errors import BadName, Code, FairwayError, Misuse, Refused, RemoteProtocolError, StorageFault
-from fairway.protocol import Bytes, Message
+from fairway.protocol import Bytes, Message, RequestReceived
 from fairway.protocol.admin import Scan
 from fairway.protocol.messages import Pull
 from fairway.protocol.tracing import Index, Retrace
-from fairway.scheduling import Expiry
+from fairway.scheduling import Expiry, Processor, Scheduler
+from fairway.serving.budget import Allowance
 
 MessageT = TypeVar("MessageT", bound=Message)
 
+_CONTROL_GROWTH = 40  # a decoded control message at its worst, in multiples of its bytes
 _LARGE = (Pull, Scan, Retrace, Index)  # their answers; a union written where it is asked costs 1 µs
 _UNREAD = Refused(Code.BUSY, "answers wait on this connection: read them before asking for more", retry_after_ms=1_000)
 _LATE = Refused(Code.EXPIRED, "the request could not be answered in time: the broker is busy", retry_after_ms=50)
@@ -126,3 +129,40 @@ class ServedRequest(Generic[MessageT]):
             self.end()
         else:
             self.refuse(Refused(Code.OTHER, f"the broker failed on this request: {error!r}"))
+
+
+def admit(
+    session: Asker,
+    received: RequestReceived,
+    message: MessageT,
+    waiting: Allowance,
+    *,
+    deadline_ns: int,
+    wait_until_ns: int = 0,
+) -> ServedRequest[MessageT]:
+    """The request as actors see it; what it holds is taken from the allowance until it is answered."""
+    size = received.control_bytes * _CONTROL_GROWTH + sum(map(len, received.attachments))
+    waiting.take(size)
+    return ServedRequest(
+        session,
+        received.correlation,
+        message,
+        tuple(map(bytes, received.attachments)),  # a view would keep all that came with it in memory
+        deadline_ns=deadline_ns,
+        wait_until_ns=wait_until_ns,
+        let_go=partial(waiting.give_back, size),
+    )
+
+
+def hand_to(
+    scheduler: Scheduler,
+    key: Hashable,
+    request: ServedRequest[MessageT],
+    processor: Processor[ServedRequest[MessageT]],
+) -> None:
+    """Put it into the mailbox of its actor; where that says no, it has come to its end."""
+    try:
+        scheduler.dispatch(key, request, processor, is_hasty=request.session.is_hasty)
+    except Refused:
+        request.end()
+        raise

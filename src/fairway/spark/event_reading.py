@@ -21,7 +21,7 @@ from fairway.spark.options import BROKER_GROUP
 from fairway.spark.reading import explained, lost
 from fairway.spark.splits import Range
 from fairway.storage.record import Kind
-from fairway.world.wire import settle_memory
+from fairway.world.wire import spare_the_collector
 
 ACTIONS: Final = ""  # in place of a subject, in a range: it is positions of the action log
 ENTRIES_MAX: Final = 8_192
@@ -51,7 +51,7 @@ class EventSplit(InputPartition):
 
 def read(split: EventSplit) -> Iterator[pa.RecordBatch]:
     """The rows of a task, as Arrow."""
-    settle_memory()
+    spare_the_collector()
     with Caller(url.parse(split.job.url).brokers, split.job.patience_s) as caller:
         for each in split.ranges:
             yield from (_actions if each.subject == ACTIONS else _produced)(caller, split.job, each)

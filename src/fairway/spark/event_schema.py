@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from fairway.errors import Misuse
 from fairway.groups import events
+from fairway.spark import schema
 from fairway.spark.schema import TIMESTAMP
 from fairway.storage.action_log import ActionKind
 
@@ -64,22 +64,12 @@ SOUGHT: Final = "sought"
 _CURSOR: Final = {events.SOUGHT: SOUGHT, events.LOST: "lost"}
 
 
-def columns_of(schema: StructType) -> tuple[tuple[str, bool], ...]:
-    """The columns that a reader is to give, and whether they may be null: all, or those that the user asked for."""
-    known: dict[str, DataType] = {field.name: field.dataType for field in EVENTS.fields}
-    for field in schema.fields:
-        if field.name not in known:
-            raise Misuse(f"format fairway.events has no column {field.name!r}: there are {', '.join(known)}")
-        if field.dataType != known[field.name]:
-            raise Misuse(
-                f"column {field.name} is {known[field.name].simpleString()}, not {field.dataType.simpleString()}: "
-                "read it as it is, and cast it afterwards"
-            )
-    return tuple((field.name, field.nullable) for field in schema.fields)
+def columns_of(asked: StructType) -> tuple[tuple[str, bool], ...]:
+    return schema.columns_of(asked, EVENTS, "fairway.events")
 
 
 def arrow_schema(columns: tuple[tuple[str, bool], ...]) -> pa.Schema:
-    return pa.schema([pa.field(name, _ARROW[name], nullable=is_nullable) for name, is_nullable in columns])
+    return schema.arrow_schema(columns, _ARROW)
 
 
 def event_of(kind: int, due_ms: int, lot: int, detail: bytes) -> str:

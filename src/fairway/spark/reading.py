@@ -16,7 +16,7 @@ from fairway.spark.calling import Caller, Ticket
 from fairway.spark.frames import Framer
 from fairway.spark.options import BROKER_GROUP
 from fairway.spark.splits import Job, Range, Split
-from fairway.world.wire import settle_memory
+from fairway.world.wire import spare_the_collector
 
 SCAN_BYTES: Final = 4 * MIB  # in one answer; the broker has a bound of its own, of 1 MiB unless set
 
@@ -27,7 +27,7 @@ class DataLoss(FairwayError):
 
 def read(split: Split) -> Iterator[pa.RecordBatch]:
     """The rows of a task, as Arrow."""
-    settle_memory()
+    spare_the_collector()
     with Caller(url.parse(split.job.url).brokers, split.job.patience_s) as caller:
         for each in split.ranges:
             yield from _read_range(caller, split.job, each)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -54,12 +55,14 @@ def messages(*, include_headers: bool) -> StructType:
     return StructType([field for field in MESSAGES.fields if include_headers or field.name != "headers"])
 
 
-def columns_of(schema: StructType) -> tuple[tuple[str, bool], ...]:
+def columns_of(
+    schema: StructType, whole: StructType = MESSAGES, source: str = "fairway"
+) -> tuple[tuple[str, bool], ...]:
     """The columns that a reader is to give, and whether they may be null: all, or those that the user asked for."""
-    known: dict[str, DataType] = {field.name: field.dataType for field in MESSAGES.fields}
+    known: dict[str, DataType] = {field.name: field.dataType for field in whole.fields}
     for field in schema.fields:
         if field.name not in known:
-            raise Misuse(f"format fairway has no column {field.name!r}: there are {', '.join(known)}")
+            raise Misuse(f"format {source} has no column {field.name!r}: there are {', '.join(known)}")
         if field.dataType != known[field.name]:
             raise Misuse(
                 f"column {field.name} is {known[field.name].simpleString()}, not {field.dataType.simpleString()}: "
@@ -68,5 +71,5 @@ def columns_of(schema: StructType) -> tuple[tuple[str, bool], ...]:
     return tuple((field.name, field.nullable) for field in schema.fields)
 
 
-def arrow_schema(columns: tuple[tuple[str, bool], ...]) -> pa.Schema:
-    return pa.schema([pa.field(name, _ARROW[name], nullable=is_nullable) for name, is_nullable in columns])
+def arrow_schema(columns: tuple[tuple[str, bool], ...], types: Mapping[str, pa.DataType] = _ARROW) -> pa.Schema:
+    return pa.schema([pa.field(name, types[name], nullable=is_nullable) for name, is_nullable in columns])

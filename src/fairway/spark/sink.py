@@ -35,7 +35,7 @@ from fairway.spark.encoding import Encoder
 from fairway.spark.options import WriteOptions
 from fairway.world.clock import RealClock
 from fairway.world.rng import RealRng
-from fairway.world.wire import settle_memory
+from fairway.world.wire import spare_the_collector
 
 BATCH_ROWS: Final = limits.BATCH_MESSAGES_MAX
 BATCH_BYTES: Final = limits.MIB  # of payloads; a larger message has a batch of its own
@@ -278,7 +278,7 @@ def _checked(schema: StructType, options: WriteOptions) -> list[str]:
 
 
 def _task(query: str, batch: int) -> Identity:
-    settle_memory()
+    spare_the_collector()
     context = TaskContext.get()
     return Identity(query, batch, context.partitionId() if context is not None else 0)
 

@@ -74,7 +74,7 @@ class Wire:
 
 
 @functools.cache
-def settle_memory() -> None:
+def spare_the_collector() -> None:
     """Take all that a process has loaded so far out of what the garbage collector looks at; once.
 
     A Python worker of Spark forks for every task slot and collects at the end of each: with what it has imported that

@@ -148,7 +148,7 @@ async def test_nothing_is_served_unless_asked_for(scene: Scene) -> None:
 def test_a_port_that_is_taken_stops_the_start() -> None:
     async def story(scene: Scene) -> None:
         with pytest.raises(CannotListen):
-            await scene.broker._net.listen(asyncio.Protocol, BROKER, HTTP_PORT)
+            await scene.broker._doors._net.listen(asyncio.Protocol, BROKER, HTTP_PORT)
 
     Scene("taken", WITH_HTTP).play(story)
 

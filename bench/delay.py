@@ -303,7 +303,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()), help="where; default: %(default)s")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are stopped then too
     sizes = TINY if options.tiny else QUICK if options.quick else FULL
     if options.messages is not None:
         sizes = Sizes(sizes.rounds, sizes.rate_s, sizes.warm_s, sizes.due_per_s, sizes.due_s, options.messages)
@@ -318,4 +317,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are stopped then too
     sys.exit(main())

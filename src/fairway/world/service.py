@@ -9,10 +9,13 @@ import gc
 import resource
 import signal
 import sys
-from collections.abc import Coroutine
+import threading
+from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 # mallopt's names for them, and what we want of glibc's allocator: it gives memory at the top of its heap back to the
 # kernel from 128 KiB on, only to ask for it again, page by page, for the next response (13.5 µs against 3.8 for a batch
@@ -35,8 +38,22 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         import uvloop
 
         factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with _signals_as_before(), asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main)
+
+
+@contextlib.contextmanager
+def _signals_as_before() -> Iterator[None]:
+    """A loop of uvloop that is closed keeps the signals that it was asked to listen to, and nobody hears them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = [(number, signal.getsignal(number)) for number in _ENDING]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def _keep_freed_memory() -> None:
@@ -63,10 +80,10 @@ def asked_to_end() -> asyncio.Event:
 
     def ask() -> None:
         asked.set()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _ENDING:
             loop.remove_signal_handler(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _ENDING:
         loop.add_signal_handler(number, ask)
     return asked
 

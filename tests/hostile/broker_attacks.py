@@ -35,7 +35,8 @@ def allow_descriptors() -> None:
 
 def give_way(pid: int, nice: int) -> None:
     """Set how much a process yields to others, from -20 to 19; where sessions share the processor, its session too."""
-    os.setpriority(os.PRIO_PROCESS, pid, nice)
+    for thread in Path(f"/proc/{pid}/task").iterdir():  # each has a value of its own; who writes the log has a thread
+        os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/autogroup").write_text(str(nice), encoding="ascii")
 

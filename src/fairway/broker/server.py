@@ -130,7 +130,7 @@ class Broker:
         self.desk.undertaker = self.undertaker = Undertaker(self.desk)
         self.housekeeper = Housekeeper(self.desk, options.housekeeping_ms)
         self.meters = Meters()
-        self.hall = Hall(world.clock, options.hall(), self.meters, self.handle)
+        self.hall = Hall(world.clock, options.hall(), self.meters, self.scheduler.courtesy, self.handle)
         self.waiting = Allowance(options.waiting_bytes_max, "wait in this broker's requests")
         self.sync_watches = {
             "messages": store.messages.log.flusher.watch(SyncWatch(world.clock)),

@@ -70,7 +70,7 @@ class DelayServer:
         self.delay = delay
         self.scheduler = Scheduler(world.clock, loop, options.scheduler)
         self.meters = Meters()
-        self.hall = Hall(world.clock, options.hall, self.meters, self.handle)
+        self.hall = Hall(world.clock, options.hall, self.meters, self.scheduler.courtesy, self.handle)
         self.waiting = Allowance(options.waiting_bytes_max, "wait in this delay server's requests")
         pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
         self._doors = Doors(world.net, self.hall, HttpDoor(pages))

@@ -9,6 +9,7 @@ back by its own slowness: that is the whole of the rate limiting.
     mailbox      a bounded queue of requests, and beside it those that wait for something to come
     actor        a mailbox, its account of time, and whether it may run
     order        who is next: by virtual time, or by arrival for comparison
+    courtesy     who gives way to whom, for a while
     alarms       when an actor must be looked at although nothing has happened
     scheduler    turns and slices, expiry, refusal, removal
 

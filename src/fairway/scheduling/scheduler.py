@@ -27,6 +27,7 @@ from typing import NoReturn, Protocol, TypeVar
 from fairway.errors import Code, Misuse, Refused
 from fairway.scheduling.actor import IDLE, READY, RUNNING, Actor
 from fairway.scheduling.alarms import Alarms, Timer, TimerLoop
+from fairway.scheduling.courtesy import Courtesy
 from fairway.scheduling.mailbox import NEVER_NS, Letter
 from fairway.scheduling.order import Order, VirtualTime
 from fairway.scheduling.processor import Expiry, Processor, Request, Verdict
@@ -40,7 +41,6 @@ WEIGHT_MIN = 0.01
 WEIGHT_MAX = 100.0
 SWEEP_EVERY_NS = 10_000_000  # a sweep looks at every request of an actor: two thousand take 1 ms,
 SWEEP_SHARE = 50  # so the next one waits until so many times as long have passed
-COURTESY_NS = 5_000_000  # from a slice of others on, hasty actors give way: those wait for a sync, or are about to ask
 PAUSE_NS_MIN = 1_000_000  # between their slices then: the shortest time that all loops can tell
 PAUSE_SHARE = 2  # or so many times as long as their last turn took
 PAUSE_NS_MAX = 20_000_000  # and no longer, whatever it was that they did
@@ -100,13 +100,13 @@ class Scheduler:
         self._held_timer: Timer | None = None
         self._pause_ns = PAUSE_NS_MIN
         self._is_their_turn = False  # whose that were held
-        self._polite_ns = -COURTESY_NS  # when an actor that is not hasty last had a slice
         self._numbers = count()
         self._crowded_until_ns = 0
         self._is_kicked = False
         self._is_closed = False
         self.busy_ns = 0  # when an actor that is not in the background last had a slice
         self.tally = Tally()
+        self.courtesy = Courtesy()
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -306,8 +306,8 @@ class Scheduler:
             return now_ns
         if not actor.mailbox.is_hasty:
             if not actor.is_background:
-                self._polite_ns = now_ns
-        elif now_ns - self._polite_ns < COURTESY_NS and not self._is_their_turn:
+                self.courtesy.polite_ns = now_ns
+        elif self.courtesy.is_due(now_ns) and not self._is_their_turn:
             self._hold(actor)
             return now_ns
         actor.run = RUNNING

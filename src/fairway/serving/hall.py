@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused
 from fairway.protocol import Bytes, Message, Options, RequestReceived
+from fairway.scheduling.courtesy import Courtesy
 from fairway.serving.budget import Budget
 from fairway.serving.meters import Meters
 from fairway.serving.session import Session
@@ -40,7 +41,12 @@ class Hall:
     """All sessions of one broker; `handle` takes their requests."""
 
     def __init__(
-        self, clock: Clock, options: HallOptions, meters: Meters, handle: Callable[[Session, RequestReceived], None]
+        self,
+        clock: Clock,
+        options: HallOptions,
+        meters: Meters,
+        courtesy: Courtesy,
+        handle: Callable[[Session, RequestReceived], None],
     ) -> None:
         self.clock = clock
         self.handle = handle
@@ -51,7 +57,7 @@ class Hall:
             options.unsent_bytes_max, lambda session: session.unsent_bytes, Session.abort
         )
         loop = asyncio.get_running_loop()
-        self.turnstile: Turnstile[Session] = Turnstile(clock, loop.call_soon, loop.call_later, Session.go_on)
+        self.turnstile: Turnstile[Session] = Turnstile(clock, loop.call_soon, loop.call_later, Session.go_on, courtesy)
         self._options = options
         self._meters = meters
         self._call_later = loop.call_later

@@ -39,6 +39,7 @@ _TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds: without it a timer woul
 _LAST_WORDS_S = 5.0  # for a client to read why it is sent away; one that never reads would hold its place for ever
 _PENANCE_S = 1.0  # before one that broke the rules is let go: without it, 20 such took a third of the loop's time
 _UNREAD_BYTES_MAX = 4 * MIB  # of answers to one client: then it gets no further large ones, whatever it has asked for
+_UNREAD_BY_HASTY_BYTES_MAX = 256 * KIB  # the same for one that has asked for many at once
 _HELPING_FRAMES = 16  # read at once from one connection: about 0.1 ms of small requests
 _HELPING_BYTES = 64 * KIB  # and so much: a loop would read 8 MB of a connection that has it before it reads another
 _HASTY_NS = 2_000_000_000  # after it has queued: what it sends next is little at a time only because it was held up
@@ -150,7 +151,8 @@ class Session(asyncio.Protocol):
 
     @property
     def is_swamped(self) -> bool:
-        return self._is_clogged and self.unsent_bytes > _UNREAD_BYTES_MAX
+        unread_max = _UNREAD_BY_HASTY_BYTES_MAX if self.is_hasty else _UNREAD_BYTES_MAX
+        return self._is_clogged and self.unsent_bytes > unread_max
 
     @property
     def frame_bytes_max(self) -> int:
@@ -230,7 +232,7 @@ class Session(asyncio.Protocol):
         for event in events:
             if isinstance(event, RequestReceived):
                 if not self.is_hasty:
-                    self._host.turnstile.polite_ns = self._read_ns
+                    self._host.turnstile.courtesy.polite_ns = self._read_ns
                 self._hand_over(event)
             elif isinstance(event, RefusalSent):
                 self._host.refused(event.code)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from fairway.scheduling.scheduler import COURTESY_NS
+from fairway.scheduling.courtesy import Courtesy
 from fairway.world.clock import Clock
 
 WaiterT = TypeVar("WaiterT")
@@ -34,8 +34,9 @@ class Turnstile(Generic[WaiterT]):
         call_soon: Callable[[Callable[[], None]], object],
         call_later: Callable[[float, Callable[[], None]], object],
         serve: Callable[[WaiterT], bool],
+        courtesy: Courtesy,
     ) -> None:
-        self.polite_ns = -COURTESY_NS  # when somebody who does not queue last asked for something
+        self.courtesy = courtesy
         self._clock = clock
         self._call_soon = call_soon
         self._call_later = call_later
@@ -54,7 +55,7 @@ class Turnstile(Generic[WaiterT]):
     def _call(self) -> None:
         if self._queue and not self._is_called:
             self._is_called = True
-            if self._took_ns > BRIEF_NS and self._clock.monotonic_ns() - self.polite_ns < COURTESY_NS:
+            if self._took_ns > BRIEF_NS and self.courtesy.is_due(self._clock.monotonic_ns()):
                 self._call_later(PAUSE_S, self._turn)
             else:
                 self._call_soon(self._turn)

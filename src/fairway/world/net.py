@@ -13,7 +13,9 @@ What a caller may rely on:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import socket
+from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 from fairway.errors import CannotListen, Misuse, Unreachable
@@ -21,6 +23,7 @@ from fairway.errors import CannotListen, Misuse, Unreachable
 P = TypeVar("P", bound=asyncio.Protocol)
 
 PORT_MAX = 65_535
+_UNSENT_BYTES_MAX = 256 * 1024  # in the kernel, beyond what is on its way: one answer to a pull
 
 
 class Listener(Protocol):
@@ -64,6 +67,7 @@ class RealNet:
             server = await asyncio.get_running_loop().create_server(factory, host, port)
         except (OSError, UnicodeError) as problem:
             raise CannotListen(f"cannot listen on {host}:{port}: {problem}") from problem
+        _keep_unsent_at_hand(server.sockets)
         ports = {each.getsockname()[1] for each in server.sockets}
         if len(ports) > 1:
             server.close()
@@ -79,6 +83,17 @@ class RealNet:
             return await asyncio.get_running_loop().create_connection(lambda: protocol, host, port)
         except (OSError, UnicodeError) as problem:
             raise Unreachable(f"cannot connect to {host}:{port}: {problem}") from problem
+
+
+def _keep_unsent_at_hand(listening: Iterable[socket.socket]) -> None:
+    """Linux would take megabytes for a client that does not read, and copy them; what it has no use for yet is better
+    kept in transports, where bounds and budgets see it. The connections have it from their listener."""
+    option: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if option is None:
+        return
+    for each in listening:
+        with contextlib.suppress(OSError):
+            each.setsockopt(socket.IPPROTO_TCP, option, _UNSENT_BYTES_MAX)
 
 
 class _RealListener:

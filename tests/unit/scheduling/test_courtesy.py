@@ -39,6 +39,15 @@ def test_a_hasty_actor_gives_way_while_others_are_at_work_and_is_served_all_the_
     assert all(ask.fates == ["done"] for ask in asks)
 
 
+def test_a_hasty_actor_gives_way_to_those_who_ask_for_what_no_actor_does() -> None:
+    stage = Stage()
+    put(stage, "flood", 1_000, is_hasty=True)
+    for _ in range(50):
+        stage.scheduler.courtesy.polite_ns = stage.now_ns  # a produce, say
+        stage.run(1 * MS)
+    assert 0.05 < stage.time_of("flood") / stage.now_ns < 0.35
+
+
 def test_an_actor_that_is_not_hasty_gives_way_to_nobody() -> None:
     stage = Stage()
     put(stage, "busy", 1_000, is_hasty=False)

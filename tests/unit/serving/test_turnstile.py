@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fairway.scheduling.scheduler import COURTESY_NS
+from fairway.scheduling.courtesy import COURTESY_NS, Courtesy
 from fairway.serving.turnstile import PAUSE_S, SENDERS_MAX, TURN_NS_MAX, Turnstile
 from fairway.world.clock import ManualClock
 
@@ -20,7 +20,9 @@ class Crowd:
         self._is_sending = is_sending
         self._soon: list[Callable[[], None]] = []
         self.later: list[tuple[float, Callable[[], None]]] = []
-        self.turnstile: Turnstile[str] = Turnstile(self.clock, self._soon.append, self._call_later, self._serve)
+        self.turnstile: Turnstile[str] = Turnstile(
+            self.clock, self._soon.append, self._call_later, self._serve, Courtesy()
+        )
         for name in helpings:
             self.turnstile.join(name)
 
@@ -64,7 +66,7 @@ def test_while_others_are_at_work_the_queue_is_served_every_now_and_then() -> No
     crowd = Crowd(cost_ns=TURN_NS_MAX, a=1)
     assert crowd.turn() == "a"
     crowd.helpings = {"b": 1, "c": 1}
-    crowd.turnstile.polite_ns = crowd.clock.monotonic_ns()
+    crowd.turnstile.courtesy.polite_ns = crowd.clock.monotonic_ns()
     crowd.turnstile.join("b")
     assert crowd.turn() == ""
     [(delay_s, its_turn)] = crowd.later
@@ -78,5 +80,5 @@ def test_while_others_are_at_work_the_queue_is_served_every_now_and_then() -> No
 
 def test_nobody_pauses_who_only_waits_to_send_on() -> None:
     crowd = Crowd(is_sending=True, a=1, b=1)
-    crowd.turnstile.polite_ns = crowd.clock.monotonic_ns()
+    crowd.turnstile.courtesy.polite_ns = crowd.clock.monotonic_ns()
     assert [crowd.turn() for _ in range(2)] == ["a", "b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -318,3 +319,21 @@ def test_a_name_for_several_addresses_gets_no_free_port_of_its_own() -> None:
 
     outcome = asyncio.run(main())
     assert outcome == "one address" or "several addresses" in outcome
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="the system keeps what it likes")
+@pytest.mark.parametrize("run", ["asyncio", "uvloop"], indirect=True)
+def test_what_a_client_does_not_read_stays_where_it_is_counted(run: Run) -> None:
+    async def scenario(pair: Pair) -> None:
+        near, far = await pair.meet(Door())
+        near.transport.pause_reading()
+        for _ in range(4):
+            far.transport.write(b"m" * MIB)
+            await asyncio.sleep(0.05)
+        assert far.transport.get_write_buffer_size() > 2 * MIB
+        near.transport.resume_reading()
+        await until(lambda: len(near.data) == 4 * MIB)
+        near.transport.close()
+        await until(lambda: near.lost and far.lost)
+
+    run(scenario)

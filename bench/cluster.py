@@ -44,8 +44,8 @@ class Child:
     def tell(self, *command: Any) -> None:
         self._pipe.send(command)
 
-    def hear(self) -> Any:
-        if not self._pipe.poll(ANSWER_S_MAX):
+    def hear(self, within_s: float = ANSWER_S_MAX) -> Any:
+        if not self._pipe.poll(within_s):
             raise TimeoutError(f"process {self._process.pid} of this bench does not answer")
         return self._pipe.recv()
 

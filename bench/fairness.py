@@ -4,6 +4,7 @@
     python -m bench.fairness --quick            the same in a few seconds: says that it works, not how fast
     python -m bench.fairness --json             the figures for a program
     python -m bench.fairness --plot FILE.png    and a picture
+    python -m bench.fairness --spark            and beside a Spark job (bench/fairness_spark)
 
 The broker is a process of its own on loopback, and so is each crowd of consumers; all share this machine's cores. The
 plain queue is the same broker with one queue for all requests, first come, first served, and reads that block.
@@ -288,6 +289,18 @@ def measure_crowd(scale: Scale, under: str | None, step: Step) -> dict[str, Any]
 
 
 def show(result: dict[str, Any]) -> None:
+    if "shares" in result:
+        show_groups(result)
+    if "spark" in result:
+        alone, beside = result["spark"]["alone"], result["spark"]["beside"]
+        print(
+            f"a hot group beside a Spark job of {result['spark']['rows_per_s']:,.0f} rows/s: pull p50 / p99 "
+            f"{alone['p50_ms']:.2f} / {alone['p99_ms']:.2f} ms alone, {beside['p50_ms']:.2f} / {beside['p99_ms']:.2f} "
+            f"beside, {result['spark']['p99_ratio']:.2f} ×"
+        )
+
+
+def show_groups(result: dict[str, Any]) -> None:
     console = Console()
     table = Table("", "small's share of broker time", "fair", "Jain's index", "messages/s", "without a core")
     table.title = "100 consumers beside 2"
@@ -320,6 +333,7 @@ def show(result: dict[str, Any]) -> None:
         f"{crowd['broker_resident_mib']:.0f} MiB, "
         f"all consumers {crowd['consumers_cpu']:.2f} cores"
     )
+    print(result["machine"])
 
 
 def run(scale: Scale, under: str | None, *, is_silent: bool) -> dict[str, Any]:
@@ -344,15 +358,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="smaller still, for the test that this runs at all")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", metavar="FILE", help="draw the figures")
+    parser.add_argument("--spark", action="store_true", help="also a hot group beside a Spark job")
+    parser.add_argument("--only-spark", action="store_true", help="nothing but that")
     parser.add_argument("--directory", help="where the data goes; the default is the system's temporary directory")
     options = parser.parse_args(argv)
     scale = TINY if options.tiny else QUICK if options.quick else Scale()
-    result = run(scale, options.directory, is_silent=options.json)
+    result = {} if options.only_spark else run(scale, options.directory, is_silent=options.json)
+    if options.spark or options.only_spark:
+        from bench import fairness_spark
+
+        with directory(options.directory) as root:
+            result["spark"] = fairness_spark.measure(root, scale.cold_rounds, scale.cold_s)
     if options.json:
         print(json.dumps(result))
     else:
         show(result)
-        print(result["machine"])
     if options.plot:
         from bench.fairness_plot import draw
 

@@ -20,6 +20,15 @@ PINS = ROOT / "requirements" / "bench.txt"
 KAFKA_VERSION = "3.9.1"  # the last that runs on Java 11 and 17 alike
 SYSTEM_PACKAGES = {"redis-server": "redis-server", "rabbitmq-server": "rabbitmq-server", "beanstalkd": "beanstalkd"}
 
+# Spark's source for Kafka, and what it needs that Spark does not ship. The connector of pyspark's own version, and the
+# token provider of the connector's, are not always to be had: these work together.
+SPARK_KAFKA = (
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
+    ("org.apache.kafka", "kafka-clients", KAFKA_VERSION),
+    ("org.apache.commons", "commons-pool2", "2.12.0"),
+)
+
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>bench</groupId><artifactId>peers</artifactId><version>1</version>
@@ -61,6 +70,20 @@ def kafka_jars() -> Path:
     if not any(jars.glob("kafka_*.jar")):
         raise NotInstalled("no jars of Kafka")
     return jars
+
+
+def spark_kafka_jars() -> list[Path]:
+    """Spark's source for Kafka; fetched, where it is not there yet."""
+    jars = HOME / "spark-kafka"
+    jars.mkdir(parents=True, exist_ok=True)
+    found = []
+    for group, name, version in SPARK_KAFKA:
+        jar = jars / f"{name}-{version}.jar"
+        if not jar.exists():
+            copy = ["dependency:copy", f"-Dartifact={group}:{name}:{version}", f"-DoutputDirectory={jars}"]
+            _run([program("mvn"), "-q", "-B", *copy], cwd=jars)
+        found.append(jar)
+    return found
 
 
 def install_all() -> None:

@@ -1,4 +1,5 @@
-"""On a real cluster of one master and one worker, by spark-submit; and through kill -9 of drivers and brokers."""
+"""On a real cluster of one master and one worker, by spark-submit; and through kill -9 of drivers, executors and
+brokers."""
 
 from __future__ import annotations
 
@@ -10,14 +11,19 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pyspark
 import pytest
+from pyspark.sql import SparkSession
 
 import fairway
 from fairway.client.sync import Client
+from fairway.spark.jobs import archive
 from tests.spark.conftest import Server
 from tests.spark.helpers import batch_reader, rows
+from tests.spark.jobs import rows as archived
+from tests.spark.jobs import send
 from tests.support.ports import free_port
 
 HOME = Path(pyspark.__file__).parent
@@ -31,6 +37,26 @@ ENVIRONMENT = {
     "SPARK_NO_DAEMONIZE": "1",
 }
 SMALL = ("--driver-memory", "512m", "--driver-java-options", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+
+
+class Cluster(NamedTuple):
+    """A master and its worker."""
+
+    url: str
+    worker_pid: int
+
+    def kill_executor(self) -> None:
+        """One that runs now, as soon as there is one; the worker starts another in its place."""
+        end = time.monotonic() + WAIT_S
+        while not (running := self._executors()):
+            assert time.monotonic() < end, "no executor has started"
+            time.sleep(0.1)
+        os.kill(running[0], signal.SIGKILL)
+
+    def _executors(self) -> list[int]:
+        children = Path(f"/proc/{self.worker_pid}/task").glob("*/children")
+        pids = [int(pid) for each in children for pid in each.read_text(encoding="ascii").split()]
+        return [pid for pid in pids if b"ExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def payloads(url: str, subject: str) -> list[int]:
@@ -52,7 +78,7 @@ def wait_for(log: Path, words: str) -> None:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[str]:
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     port = str(free_port())
     url = f"spark://127.0.0.1:{port}"
     master_log, worker_log = tmp_path / "master.log", tmp_path / "worker.log"
@@ -63,7 +89,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
             deploy("worker.Worker", "--host", "127.0.0.1", "--cores", "2", "--memory", "1g", url, log=worker_log)
         )
         wait_for(worker_log, "Successfully registered with master")
-        yield url
+        yield Cluster(url, started[1].pid)
     finally:
         for process in reversed(started):
             process.terminate()
@@ -97,10 +123,10 @@ def submit(*arguments: str, master: str) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_standalone_cluster_by_spark_submit(
-    cluster: str, drivers: list[subprocess.Popen[str]], client: Client, url: str, tmp_path: Path
+    cluster: Cluster, drivers: list[subprocess.Popen[str]], client: Client, url: str, tmp_path: Path
 ) -> None:
     client.send_many("submit.from", [b"%d" % at for at in range(1_000)]).result(30)
-    drivers.append(submit(url, "submit.from", "submit.to", str(tmp_path / "checkpoint"), master=cluster))
+    drivers.append(submit(url, "submit.from", "submit.to", str(tmp_path / "checkpoint"), master=cluster.url))
     printed, _ = drivers[0].communicate(timeout=WAIT_S)
     assert drivers[0].returncode == 0, printed
     assert re.search(r"stored=1000\b", printed), printed
@@ -117,10 +143,10 @@ def test_copy_is_exact_through_kills_of_driver_and_broker(drivers: list[subproce
             client.send("kill.to", b"-1").result(30)
         arguments = (served.url, "kill.from", "kill.to", str(tmp_path / "checkpoint"))
         drivers.append(submit(*arguments, "for-ever", master="local[2]"))
-        _wait_for_rows(served.url, 1_400)
+        _wait_for_rows(served.url, "kill.to", 1_400)
         kill(drivers[0])
         drivers.append(submit(*arguments, master="local[2]"))
-        _wait_for_rows(served.url, len(payloads(served.url, "kill.to")) + 1)
+        _wait_for_rows(served.url, "kill.to", min(len(payloads(served.url, "kill.to")) + 1, 5_001))
         served.stop(signal.SIGKILL)
         served.start()
         printed, _ = drivers[1].communicate(timeout=WAIT_S)
@@ -131,8 +157,53 @@ def test_copy_is_exact_through_kills_of_driver_and_broker(drivers: list[subproce
     assert copied == [-1, *range(5_000)]
 
 
-def _wait_for_rows(url: str, count: int) -> None:
+@pytest.mark.slow
+def test_copy_is_exact_through_lost_executors(
+    cluster: Cluster, drivers: list[subprocess.Popen[str]], client: Client, url: str, tmp_path: Path
+) -> None:
+    client.send_many("lost.from", [b"%d" % at for at in range(5_000)]).result(30)
+    client.send("lost.to", b"-1").result(30)
+    drivers.append(submit(url, "lost.from", "lost.to", str(tmp_path / "checkpoint"), master=cluster.url))
+    for count in (600, 2_600):
+        _wait_for_rows(url, "lost.to", count)
+        cluster.kill_executor()
+    printed, _ = drivers[0].communicate(timeout=WAIT_S)
+    assert drivers[0].returncode == 0, printed
+    assert payloads(url, "lost.to") == [-1, *range(5_000)]
+
+
+@pytest.mark.slow
+def test_archive_is_exact_through_lost_executors(
+    cluster: Cluster,
+    drivers: list[subprocess.Popen[str]],
+    spark: SparkSession,
+    client: Client,
+    url: str,
+    tmp_path: Path,
+) -> None:
+    path, sent = str(tmp_path / "archive"), 200
+    send(client, "lost.one", sent)
+    command = [sys.executable, "-m", "fairway.cli.main", "pipeline", "archive", "lost.one", "--path", path]
+    flags = ["--interval-s", "0", "--url", url, "--master", cluster.url, "--json"]
+    drivers.append(subprocess.Popen([*command, *flags], env=ENVIRONMENT, text=True, start_new_session=True))
     end = time.monotonic() + WAIT_S
-    while len(payloads(url, "kill.to")) < min(count, 5_001):
+    for _ in range(2):
+        reached = sent
+        while not Path(path).exists() or (archive.contents(spark, path).end("lost.one") or 0) < reached:
+            assert time.monotonic() < end, "the job does not go on"
+            send(client, "lost.one", 50, first=sent)  # messages flow meanwhile
+            sent += 50
+            time.sleep(0.2)
+        cluster.kill_executor()
+    kill(drivers[0])
+    archive.run(spark, archive.Options(path, ("lost.one",), url, once=True))
+    live = spark.read.format("fairway").options(url=url, subject="lost.one").load()
+    assert archived(archive.read(spark, path)) == archived(live)
+    assert live.count() == sent
+
+
+def _wait_for_rows(url: str, subject: str, count: int) -> None:
+    end = time.monotonic() + WAIT_S
+    while len(payloads(url, subject)) < count:
         assert time.monotonic() < end
         time.sleep(0.1)

@@ -7,6 +7,7 @@ import shutil
 from datetime import timedelta
 from pathlib import Path
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -53,10 +54,15 @@ def test_archive_is_the_log_row_for_row(spark: SparkSession, url: str, client: C
     assert isinstance(told, Described)
     assert told.subjects[0].groups[0].cursor == 150
 
-    # without Fairway: one file with pyarrow, all of it with plain Spark
+    # without Fairway: one file with pyarrow, all of it with pyarrow (so does pandas), DuckDB and plain Spark
     table = pq.ParquetFile(path / state.files_of("arch.one")[0].path).read()
     assert table.schema.field("appended_at").type.tz == "UTC"
     assert table.column("payload").to_pylist()[0] == b"0"
+    assert pq.read_table(path).num_rows == 157
+    files = f"read_parquet('{path}/subject=*/date=*/*.parquet', hive_partitioning = true)"
+    asked = f"select count(*), max(sequence), max(payload) from {files} where subject = 'arch.one'"
+    with duckdb.connect() as database:
+        assert database.execute(asked).fetchone() == (150, 149, b"99")
     plain = spark.read.parquet(str(path))
     assert plain.count() == 157
     day = plain.selectExpr("max(abs(datediff(date, date(appended_at))))").first()

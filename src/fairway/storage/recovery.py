@@ -174,6 +174,8 @@ class LogWalk:
 
     def _walk_segment(self, base: int, start: int, epoch: int, limit: int | None) -> Iterator[Record | Damage]:
         self.at = base
+        measured_end = base + self.sizes[base]  # a living owner appends meanwhile: both passes must see the same
+        limit = measured_end if limit is None else min(limit, measured_end)
         with self.open(base) as file:
             if start == base:
                 damage = scan.check_segment_header(file, base, self.log_id)

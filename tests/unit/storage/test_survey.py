@@ -344,6 +344,45 @@ def test_unfinished_tail_of_a_directory_in_use_is_no_damage(data: Path) -> None:
     assert [each.verdict for each in unused.damages] == ["torn"]
 
 
+class _Growing(RealDisk):
+    """A disk on which a living owner appends to the newest segment as soon as somebody has seen how long it is."""
+
+    def __init__(self, root: Path, tail: bytes) -> None:
+        super().__init__(root)
+        self._newest = segments(root)[-1]
+        self._tail = tail
+
+    def open(self, name: str, *, create: bool = False) -> RealFile:
+        file = super().open(name, create=create)
+        if self._newest.as_posix().endswith(name) and self._tail:
+            assert file.size  # as it was
+            with self._newest.open("ab") as newest:
+                newest.write(self._tail)
+            self._tail = b""
+        return file
+
+
+@pytest.mark.parametrize("from_end", [1, 100])
+def test_what_is_appended_while_we_look_is_counted_once_or_not_at_all(data: Path, from_end: int) -> None:
+    newest = segments(data)[-1]
+    before = newest.stat().st_size
+    asyncio.run(_append_and_die(data))
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[:before])
+    disk = _Growing(data, whole[before:-from_end])
+    found = survey(disk, verify=True, owner=lambda: 4242)
+    disk.close()
+    assert found.is_sound, (found.damages, found.flaws)
+
+
+async def _append_and_die(root: Path) -> None:
+    store = await open_store(root)
+    await append(store, 5, stream=6)
+    store.messages.log.close()
+    store.actions.log.close()
+    store._disk.close()
+
+
 class _Vanishing(RealDisk):
     """A disk on which retention deletes a segment under the eyes of whoever reads it."""
 

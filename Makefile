@@ -34,7 +34,10 @@ spark: $(READY) java ## every test on Spark: its pages, a standalone cluster and
 	@echo "make spark: pytest, Spark"
 	@$(py) -m pytest -q -n $(JOBS) --dist loadgroup -m "slow or not slow" tests/spark \
 		"tests/test_docs.py::test_documentation_runs[docs/spark.md]" \
-		"tests/test_docs.py::test_documentation_runs[docs/pipeline.md]" $(ARGS)
+		"tests/test_docs.py::test_documentation_runs[docs/pipeline.md]" \
+		"tests/test_docs.py::test_documentation_runs[docs/trace.md]" \
+		"tests/test_docs.py::test_documentation_runs[docs/report.md]" \
+		"tests/test_docs.py::test_documentation_runs[docs/reconcile.md]" $(ARGS)
 
 check: $(READY) ## ruff, mypy strict, and the tidy rules
 	@echo "make check: ruff, mypy, tidy"

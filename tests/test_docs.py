@@ -103,7 +103,7 @@ def documents() -> list[Path]:
 
 def by_length() -> list[Any]:
     """The pages; those that start a Spark for each of their commands are for `make spark`."""
-    slow = {ROOT / "docs/spark.md", ROOT / "docs/pipeline.md"}
+    slow = {ROOT / f"docs/{name}.md" for name in ("spark", "pipeline", "trace", "report", "reconcile")}
     return [pytest.param(page, marks=pytest.mark.slow if page in slow else ()) for page in documents()]
 
 

@@ -74,6 +74,7 @@ DELAY_PENDING_MAX = 15_000_000  # messages with an index row in memory, about 60
 DELAY_UNMOVED_BYTES_MAX = 64 * MIB  # answered and not yet in buckets; past it scheduling is BUSY
 DELAY_SEGMENT_BYTES = 16 * MIB  # of the delay's message log: it holds what is on its way into buckets, and little more
 DELAY_STEP_MESSAGES = 4_096  # loaded or split at a time, about 10 ms: what is due meanwhile waits no longer
+DELAY_HISTORY_BYTES = 64 * MIB  # of each log, kept for those who ask what happened: some 200,000 messages one by one
 PENDING_PAGE_MAX = 700  # messages listed in one answer: with the longest keys and subjects a control message holds them
 TALLY_STRETCHES_MAX = 10_000  # of a histogram in one answer; a year by the hour is 8,766
 INTENT_MESSAGES_MAX = 1_000  # a lot for whoever pulls them; an intent that is sent again is little to repeat

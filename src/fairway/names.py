@@ -6,7 +6,8 @@ letters, digits, `.`, `-`, `_`; a letter or digit first; at most 200 characters.
 A broker has subjects of its own, with a colon, so that nobody can take their names:
 
     dead:<group>:<subject>     dead letters of a group; may be read, scanned and consumed, not sent to
-    inbox:<group>:<subject>    what only that group is to get again; drained by the group itself, and readable
+    inbox:<group>:<subject>    what only that group is to get; drained by the group itself, and readable. Sent to by
+                               whoever means that one group, and says so (docs/protocol.md, "For one group alone")
 
 A group may consume dead letters, and has dead letters then in turn: `dead:<group>:dead:<group>:<subject>` is as deep as
 it goes.
@@ -87,6 +88,14 @@ class Subject(_Name):
         if name.is_internal and not (name.startswith(f"{_DEAD}:") and name.count(":") == 2):
             raise BadName(f"subject {str(name)!r} is the broker's own: scan it, or ask for a redrive")
         return name
+
+    @classmethod
+    def parse_inbox(cls, raw: str) -> tuple[Group, Self]:
+        """The name of a group's inbox: which group, and on which subject."""
+        found = _internal(raw)
+        if found is None or found[1] != _INBOX:
+            raise BadName(f"{raw[: limits.NAME_CHARS_MAX]!r} is no inbox: that is {_INBOX}:<group>:<subject>")
+        return Group(found[2]), cls(raw[found.end(2) + 1 :])
 
     @classmethod
     def dead_letters(cls, group: Group, subject: Subject) -> Self:

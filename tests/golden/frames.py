@@ -39,8 +39,13 @@ from fairway.protocol.admin import (
 )
 from fairway.protocol.delaying import (
     Cancel,
+    Chronicle,
     Decided,
     Fate,
+    History,
+    HistoryPage,
+    PastEvent,
+    PastKind,
     Pending,
     PendingBatch,
     PendingMessage,
@@ -120,6 +125,7 @@ ASKED: list[Message] = [
     Retrace(Whence.SEQUENCE, 4_200, 524_288, 78, 1_000),
     Names([1], [3], [NumberedConsumer(3, 7)]),
     Index("order.changed", Whence.SEQUENCE, 4_200, 5_000, 8_192, 77, True),
+    History(Chronicle.DECIDED, Whence.SEQUENCE, 4_200, 5_000, 3, 700, 79),
 ]
 
 CONSUMER = ConsumerState("billing-1", 100, 2, 7, 14_000, 3, False, "127.0.0.1:50000")
@@ -155,6 +161,20 @@ ANSWERED: list[tuple[Verb, Message]] = [
     (Verb.RETRACE, Retraced(b"FWR1", 4_200, 4_136, 4_204, 0, 4_204, 78, 1)),
     (Verb.NAMES, Named(["order.changed"], ["billing"], [""])),
     (Verb.INDEX, Indexed(b"", 3, 4_312, 17, 4_312, 77, 1)),
+    (
+        Verb.HISTORY,
+        HistoryPage(
+            [
+                PastEvent(PastKind.SCHEDULED, "order.changed", 7, 1, APPENDED_MS, 4_200, DUE_MS, ID, "order-17"),
+                PastEvent(PastKind.DISPATCHED, "order.changed", 7, 1, DUE_MS, 4_400, None, None, None, "here"),
+            ],
+            4_312,
+            0,
+            64,
+            4_312,
+            79,
+        ),
+    ),
 ]
 
 # The same with the fields that were added later; what was written without them is still read.
@@ -187,6 +207,9 @@ CASES: dict[str, tuple[int, int, Message]] = {
     **{f"{verb.name.lower()}-answer": (verb, RESPONSE, answered) for verb, answered in ANSWERED},
     "produce-refused": (Verb.PRODUCE, RESPONSE | REFUSED, codec.refusal_of(BUSY)),
     "describe-answer-timed": (Verb.DESCRIBE, RESPONSE, TIMED),
+    "hello-inbox": (Verb.HELLO, 0, Hello(1, 1, ["inbox"], "example 1.0", 69_206_016)),
+    "hello-answer-inbox": (Verb.HELLO, RESPONSE, Welcome(1, ["inbox"], "fairway 1.0", 69_206_016, 10_000, 1_024)),
+    "produce-inbox": (Verb.PRODUCE, 0, Produce("inbox:billing:order.changed")),
     "scan-waiting": (Verb.SCAN, 0, WAITING),
     "scan-answer-measured": (Verb.SCAN, RESPONSE, MEASURED),
     "goodbye": (Verb.GOODBYE, 0, Goodbye("the server stops", None, 1_000)),

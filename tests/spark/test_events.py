@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 import fairway
 from fairway.client.sync import Client
@@ -219,6 +219,8 @@ def test_columns_as_asked_for(fw: Client, broker: Running) -> None:
         ({"starting": '{"a": 3}', "subject": "a"}, "earliest, latest or a time"),
         ({"group": "no spaces"}, "option group"),
         ({"maxMessagesPerTrigger": "5"}, "has no option"),
+        ({"maxEventsPerTrigger": "none"}, "maxEventsPerTrigger='none'"),
+        ({"query": "no spaces"}, "option query"),
     ],
 )
 def test_mistakes_are_named(options: dict[str, str], said: str) -> None:
@@ -266,6 +268,62 @@ def test_limit_of_bytes_cuts_where_records_begin(fw: Client, broker: Running, st
         at, batches = end, batches + 1
     assert batches > 5
     assert sorted(found, key=str) == sorted(rows(broker.url, subject="bits"), key=str)
+
+
+def test_latest_is_resolved_once_and_held(fw: Client, broker: Running, streams: list[EventStreamReader]) -> None:
+    fw.send_many("held", [b"old"] * 3).result(WAIT_S)
+    consume(broker.url, "held", "g", "early", 3)
+    wait_for_another_ms()
+    first = stream(streams, broker.url, subject="held", starting="latest", query="auditor").initialOffset()
+    wait_for_another_ms()
+    fw.send_many("held", [b"new"] * 5).result(WAIT_S)  # and the first micro-batch fails
+    consume(broker.url, "held", "g", "late", 5)
+    broker.stop()
+    broker.start()
+    again = stream(streams, broker.url, subject="held", starting="latest", query="auditor")
+    assert again.initialOffset() == first
+    end = again.latestOffset(first, ReadAllAvailable())
+    found = between(again, first, end)
+    assert sum(row["count"] for row in found if row["event"] == "produced") == 5
+    assert {row["consumer"] for row in found if row["event"] == "acked"} == {"late"}
+    other = stream(streams, broker.url, subject="held", starting="latest", query="another")
+    start = other.initialOffset()
+    assert between(other, start, other.latestOffset(start, ReadAllAvailable())) == []
+    with pytest.raises(Misuse, match="needs the option query"):
+        stream(streams, broker.url, subject="held", starting="latest").initialOffset()
+    everything = {row["subject"] for row in rows(broker.url)}
+    assert "fairway.events" not in everything, "what queries hold is nobody's business"
+    assert "fairway.events" in {row["subject"] for row in rows(broker.url, subject="fairway.events")}
+
+
+def wait_for_another_ms() -> None:
+    now = datetime.now(UTC)
+    while datetime.now(UTC) <= now + timedelta(milliseconds=2):
+        pass
+
+
+def test_limit_of_events_counts_rows(fw: Client, broker: Running, streams: list[EventStreamReader]) -> None:
+    for _ in range(20):
+        fw.send_many("count", [b"x"] * 10).result(WAIT_S)
+    consume(broker.url, "count", "g", "ann", 200, most=2)
+    made = stream(streams, broker.url, subject="count", maxEventsPerTrigger="30")
+    made.prepareForTriggerAvailableNow()
+    limit = made.getDefaultReadLimit()
+    assert isinstance(limit, ReadMaxRows)
+    at, sizes, found = made.initialOffset(), list[int](), list[Row]()
+    while (end := made.latestOffset(at, limit)) != at and len(sizes) < 10_000:
+        few = between(made, at, end)
+        sizes.append(len(few))
+        found += few
+        at = end
+    assert len(sizes) >= 4
+    assert max(sizes) <= 30
+    assert sorted(found, key=str) == sorted(rows(broker.url, subject="count"), key=str)
+    least = stream(streams, broker.url, subject="count", maxEventsPerTrigger="1")
+    start = least.initialOffset()
+    end = least.latestOffset(start, least.getDefaultReadLimit())
+    assert end["position"] > start["position"]
+    assert end["subjects"]["count"] > start["subjects"]["count"], "neither log waits for the other"
 
 
 def test_another_log_is_refused(broker: Running, streams: list[EventStreamReader], fw: Client) -> None:

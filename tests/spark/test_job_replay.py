@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 from pyspark.sql import Row, SparkSession
 
+from fairway.client.consumer import Consumer
 from fairway.client.sync import Client
 from fairway.errors import Misuse
+from fairway.protocol.delivery import Message
 from fairway.spark.jobs import archive, picking, replay
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.picking import Picking
@@ -42,6 +44,11 @@ def test_dry_run_counts_and_sends_nothing(spark: SparkSession, url: str, source:
     early = Picking(("play.one",), str(source), until=datetime(2100, 1, 1, tzinfo=UTC))
     assert replay.count(spark, Options(late, "play.none", url)).matched == 0
     assert replay.count(spark, Options(early, "play.none", url)).matched == 50
+    for hours in (-14, 14):  # where it is another day already, or still
+        zone = timezone(timedelta(hours=hours))
+        begin, end = (datetime.now(zone) + timedelta(hours=each) for each in (-1, 1))
+        hour = Picking(("play.one",), str(source), since=begin, until=end)
+        assert replay.count(spark, Options(hour, "play.none", url)).matched == 50
     with pytest.raises(Misuse, match=r"no subject 'play.none'"):
         replay.count(spark, Options(Picking(("play.none",), url=url), "play.two", url))
 
@@ -85,6 +92,57 @@ def test_replay_goes_on_where_it_stopped(spark: SparkSession, url: str, client: 
     other = Options(Picking(("play.live",), url=url, keys=("a",)), "play.rest", url, state=options.state)
     with pytest.raises(Misuse, match="which asked for something else"):
         replay.run(spark, other)
+
+
+def test_one_group_alone_gets_a_replay(spark: SparkSession, url: str, client: Client, source: Path) -> None:
+    with client.consumer("play.one", "repair") as mine, client.consumer("play.one", "others") as other:
+        for each in (mine, other):
+            drained(each, 50)
+        picked = Picking(("play.one",), str(source), keys=("k1", "k4"))
+        options = Options(picked, "play.one", url, rate_per_s=15, group="repair")  # slices of fifteen
+        counted = replay.count(spark, options)
+        assert (counted.matched, counted.sent, counted.group) == (20, 0, "repair")
+        sent = list[int]()
+        first = replay.run(spark, options, lambda point: sent.append(point.rows), lambda: bool(sent))
+        assert (first.matched, first.sent, first.is_complete) == (20, 15, False)
+        last = replay.run(spark, options)
+        assert (last.sent_before, last.sent, last.is_complete) == (15, 5, True)
+        assert replay.run(spark, options).sent == 0
+        before = [row for row in received(spark, url, "play.one") if row["key"] in {"k1", "k4"}]
+        got = drained(mine, 20)
+        assert [str(message.id) for message in got] == [row["id"] for row in before]
+        assert [message.headers["fairway.replay.sequence"] for message in got] == [
+            str(row["sequence"]) for row in before
+        ]
+        assert {message.headers["fairway.replay.id"] for message in got} == {replay.id_of(options)}
+        assert not mine.take(1, timeout=0.2)
+        assert not other.take(1, timeout=0.2)
+    assert len(received(spark, url, "play.one")) == 50
+    nobody = Options(picked, "play.one", url, group="nobody")
+    for ask in (replay.count, replay.run):
+        with pytest.raises(Misuse, match=r"there is no group 'nobody' on play.one"):
+            ask(spark, nobody)
+    with pytest.raises(Misuse, match=r"there is no group 'repair' on play.none"):
+        replay.count(spark, Options(picked, "play.none", url, group="repair"))
+
+
+def drained(consumer: Consumer, count: int) -> list[Message]:
+    got: list[Message] = []
+    while len(got) < count:
+        taken = consumer.take(count - len(got), timeout=30)
+        assert taken
+        for message in taken:
+            message.ack()
+        got += taken
+    return got
+
+
+def test_where_to_is_asked_for() -> None:
+    assert replay.receiving("orders", None, ["a", "b"]) == "orders"
+    assert replay.receiving(None, "billing", ["orders"]) == "orders"
+    for to, group, subjects in ((None, None, ["a"]), (None, "g", ["a", "b"]), (None, "g", ["a.*"])):
+        with pytest.raises(Misuse, match="Give it --to SUBJECT"):
+            replay.receiving(to, group, subjects)
 
 
 def test_bad_requests_are_sentences(spark: SparkSession, url: str, source: Path, tmp_path: Path) -> None:

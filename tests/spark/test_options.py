@@ -16,6 +16,7 @@ COLUMNS = {
     "key string": StructType().add("key", "string"),
     "payload string": StructType().add("payload", "string"),
     "payload int": StructType().add("payload", "integer"),
+    "payload string, due_at timestamp": StructType().add("payload", "string").add("due_at", "timestamp"),
     "payload string, colour string": StructType().add("payload", "string").add("colour", "string"),
 }
 
@@ -68,6 +69,8 @@ def test_stream_has_no_ending() -> None:
         ("payload int", {"subject": "a"}, "column payload is int: it must be string or binary"),
         ("payload string, colour string", {"subject": "a"}, "does not write a column 'colour'"),
         ("payload string", {"subject": "a", "keepIds": "true"}, "needs a column id"),
+        ("payload string", {"subject": "a", "group": "no spaces"}, "option group"),
+        ("payload string, due_at timestamp", {"subject": "a", "group": "g"}, "for one group alone"),
     ],
 )
 def test_rows_that_are_no_messages_are_refused(columns: str, options: dict[str, str], words: str) -> None:

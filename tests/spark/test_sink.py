@@ -136,6 +136,37 @@ def test_sink_outlives_a_broker_that_is_killed(tmp_path: Path) -> None:
     assert found == [b"%d" % at for at in range(40_000)]
 
 
+def test_one_group_alone_gets_what_is_meant_for_it(client: Client, url: str) -> None:
+    client.send("alone", b"for all").result(30)
+    with client.consumer("alone", "billing") as mine, client.consumer("alone", "shipping") as other:
+        for each in (mine, other):
+            [message] = each.take(1, timeout=30)
+            message.ack()
+        task = Identity("q-alone", 0, 0)
+        kept = [str(MessageId(9, number)) for number in range(100)]
+        meant = table(100).append_column("id", pa.array(kept)).append_column("subject", pa.array(["alone"] * 100))
+        first = write(url, meant, task, group="billing", keepIds="true")
+        again = write(url, meant, task, group="billing", keepIds="true")
+        assert (first.messages, first.duplicates, again.duplicates) == (100, 0, 100)
+        got: list[str] = []
+        while len(got) < 100:
+            taken = mine.take(100, timeout=30)
+            got += [str(message.id) for message in taken]
+            for message in taken:
+                message.ack()
+        assert got == kept
+        assert not other.take(1, timeout=0.2)
+        assert not mine.take(1, timeout=0.2)
+    assert payloads(url, "alone") == [b"for all"]
+    assert len(payloads(url, "inbox:billing:alone")) == 100
+    for subject, group, words in (
+        ("alone", "nobody", "there is no group 'nobody' on alone"),
+        ("alon", "g", "no subject 'alon'"),
+    ):
+        with pytest.raises(Misuse, match=words):
+            write(url, table(1), Identity("q-nobody", 0, 0), subject=subject, group=group)
+
+
 def test_due_rows_are_scheduled(client: Client, url: str) -> None:
     soon = datetime.now(UTC) + timedelta(seconds=1)
     mixed = pa.table({"payload": ["now", "later"], "due_at": pa.array([None, soon], STAMP)})

@@ -14,6 +14,7 @@ ENTRY_POINTS: dict[str, str] = {
     "fairway.testing": "for tests of users' programs",
     "fairway.spark": "for Spark programs",
     "pyspark_fairway": "what Spark finds by its name",
+    "pyspark_fairway_delayed": "the same for what is pending",
     "pyspark_fairway_events": "the same for events",
     "fairway.pytest_plugin": "what pytest finds by its entry point",
     "fairway.delay.engine": "the delay server joins it next",

@@ -75,6 +75,15 @@ def test_groups_consume_dead_letters_one_deep() -> None:
             Subject.parse_joinable(raw)
 
 
+def test_an_inbox_says_whose_it_is() -> None:
+    assert Subject.parse_inbox("inbox:g:orders") == ("g", "orders")
+    assert Subject.parse_inbox("inbox:g:dead:h:orders") == ("g", "dead:h:orders")
+    assert Subject.inbox(*Subject.parse_inbox("inbox:g:dead:h:orders")) == "inbox:g:dead:h:orders"
+    for raw in ("orders", "dead:g:orders", "inbox:g", "inbox:g:", "inbox::orders", "inbox:g:inbox:h:o"):
+        with pytest.raises(BadName, match="is no inbox"):
+            Subject.parse_inbox(raw)
+
+
 def test_names_that_the_broker_makes_are_names_that_it_reads() -> None:
     dead = Subject.dead_letters(Group("g"), Subject("orders"))
     assert Subject.parse_any(dead) == "dead:g:orders"

@@ -216,6 +216,8 @@ class Undertaker:
             }
             if host.main is not None:  # a redriven one: its place is the one it had the first time
                 history[HISTORY_SEQUENCE] = copy.headers.get(HISTORY_SEQUENCE, "")
+                if not history[HISTORY_SEQUENCE]:  # it was sent to this group alone: it has none in the subject
+                    del history[HISTORY_SEQUENCE]
                 before = copy.headers.get(HISTORY_ATTEMPTS, "")
                 history[HISTORY_ATTEMPTS] = str(dying.attempt + (int(before) if before.isdigit() else 0))
             dead.append(with_headers(copy, history))

@@ -202,6 +202,7 @@ class Desk:
         inbox = self.store.messages.views.subjects.find(Subject.inbox(host.name, self.name_of(host.subject_id)))
         if inbox is not None:
             host.take_inbox(self.groups.find(inbox.id, host.name))
+            host.is_inbox_open = host.inbox is not None
 
     def _revive(self, host: GroupHost) -> None:
         if host.weight != 1:

@@ -37,6 +37,7 @@ class GroupHost:
         self.weight = 1.0
         self.main: GroupHost | None = None  # of an inbox: the group that it belongs to
         self.inbox: GroupHost | None = None
+        self.is_inbox_open = False  # it has one that is durable: whatever lies in it is found again
         self.is_inbox_next = False  # the next response is the inbox's, if it has something
         self.rate_per_s = 0  # of an inbox: messages handed out, at most; 0 is without limit
         self.next_handout_ns = 0  # and when the next may be

@@ -1,9 +1,9 @@
-"""A group's private inbox: what only this group is to get, such as what was redriven to it.
+"""A group's private inbox: what only this group is to get, redriven or sent to it alone.
 
 An inbox is a subject of the broker's own with a law of its own, which has the group's configuration (but for tags: what
-was redriven had been wanted) and its members. The group's actor drains it beside the main subject, one response from
-the one, the next from the other. Responses of both carry numbers of one row, so that a consumer says once what
-arrived.
+was redriven had been wanted, and what is sent to one group is meant for it) and its members. The group's actor drains
+it beside the main subject, one response from the one, the next from the other. Responses of both carry numbers of one
+row, so that a consumer says once what arrived.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import msgspec
 
 from fairway.broker.desk import Desk
 from fairway.broker.groups import GroupHost
+from fairway.errors import Code, FairwayError, Refused
 from fairway.groups import Decision, GroupConfig, Outcome, TagFilter
 from fairway.names import Consumer, Subject
+from fairway.storage.flusher import Outcome as Told
 
 _NS = 1_000_000_000
 
@@ -23,19 +25,58 @@ class Inboxes:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self._opening: dict[int, list[Told]] = {}  # by the group's number: who waits, in order
 
     def subject_of(self, host: GroupHost) -> Subject:
         return Subject.inbox(host.name, self._desk.name_of(host.subject_id))
 
-    def open(self, host: GroupHost, subject_id: int) -> GroupHost:
+    def when_open(self, host: GroupHost, told: Told) -> None:
+        """Call `told(None)` once the group has an inbox, made if need be, that something may lie in; at once where it
+        has. Those who wait are told in the order in which they came.
+
+        A subject that is new is committed before any group's action speaks of its number. An inbox that is new is
+        durable before anything lies in it: made again, it would begin behind that.
+        """
+        if host.is_inbox_open:
+            told(None)
+            return
+        waiting = self._opening.setdefault(host.id, [])
+        waiting.append(told)
+        if len(waiting) > 1:
+            return
+
+        def opened(outcome: FairwayError | None) -> None:
+            host.is_inbox_open = outcome is None
+            for each in self._opening.pop(host.id):
+                each(outcome)
+
+        def named(outcome: FairwayError | None) -> None:
+            try:
+                if outcome is not None:
+                    raise outcome
+                self._open(host, subject.id)
+            except FairwayError as error:
+                opened(error)
+            else:
+                self._desk.when_durable(None, opened)
+
+        try:
+            subject = self._desk.store.ensure_subject(self.subject_of(host))
+        except FairwayError as error:
+            opened(error)
+            return
+        log = self._desk.store.messages.log
+        log.flusher.when_durable(log.end if subject.born_at >= log.committed_end else 0, named)
+
+    def _open(self, host: GroupHost, subject_id: int) -> None:
         """The group's inbox, on a subject that is committed."""
         if host.inbox is not None:
-            return host.inbox
+            return
+        if not self._desk.groups.has(host):
+            raise Refused(Code.NO_SUCH_GROUP, f"group {host.name} is gone: nobody had used it for too long")
         config = _config_for(host.law.config, version=1)
         start = self._desk.store.messages.end_sequence(subject_id)  # what lies below was another group's of that name
-        inbox = self._desk.ensure(subject_id, host.name, config, start)
-        host.take_inbox(inbox)
-        return inbox
+        host.take_inbox(self._desk.ensure(subject_id, host.name, config, start))
 
     def reconfigured(self, host: GroupHost, config: GroupConfig) -> list[tuple[GroupHost, Decision]]:
         """What follows for the inbox from a new configuration of the group."""

@@ -68,20 +68,8 @@ class Redriver:
             return
         job.undos = len(log.log.flusher.undone_from)
         job.at, job.end = log.first_sequence(dead.id), log.end_sequence(dead.id)
-        inbox = self._desk.store.ensure_subject(self._inboxes.subject_of(host))
-
-        def go_on(outcome: FairwayError | None) -> None:
-            """A subject that is new is committed before any group's action speaks of its number."""
-            try:
-                if outcome is not None:
-                    raise outcome
-                self._inboxes.open(host, inbox.id)
-                self._desk.when_durable(None, start)
-            except FairwayError as error:
-                request.fail(error)
 
         def start(outcome: FairwayError | None) -> None:
-            """An inbox that is new is durable before anything lies in it: made again, it would begin behind that."""
             try:
                 if outcome is not None:
                     raise outcome
@@ -89,7 +77,7 @@ class Redriver:
             except FairwayError as error:
                 request.fail(error)
 
-        log.log.flusher.when_durable(log.log.end if inbox.born_at >= log.log.committed_end else 0, go_on)
+        self._inboxes.when_open(host, start)
 
     # --- turns -------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
@@ -26,6 +26,7 @@ from fairway.broker.fetching import Fetches
 from fairway.broker.groups import Groups
 from fairway.broker.housekeeping import Housekeeper
 from fairway.broker.inbox import Inboxes
+from fairway.broker.inbox_produce import InboxProduceProcessor
 from fairway.broker.metrics import Metrics
 from fairway.broker.naming import NameBook
 from fairway.broker.produce import ProduceProcessor
@@ -38,6 +39,7 @@ from fairway.errors import FairwayError, StorageFault
 from fairway.names import Subject
 from fairway.protocol import Message, Options, RequestReceived
 from fairway.protocol.admin import BrokerState, Configure, Lever, Scan, Switch
+from fairway.protocol.handshake import INBOX
 from fairway.protocol.messages import Heartbeat, Join, Leave, Produce, Pull, SettleAll
 from fairway.protocol.tracing import Index, Names, Retrace
 from fairway.scheduling import Order, Processor, Scheduler, SchedulerOptions
@@ -63,6 +65,7 @@ _OF_MEMBERS = (Pull, SettleAll, Heartbeat, Leave)  # a union written where it is
 _READS = (Pull, Scan)
 _WAITS = (Pull, Scan, Retrace)
 _RETRACES = (Retrace, Index, Names)
+_INBOXES = "inbox:"  # how their names begin
 _FRAME_SPARE_BYTES = 64 * limits.KIB  # of an answer's frame, for what is not batches
 
 
@@ -95,7 +98,8 @@ class BrokerOptions:
 
     def hall(self) -> HallOptions:
         """What concerns connections."""
-        return HallOptions(self.connections_max, self.partial_bytes_max, self.unsent_bytes_max, self.connection)
+        connection = replace(self.connection, features=(*self.connection.features, INBOX))
+        return HallOptions(self.connections_max, self.partial_bytes_max, self.unsent_bytes_max, connection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,7 @@ class Broker:
         )
         reader = Reader(store.messages, self.fetches)
         self._inboxes = Inboxes(self.desk)
+        self._inbox_produce = InboxProduceProcessor(self.desk, self._inboxes, self.produce)
         names = NameBook(groups)
         self.consume = ConsumeProcessor(self.desk, self._inboxes, reader, world.rng, names)
         self._scan = ScanProcessor(self.desk, reader)
@@ -246,8 +251,12 @@ class Broker:
                 raise NO_DESK
             self._dispatch(key_of(message), self._request(session, received, received.message), self.delay)
         elif isinstance(message, Produce):
-            subject = Subject.parse(message.subject)  # a name that is none must not become an actor's
-            self._dispatch(("produce", subject), self._request(session, received, message), self.produce)
+            if message.subject.startswith(_INBOXES) and INBOX in session.features:
+                host = self._inbox_produce.host_of(message)
+                self._inbox_produce.begin(self._request(session, received, message), host)
+            else:
+                subject = Subject.parse(message.subject)  # a name that is none must not become an actor's
+                self._dispatch(("produce", subject), self._request(session, received, message), self.produce)
         elif isinstance(message, Join):
             self._join(session, received, message)
         elif isinstance(message, _OF_MEMBERS):

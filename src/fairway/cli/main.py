@@ -27,6 +27,7 @@ from fairway.cli import (
     tail,
     top,
 )
+from fairway.cli.trace import trace
 from fairway.cli.verify import verify
 
 app = typer.Typer(
@@ -69,6 +70,7 @@ app.command(rich_help_panel=_WATCH)(top.top)
 app.command(rich_help_panel=_WATCH)(subjects.subjects)
 app.command(rich_help_panel=_WATCH)(subjects.groups)
 app.command(rich_help_panel=_WATCH)(subjects.lag)
+app.command(rich_help_panel=_WATCH)(trace)
 app.command(rich_help_panel=_STEER)(steer.seek)
 app.command(rich_help_panel=_STEER)(steer.weight)
 app.command(rich_help_panel=_STEER)(steer.pause)

@@ -33,7 +33,7 @@ class ShownMessage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def of_message(message: Message) -> ShownMessage:
     """A message that was handed out."""
-    text, coded = _payload(message.payload)
+    text, coded = of_payload(message.payload)
     return ShownMessage(
         subject=message.subject,
         sequence=message.sequence,
@@ -53,7 +53,7 @@ def of_message(message: Message) -> ShownMessage:
 def of_page(subject: str, page: Page, sequence: int) -> ShownMessage:
     """A message of a stored batch."""
     batch, index = page.batch, sequence - page.first_sequence
-    text, coded = _payload(batch.payloads[index])
+    text, coded = of_payload(batch.payloads[index])
     return ShownMessage(
         subject=subject,
         sequence=sequence,
@@ -82,7 +82,8 @@ def flush() -> None:
     sys.stdout.buffer.flush()
 
 
-def _payload(payload: bytes) -> tuple[str | None, str | None]:
+def of_payload(payload: bytes) -> tuple[str | None, str | None]:
+    """As text, or else in base 64."""
     try:
         return payload.decode("utf-8"), None
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""`fairway pipeline archive|repetition|replay`: jobs on Spark over the log.
+"""`fairway pipeline archive|reconcile|repetition|replay|report`: jobs on Spark over the log.
 
 A job's flags are its own (`fairway.spark.jobs`), since it is a program for `spark-submit`, too; here they are handed
 on, with the settings of this machine. Spark is imported when a job runs.
@@ -19,7 +19,7 @@ _HANDED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_op
 
 @app.callback()
 def _root() -> None:
-    """Jobs on Spark over the log: archive it, look at it, replay it."""
+    """Jobs on Spark over the log: archive it, follow it, look at it, replay it."""
 
 
 @app.command("archive", context_settings=_HANDED_ON, add_help_option=False)
@@ -29,6 +29,15 @@ def archive(context: typer.Context) -> None:
         from fairway.spark.jobs import archive
 
         _run(archive.command, context)
+
+
+@app.command("trace", context_settings=_HANDED_ON, add_help_option=False)
+def trace(context: typer.Context) -> None:
+    """What became of messages, group by group."""
+    with output.failures("pipeline trace"):
+        from fairway.spark.jobs import trace
+
+        _run(trace.command, context)
 
 
 @app.command("repetition", context_settings=_HANDED_ON, add_help_option=False)
@@ -47,6 +56,24 @@ def replay(context: typer.Context) -> None:
         from fairway.spark.jobs import replay
 
         _run(replay.command, context)
+
+
+@app.command("report", context_settings=_HANDED_ON, add_help_option=False)
+def report(context: typer.Context) -> None:
+    """Isolation and capacity: shares of the broker's time, lag, lateness, what is due."""
+    with output.failures("pipeline report"):
+        from fairway.spark.jobs import report
+
+        _run(report.command, context)
+
+
+@app.command("reconcile", context_settings=_HANDED_ON, add_help_option=False)
+def reconcile(context: typer.Context) -> None:
+    """Do the books balance: what is missing, duplicate, late or stuck."""
+    with output.failures("pipeline reconcile"):
+        from fairway.spark.jobs import reconcile
+
+        _run(reconcile.command, context)
 
 
 def _run(command: Callable[..., None], context: typer.Context) -> None:

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
+from fairway.client import spans
 from fairway.errors import Misuse
 from fairway.world.clock import Clock, RealClock
 
-SPAN_HELP = "90s, 15m, 2h, 3d"
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
-
-
-def as_span(text: str) -> timedelta | None:
-    """A stretch of time; None: it is not one."""
-    found = _SPAN.fullmatch(text)
-    try:
-        return None if found is None else timedelta(**{_UNITS[found[2]]: float(found[1])})
-    except OverflowError:
-        raise Misuse(f"{text} is longer than there is time") from None
-
-
-def span(text: str) -> timedelta:
-    """`Misuse` says what can be written."""
-    found = as_span(text)
-    if found is None:
-        raise Misuse(f"{text!r} is no stretch of time: write {SPAN_HELP}")
-    return found
+SPAN_HELP = spans.HELP
+as_span, span = spans.as_span, spans.span
 
 
 def instant(text: str) -> datetime | None:

@@ -21,13 +21,16 @@ from fairway.protocol.delaying import Cancel, Pending, Reschedule, Tally
 from fairway.protocol.frames import Bytes
 from fairway.protocol.messages import Message
 from fairway.protocol.session import Answer, Ask, Lost, Outcome
+from fairway.protocol.tracing import Index, Names, Retrace
 
 AnswerT = TypeVar("AnswerT", bound=Message)
 
 # Asked twice, these leave things as if they had been asked once. CONFIGURE is not among them: its second time would be
 # refused because of the first.
 ABOUT_DELAYED: frozenset[type[Message]] = frozenset({Cancel, Reschedule, Pending, Tally})
-HARMLESS_TWICE: frozenset[type[Message]] = ABOUT_DELAYED | {Describe, Scan, Seek, Switch, Weigh, Redrive}
+HARMLESS_TWICE: frozenset[type[Message]] = ABOUT_DELAYED | {
+    Describe, Scan, Seek, Switch, Weigh, Redrive, Retrace, Index, Names,
+}  # fmt: skip
 
 
 class Command(Generic[AnswerT]):

@@ -22,6 +22,7 @@
     housekeeping    what is done every minute
     pending         cancel, reschedule, list, count, histogram
     browsing        pages and counts of what is pending, step by step
+    history         what happened, from both logs, as far as they go back
     engine          all of it together, without a network
     carrier         intents of many streams on one line to a broker group                              (pure)
     courier         a line to each broker group, and which subject goes where

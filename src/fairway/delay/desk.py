@@ -15,6 +15,7 @@ from fairway import limits
 from fairway.batch import MessageId, peek
 from fairway.delay.browsing import Page
 from fairway.delay.engine import Engine
+from fairway.delay.history import Historian
 from fairway.delay.metrics import Figures
 from fairway.delay.pending import Answer, Decision, Filter
 from fairway.errors import Code, FairwayError, Misuse, Refused, RemoteProtocolError
@@ -23,6 +24,8 @@ from fairway.protocol.delaying import (
     Cancel,
     Decided,
     Fate,
+    History,
+    HistoryPage,
     Pending,
     PendingBatch,
     PendingMessage,
@@ -59,6 +62,7 @@ class Desk:
     def __init__(self, engine: Engine, figures: Figures) -> None:
         self._engine = engine
         self._figures = figures
+        self._historian = Historian(engine.store, engine.name_of)
         self._walks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -85,6 +89,9 @@ class Desk:
                 self._reschedule(request, message)
             case Pending() as message:
                 self._walk(request, self._list(request, message, self._filter(message.which)))
+            case History() as message:
+                self._admit_walk()
+                self._walk(request, self._tell(request, message))
             case Tally() as message:
                 self._walk(request, self._tally(request, message, self._filter(message.which)))
             case _:
@@ -152,11 +159,14 @@ class Desk:
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
-    def _filter(self, which: Which) -> Filter:
+    def _admit_walk(self) -> None:
         if len(self._walks) >= _WALKS_MAX:
             raise Refused(
                 Code.BUSY, f"{_WALKS_MAX} questions are being answered: ask again when one is", retry_after_ms=100
             )
+
+    def _filter(self, which: Which) -> Filter:
+        self._admit_walk()
         subject = None if which.subject is None else Subject.parse(which.subject)
         return self._engine.filter(subject, which.key_prefix, which.from_ms, which.to_ms)
 
@@ -189,6 +199,10 @@ class Desk:
             PendingMessage(str(name(each.subject_id)), str(each.id), each.key, each.due_ms, each.size_bytes)
             for each in page.messages
         ]
+
+    async def _tell(self, request: Asked, message: History) -> None:
+        page: HistoryPage = await self._historian.page(message)
+        request.respond(page)
 
     async def _tally(self, request: Asked, message: Tally, which: Filter) -> None:
         found = await self._engine.tally(which, message.width_ms)

@@ -4,6 +4,7 @@ A message is known (has a row, can be cancelled) from the moment its batch is du
 it, synced; and it counts as moved when the manifest names that bucket. `moved_end` is the position in the message log
 below which everything is moved: what a start need not move again, and what the message log may forget.
 
+A piece is a batch, and holds no more than a batch may: what arrives together is taken in rounds of so many messages.
 A batch of good size that is of one bucket goes there unopened. Smaller parts are gathered by bucket and subject, for a
 second at most, so that a million messages sent one by one are not a million pieces; what is due within seconds is not
 held. The message log has all of it meanwhile. So it has when the disk is full: what finds no room waits here, and goes
@@ -13,7 +14,7 @@ when there is some.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ from fairway.storage.flusher import Defer
 
 PIECE_MESSAGES = 1_024  # a piece of so many is written at once; opened, it is 150 KB or so
 PIECE_BYTES = 256 * limits.KIB
+JOINED_BYTES = 16 * limits.MIB  # of batches that parts of one piece may come from: a quarter of what a batch may hold
 _OWN_MESSAGES = 256  # a part of so many is a piece by itself
 _NEAR_MS = 3_000  # due so soon: not held
 _UNHELD_BYTES = 16 * limits.MIB  # with so many that are not home, the largest are held no longer
@@ -60,6 +62,15 @@ class _Arrival(NamedTuple):
     end: int
     move: _Move
     messages: NDArray[np.int64]
+
+
+class _Some(NamedTuple):
+    """Rows that came together and belong together."""
+
+    rows: RowNumbers
+    size: int  # about
+    whole_bytes: int  # of all that came with them
+    is_near: bool
 
 
 class _Young:
@@ -90,11 +101,13 @@ class _Gathering:
     parts: list[RowNumbers] = field(default_factory=list)
     messages: int = 0
     bytes: int = 0
+    whole_bytes: int = 0  # of the batches that its parts come from: it has fewer itself
     is_near: bool = False
 
     @property
     def is_enough(self) -> bool:
-        return self.is_near or self.messages >= PIECE_MESSAGES or self.bytes >= PIECE_BYTES
+        is_large = self.bytes >= PIECE_BYTES or self.whole_bytes >= JOINED_BYTES
+        return self.is_near or self.messages >= PIECE_MESSAGES or is_large
 
 
 class Mover:
@@ -187,8 +200,11 @@ class Mover:
     def admit(self) -> RowNumbers:
         """Make rows of all that has arrived, and put it on its way."""
         arrived, self._arrived = self._arrived, []
-        if not arrived:
-            return np.zeros(0, np.int64)
+        added = [self._admit_some(some, whole_bytes) for some, whole_bytes in _rounds(arrived)]
+        return _joined(added) if added else np.zeros(0, np.int64)
+
+    def _admit_some(self, arrived: list[_Arrival], whole_bytes: int) -> RowNumbers:
+        """As many as one piece may hold."""
         counts = [len(each.messages) for each in arrived]
         messages = _joined([each.messages for each in arrived])
         firsts = np.array([each.first_sequence for each in arrived], np.uint64)
@@ -206,17 +222,20 @@ class Mover:
         for span, chosen in self._calendar.sort(index.due_ms, now_ms):
             for subject_id, part in split_by(chosen, subject_ids[chosen]):
                 is_near = int(index.due_ms[part].min()) <= now_ms + _NEAR_MS
-                self._gather(span, subject_id, rows[part], int(sizes[part].sum()), is_near, now_ms)
+                some = _Some(rows[part], int(sizes[part].sum()), whole_bytes, is_near)
+                self._gather(span, subject_id, some, now_ms)
         return rows
 
-    def _gather(self, span: Span, subject_id: int, rows: RowNumbers, size: int, is_near: bool, now_ms: int) -> None:
-        is_large = len(rows) >= _OWN_MESSAGES or size >= PIECE_BYTES
+    def _gather(self, span: Span, subject_id: int, some: _Some, now_ms: int) -> None:
+        rows, size, whole_bytes, is_near = some
+        is_large = len(rows) >= _OWN_MESSAGES or size >= PIECE_BYTES or whole_bytes >= JOINED_BYTES
         gathering = None if is_large else self._gatherings.get((span, subject_id))
         if gathering is None:
             gathering = _Gathering(span, subject_id, now_ms)
         gathering.parts.append(rows)
         gathering.messages += len(rows)
         gathering.bytes += size
+        gathering.whole_bytes += whole_bytes
         gathering.is_near |= is_near
         is_ripe = is_large or gathering.is_enough
         if is_ripe and not is_large:
@@ -331,6 +350,23 @@ class Mover:
         move.left -= count
         while self._moves and self._moves[0].left == 0:
             self.moved_end = self._moves.popleft().end
+
+
+def _rounds(arrived: list[_Arrival]) -> Iterator[tuple[list[_Arrival], int]]:
+    """What has arrived, in order, as much at a time as may be one piece; and how many bytes that are, opened."""
+    some: list[_Arrival] = []
+    messages = whole_bytes = 0
+    for each in arrived:
+        more_bytes = batch.peek(each.data).raw_length
+        is_too_much = messages + len(each.messages) > limits.BATCH_MESSAGES_MAX
+        if some and (is_too_much or whole_bytes + more_bytes > JOINED_BYTES):
+            yield some, whole_bytes
+            some, messages, whole_bytes = [], 0, 0
+        some.append(each)
+        messages += len(each.messages)
+        whole_bytes += more_bytes
+    if some:
+        yield some, whole_bytes
 
 
 def split_by(chosen: NDArray[np.int64], values: NDArray[np.uint32]) -> list[tuple[int, NDArray[np.int64]]]:

@@ -10,9 +10,13 @@ from fairway.storage.store import StoreOptions
 
 
 def _store_options() -> StoreOptions:
-    """Whatever is in buckets may go from the message log at once: `owed_from` says what is not."""
+    """Whatever is in buckets may go from the message log: `owed_from` says what is not. A while of it is kept, and of
+    the dispatch log, so that it can be told what happened (`history`)."""
     return StoreOptions(
-        segment_bytes=limits.DELAY_SEGMENT_BYTES, retention=retention.Policy(bytes_max=0), keeps_actions=False
+        segment_bytes=limits.DELAY_SEGMENT_BYTES,
+        retention=retention.Policy(bytes_max=limits.DELAY_HISTORY_BYTES),
+        keeps_actions=False,
+        actions_kept_bytes=limits.DELAY_HISTORY_BYTES,
     )
 
 

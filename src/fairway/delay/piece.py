@@ -16,9 +16,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fairway import batch
+from fairway import batch, limits
 from fairway.delay.sheet import section_of
-from fairway.errors import BadName, RemoteProtocolError
+from fairway.errors import BadName, RemoteProtocolError, invariant
 from fairway.names import Subject
 from fairway.storage.record import Record, padded
 
@@ -51,6 +51,7 @@ class Index(NamedTuple):
 
 def pack(subject: Subject, sequences: Sequences, data: bytes) -> bytes:
     """The body of a SCHEDULE record; its header has subject id, first sequence and count."""
+    invariant(len(sequences) <= limits.BATCH_MESSAGES_MAX, "a piece that is written can be read again")
     name = subject.encode()
     is_run = len(sequences) == 1 or bool((np.diff(sequences) == 1).all())
     listed = b"" if is_run else sequences.astype("<u8").tobytes()

@@ -20,7 +20,7 @@ from fairway import limits
 from fairway.delay.bucket_file import BucketFile
 from fairway.delay.buckets import Calendar, Span
 from fairway.delay.letters import Letters
-from fairway.delay.moving import PIECE_BYTES, PIECE_MESSAGES
+from fairway.delay.moving import JOINED_BYTES, PIECE_BYTES, PIECE_MESSAGES
 from fairway.delay.rows import Rows, State
 from fairway.delay.schedule_log import ScheduleLog
 from fairway.delay.shelf import Opened, Shelf
@@ -41,6 +41,12 @@ class _Gathering:
     subject: Subject
     letters: Letters = field(default_factory=lambda: Letters(is_copying=True))
     parts: list[RowNumbers] = field(default_factory=list)
+    whole_bytes: int = 0  # of the pieces that its parts come from: it has fewer itself
+
+    def has_room(self, messages: int, whole_bytes: int) -> bool:
+        """A piece is a batch, and holds no more than a batch may."""
+        is_within = len(self.letters) + messages <= limits.BATCH_MESSAGES_MAX
+        return is_within and self.whole_bytes + whole_bytes <= JOINED_BYTES
 
 
 class Split:
@@ -114,11 +120,16 @@ class Split:
         """Messages of one piece to where they belong by now."""
         rows = self._rows
         subject_id = int(rows.subject_id[chosen[0]])
+        whole_bytes = opened.sheet.header.raw_length
         for span, which in self._calendar.sort(rows.due_ms[chosen], now_ms):
             part = chosen[which]
             gathering = self._gatherings.get((span, subject_id))
+            if gathering is not None and not gathering.has_room(len(part), whole_bytes):
+                self._write(gathering, subject_id, now_ms)
+                gathering = None
             if gathering is None:
                 gathering = self._gatherings[span, subject_id] = _Gathering(span, opened.subject)
+            gathering.whole_bytes += whole_bytes
             before = gathering.letters.bytes
             gathering.letters.take(opened.sheet, rows.index[part].astype(np.int64))
             gathering.parts.append(part)

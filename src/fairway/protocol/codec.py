@@ -41,6 +41,7 @@ TABLE: Final[dict[Verb, tuple[type[Message], type[Message]]]] = {
     Verb.RETRACE: (tracing.Retrace, tracing.Retraced),
     Verb.NAMES: (tracing.Names, tracing.Named),
     Verb.INDEX: (tracing.Index, tracing.Indexed),
+    Verb.HISTORY: (delaying.History, delaying.HistoryPage),
 }
 
 REQUESTS: Final[dict[type[Message], Verb]] = {asked: verb for verb, (asked, _) in TABLE.items()}

@@ -53,6 +53,7 @@ class Connection:
         self.closed: Closed | None = None
         self.peer_frame_bytes_max = limits.HELLO_FRAME_BYTES_MAX
         self.requests_max = 0
+        self.features: tuple[str, ...] = ()  # that both sides have
         self._reader = FrameReader(version=GREETING_VERSION)
         self._pulse = Pulse(self.options.handshake_ms, now_ns)
         self._out: list[Bytes] = []
@@ -335,6 +336,7 @@ class Connection:
         self._reader.frame_bytes_max = self.options.frame_bytes_max
         self.peer_frame_bytes_max = agreed.frame_bytes_max
         self.requests_max = agreed.requests_max
+        self.features = agreed.features
         self._pulse = Pulse(agreed.heartbeat_ms, now_ns)
         return agreed
 

@@ -1,4 +1,4 @@
-"""What is said about messages that are not due yet: cancel, put off, list, count.
+"""What is said about messages that are not due yet: cancel, put off, list, count, and what became of them so far.
 
 They are sent by PRODUCE, as a batch with due times. Until its time has come a message is pending at a delay server, and
 these questions are asked there: on the broker's own port where `fairway up` runs both, otherwise on the delay server's.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 
-from fairway.protocol.messages import Message, Natural
+from fairway.protocol.messages import Message, Natural, Whence
 
 
 class Fate(enum.IntEnum):
@@ -102,3 +102,56 @@ class Stretch(Message, frozen=True):
 class Tallied(Message, frozen=True):
     count: Natural
     stretches: list[Stretch] = []  # noqa: RUF012  (msgspec copies an empty default)  # in order; none is empty
+
+
+# --- the past ---------------------------------------------------------------------------------------------------------
+
+
+class Chronicle(enum.IntEnum):
+    """Which log of a delay server."""
+
+    SCHEDULED = 1  # what was taken
+    DECIDED = 2  # what was dispatched, cancelled and put off
+
+
+class PastKind(enum.IntEnum):
+    """What happened to delayed messages."""
+
+    SCHEDULED = 1
+    DISPATCHED = 2  # they go to their broker group, whatever happens; that it has them is seen there
+    CANCELLED = 3
+    RESCHEDULED = 4
+
+
+class History(Message, frozen=True):
+    """What happened, in the order of one log, from a place on; as far as it goes back."""
+
+    chronicle: Chronicle
+    whence: Whence
+    value: Natural  # SEQUENCE: a position in that log
+    end: Natural | None = None  # leave out what lies at this position or behind it
+    skip: Natural = 0  # so many events of the record at the place: `next_skip` of the page before
+    events_max: Natural = 1_000  # 0: none, only the numbers
+    log_id: Natural | None = None  # refuse if the log is another one by now
+
+
+class PastEvent(Message, frozen=True):
+    kind: PastKind
+    subject: str
+    first_sequence: Natural  # in the delay server's own log of that subject: what tells the message from all others
+    count: Natural
+    at_ms: Natural
+    position: Natural  # of the record that says so
+    due_ms: Natural | None = None  # SCHEDULED: when it is to be delivered; RESCHEDULED: when from now on
+    id: str | None = None  # SCHEDULED, whose events are of one message each
+    key: str | None = None
+    target: str = ""  # DISPATCHED: the broker group
+
+
+class HistoryPage(Message, frozen=True):
+    events: list[PastEvent]
+    next: Natural  # go on here, with `next_skip`
+    next_skip: Natural
+    first_position: Natural  # the log goes back to here
+    committed_end: Natural
+    log_id: Natural

@@ -18,6 +18,7 @@ VERSION_MIN: Final = 1
 VERSION_MAX: Final = 1
 GREETING_VERSION: Final = 0  # in the header of HELLO and its answer
 FEATURE_CHARS_MAX: Final = 32  # so that all of them and a name fit into a HELLO
+INBOX: Final = "inbox"  # a feature: PRODUCE to a group's private inbox
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class Verb(enum.IntEnum):
     RETRACE = 33  # the action log, as it is written
     NAMES = 34  # of the numbers in it
     INDEX = 35  # which batches a subject has
+    HISTORY = 36  # what happened to delayed messages
 
 
 FIRST_REQUEST_VERB = 16  # below it: the connection's own

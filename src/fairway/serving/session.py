@@ -159,6 +159,11 @@ class Session(asyncio.Protocol):
         """The largest frame that the client takes."""
         return self._connection.peer_frame_bytes_max
 
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Those that the client has asked for and the server has."""
+        return self._connection.features
+
     def go_on(self) -> bool:
         """Its turn at the turnstile: the next helping of what has come; True where there is none, and more may come."""
         self._is_queued = False

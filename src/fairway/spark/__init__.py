@@ -7,7 +7,8 @@
     splits      ranges of sequences into tasks  reading    a task: scans into Arrow        frames    its record batches
     stream      micro-batches and their offsets
     sink        rows into batches (encoding), each of which can be stored once only
-    events      "fairway.events", the life of messages: event_log and event_names read it, event_frames makes rows of it
+    events      "fairway.events", the life of messages: event_log reads it, event_frames makes rows of it
+    delayed     "fairway.delayed", what is pending at a delay server
 
 `docs/spark.md` is for users.
 """

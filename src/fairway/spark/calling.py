@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
+from fairway.client import url as urls
 from fairway.client.url import Address
 from fairway.errors import Code, FairwayError, InvariantViolated, Refused, Unreachable
 from fairway.protocol import Bytes, Connection, Message, Options, RefusalReceived, ResponseReceived, Role, Why
 from fairway.protocol.backoff import Backoff
+from fairway.protocol.handshake import INBOX
 from fairway.world import host
 from fairway.world.clock import Clock, RealClock
 from fairway.world.rng import RealRng
@@ -24,7 +26,7 @@ AnswerT = TypeVar("AnswerT", bound=Message)
 
 NS = 1_000_000_000
 LATER = frozenset({Code.BUSY, Code.EXPIRED, Code.DRAINING, Code.TOO_MANY_CONNECTIONS})  # the same may be granted later
-_OPTIONS = Options(name="fairway-spark")
+_OPTIONS = Options(name="fairway-spark", features=(INBOX,))
 _FIRST_MS, _MOST_MS = 50, 2_000  # between attempts
 
 
@@ -236,3 +238,9 @@ class Caller:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def caller_of_delay(url: str, patience_s: float) -> Caller:
+    """To the delay server: where the URL says that it is, or else behind the broker's own port."""
+    target = urls.parse(url)
+    return Caller(target.delay or target.brokers, patience_s)

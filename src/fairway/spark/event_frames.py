@@ -9,8 +9,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from fairway.spark.event_names import Names
-from fairway.spark.event_schema import PRODUCED, SOUGHT, arrow_schema, detail_of, event_of
+from fairway.client.happenings import PRODUCED, SOUGHT, detail_of, event_of
+from fairway.client.trail_names import Ids, Names
+from fairway.spark.event_schema import arrow_schema
 from fairway.spark.schema import TIMESTAMP
 from fairway.storage.action_log import RANGE_BYTES, Spot, walk
 from fairway.storage.record import Record
@@ -25,7 +26,7 @@ _ENTRY: Final = np.dtype(
 )  # fmt: skip
 
 Columns = tuple[tuple[str, bool], ...]
-Resolve = Callable[["Ids"], None]
+Resolve = Callable[[Ids], None]
 
 
 class Wanted(NamedTuple):
@@ -33,14 +34,6 @@ class Wanted(NamedTuple):
 
     groups: frozenset[str] | None
     is_subject: Callable[[str], bool]
-
-
-class Ids(NamedTuple):
-    """The numbers that a frame speaks of."""
-
-    subjects: set[int]
-    groups: set[int]
-    consumers: set[tuple[int, int]]
 
 
 class ActionFramer:
@@ -128,6 +121,8 @@ class ActionFramer:
             "due_at": pa.array(due_ms * 1_000, mask=due_ms <= 0).cast(TIMESTAMP),
             "detail": told(detail_of(spot.kind, spot.lot, detail) for spot, detail in details),
             "position": pa.array(np.repeat(np.array(self._positions, np.int64), repeats)),
+            "id": pa.nulls(len(ranges), pa.string()),
+            "key": pa.nulls(len(ranges), pa.string()),
         }
 
     def _mask(self, columns: dict[str, pa.Array]) -> pa.Array | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,14 +10,15 @@ from typing import Final
 from fairway.errors import BadName, Misuse
 from fairway.names import Group
 from fairway.protocol.messages import Whence
-from fairway.spark.options import ReadOptions, Where, is_pattern, read_options
+from fairway.spark.options import ReadOptions, Where, count_of, flag_of, is_pattern, known, read_options
 
+HELD: Final = "fairway.events"  # a subject without messages: where queries have groups that hold their beginnings
 EVERYTHING: Final = "*,*:*"  # the broker's own subjects too: dead letters, inboxes
 OPTIONS: Final = {
     each.lower(): each
     for each in (
-        "url", "subject", "path", "group", "starting", "ending", "minPartitions", "maxBytesPerTrigger",
-        "failOnDataLoss", "patienceSeconds", "pollMs",
+        "url", "subject", "path", "group", "query", "starting", "ending", "minPartitions", "maxBytesPerTrigger",
+        "maxEventsPerTrigger", "failOnDataLoss", "patienceSeconds", "pollMs", "delayed",
     )
 }  # fmt: skip
 
@@ -29,6 +29,9 @@ class EventOptions:
 
     read: ReadOptions
     groups: frozenset[str] | None  # None: any, and `produced`
+    events_per_trigger: int | None
+    query: str | None  # the name under which a stream's beginning is held
+    has_delayed: bool  # what happened at the delay server, too
 
     @property
     def starting(self) -> Where:
@@ -40,13 +43,13 @@ class EventOptions:
 
 
 def event_options(raw: Mapping[str, str]) -> EventOptions:
-    options = {name.lower(): value for name, value in raw.items()}
-    for name in options:
-        if name not in OPTIONS:
-            near = difflib.get_close_matches(name, OPTIONS, 1)
-            hint = f"did you mean {OPTIONS[near[0]]}?" if near else f"there are {', '.join(sorted(OPTIONS.values()))}"
-            raise Misuse(f"format fairway.events has no option {name!r}: {hint}")
+    options = known(raw, OPTIONS, "fairway.events")
     groups = _groups(options.pop("group", None))
+    query = options.pop("query", None)
+    most = count_of(options, "maxEventsPerTrigger")
+    has_delayed = flag_of(options, "delayed", False)
+    for name in ("maxeventspertrigger", "delayed"):
+        options.pop(name, None)
     if not (options.get("subject") or options.get("path")):
         options["subject"] = EVERYTHING
     read = read_options(options)
@@ -55,21 +58,30 @@ def event_options(raw: Mapping[str, str]) -> EventOptions:
             raise Misuse(
                 f"option {name}: events of all subjects are read together, so it is earliest, latest or a time"
             )
-    return EventOptions(read, groups)
+    if has_delayed and groups is not None:
+        raise Misuse("option delayed: what is delayed is no group's yet; leave it out, or the option group")
+    return EventOptions(read, groups, most, None if query is None else _parsed("query", query), has_delayed)
+
+
+def _parsed(option: str, raw: str) -> str:
+    try:
+        return str(Group.parse(raw))
+    except BadName as error:
+        raise Misuse(f"option {option}: {error}") from None
 
 
 def _groups(raw: str | None) -> frozenset[str] | None:
     if raw is None:
         return None
-    try:
-        return frozenset(str(Group.parse(each.strip())) for each in raw.split(",") if each.strip())
-    except BadName as error:
-        raise Misuse(f"option group: {error}") from None
+    return frozenset(_parsed("group", each.strip()) for each in raw.split(",") if each.strip())
 
 
 def is_meant(name: str, subjects: tuple[str, ...]) -> bool:
-    """Whether the option `subject` means this one: by name, or by a pattern that says so of the broker's own."""
+    """Whether the option `subject` means this one: by name, or by a pattern that says so of the broker's own. What
+    queries hold for themselves concerns nobody who does not name it."""
     return any(
-        fnmatch.fnmatchcase(name, each) and (":" not in name or ":" in each) if is_pattern(each) else name == each
+        fnmatch.fnmatchcase(name, each) and (":" not in name or ":" in each) and name != HELD
+        if is_pattern(each)
+        else name == each
         for each in subjects
     )

@@ -9,13 +9,15 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from fairway.client import url
+from fairway.client.trail_names import Names, Resolver
 from fairway.errors import Refused
 from fairway.protocol.messages import Whence
 from fairway.protocol.tracing import Index, Indexed
+from fairway.spark import event_delay
 from fairway.spark.calling import Caller
+from fairway.spark.event_delay import DelayJob
 from fairway.spark.event_frames import ActionFramer, Columns, Wanted, produced
-from fairway.spark.event_log import Resolver, Trail
-from fairway.spark.event_names import Names
+from fairway.spark.event_log import Trail, asking
 from fairway.spark.event_options import is_meant
 from fairway.spark.options import BROKER_GROUP
 from fairway.spark.reading import explained, lost
@@ -38,6 +40,7 @@ class EventJob(NamedTuple):
     groups: frozenset[str] | None
     subjects: tuple[str, ...]
     is_strict: bool
+    delay: DelayJob | None = None
 
 
 class EventSplit(InputPartition):
@@ -54,13 +57,16 @@ def read(split: EventSplit) -> Iterator[pa.RecordBatch]:
     spare_the_collector()
     with Caller(url.parse(split.job.url).brokers, split.job.patience_s) as caller:
         for each in split.ranges:
-            yield from (_actions if each.subject == ACTIONS else _produced)(caller, split.job, each)
+            if split.job.delay is not None and each.subject in event_delay.LOGS:
+                yield from event_delay.read(split.job.delay, each)
+            else:
+                yield from (_actions if each.subject == ACTIONS else _produced)(caller, split.job, each)
 
 
 def _actions(caller: Caller, job: EventJob, wanted: Range) -> Iterator[pa.RecordBatch]:
     trail = Trail(caller, job.actions_id, is_strict=job.is_strict)
     names = Names()
-    resolver = Resolver(caller, Trail(caller, job.actions_id, is_strict=False), names, wanted.begin)
+    resolver = Resolver(asking(caller), Trail(caller, job.actions_id, is_strict=False), names, wanted.begin)
     meant = Wanted(job.groups, lambda name: is_meant(name, job.subjects))
     framer = ActionFramer(BROKER_GROUP, job.columns, meant, names, resolver.resolve)
     for each in trail.records(wanted.begin, wanted.end):

@@ -61,7 +61,9 @@ class Looker:
         stored = self._all(None if alone is None or is_pattern(alone) else alone)
         for name in self._options.names:
             if name not in stored:
-                raise self._unknown(name, self._all(None))
+                stored |= self._all(name)  # an inbox is shown only to who asks for it by its name
+            if name not in stored:
+                raise unknown(name, self._all(None), self.where)
         wanted = set(self._options.names)
         for pattern in self._options.patterns:
             wanted |= {name for name in stored if _matches(name, pattern)}
@@ -86,11 +88,6 @@ class Looker:
 
     def _note(self, broker: BrokerState) -> None:
         self.log = Log(broker.log_id, broker.epoch)
-
-    def _unknown(self, name: str, stored: Iterable[str]) -> FairwayError:
-        near = difflib.get_close_matches(name, stored, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "`fairway subjects` lists those that are there"
-        return Misuse(f"no subject {name!r} at {self.where}: nothing was ever sent to it; {hint}")
 
     # --- places ------------------------------------------------------------------------------------------------------
 
@@ -184,6 +181,13 @@ class Looker:
             if refused.code is not Code.NO_SUCH_GROUP:
                 raise
             self.hold(subject, group, Where(Whence.SEQUENCE, sequence))
+
+
+def unknown(name: str, stored: Iterable[str], where: str) -> Misuse:
+    """There is no such subject."""
+    near = difflib.get_close_matches(name, stored, 1)
+    hint = f"did you mean {near[0]!r}?" if near else "`fairway subjects` lists those that are there"
+    return Misuse(f"no subject {name!r} at {where}: nothing was ever sent to it; {hint}")
 
 
 def _dry(subject: str, begin: int, end: int, bytes_max: int) -> Scan:

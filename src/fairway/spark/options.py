@@ -32,8 +32,10 @@ READ_OPTIONS: Final = {
 }  # fmt: skip
 WRITE_OPTIONS: Final = {
     each.lower(): each
-    for each in ("url", "subject", "path", "keepIds", "writeId", "patienceSeconds", "checkpointLocation", "queryName")
-}
+    for each in (
+        "url", "subject", "path", "group", "keepIds", "writeId", "patienceSeconds", "checkpointLocation", "queryName",
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class WriteOptions:
 
     url: str
     subject: str | None  # None: there is a column
+    group: str | None  # which alone is to get it; None: all that consume the subject
     keep_ids: bool
     write_id: str | None
     patience_s: int
@@ -104,54 +107,57 @@ def is_pattern(text: str) -> bool:
 
 
 def read_options(raw: Mapping[str, str]) -> ReadOptions:
-    options = _known(raw, READ_OPTIONS)
+    options = known(raw, READ_OPTIONS)
     subjects = _subjects(options)
     if options.get("from", "master") == "replica":
         raise Misuse("from=replica: this release has no replicas yet; leave the option out to read from the broker")
     if options.get("from", "master") != "master":
         raise Misuse(f"from={options['from']!r}: it is master or replica")
     return ReadOptions(
-        url=_url(options),
+        url=url_of(options),
         subjects=subjects,
         starting=_places(options, "starting", EARLIEST, subjects),
         ending=_places(options, "ending", LATEST, subjects),
-        min_partitions=_count(options, "minPartitions"),
-        messages_per_trigger=_count(options, "maxMessagesPerTrigger"),
+        min_partitions=count_of(options, "minPartitions"),
+        messages_per_trigger=count_of(options, "maxMessagesPerTrigger"),
         bytes_per_trigger=_size(options, "maxBytesPerTrigger"),
         group=_group(options),
-        fail_on_data_loss=_flag(options, "failOnDataLoss", True),
-        include_headers=_flag(options, "includeHeaders", True),
+        fail_on_data_loss=flag_of(options, "failOnDataLoss", True),
+        include_headers=flag_of(options, "includeHeaders", True),
         tags=tuple(each.strip() for each in options.get("tags", "").split(",") if each.strip()),
-        patience_s=_count(options, "patienceSeconds") or PATIENCE_S,
-        poll_ms=_count(options, "pollMs") or POLL_MS,
+        patience_s=count_of(options, "patienceSeconds") or PATIENCE_S,
+        poll_ms=count_of(options, "pollMs") or POLL_MS,
         has_ending="ending" in options,
     )
 
 
 def write_options(raw: Mapping[str, str]) -> WriteOptions:
-    options = _known(raw, WRITE_OPTIONS)
+    options = known(raw, WRITE_OPTIONS)
     subject = options.get("subject") or options.get("path")
+    group = _group(options)
+    parse = Subject.parse if group is None else Subject.parse_joinable
     return WriteOptions(
-        url=_url(options),
-        subject=None if subject is None else _named("subject", subject, Subject.parse),
-        keep_ids=_flag(options, "keepIds", False),
+        url=url_of(options),
+        subject=None if subject is None else named("subject", subject, parse),
+        group=group,
+        keep_ids=flag_of(options, "keepIds", False),
         write_id=options.get("writeid"),
-        patience_s=_count(options, "patienceSeconds") or PATIENCE_S,
+        patience_s=count_of(options, "patienceSeconds") or PATIENCE_S,
     )
 
 
-def _known(raw: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+def known(raw: Mapping[str, str], names: Mapping[str, str], source: str = "fairway") -> dict[str, str]:
     """With small letters, as Spark takes options; one that nobody knows is a mistake that would go unseen."""
     options = {name.lower(): value for name, value in raw.items()}
     for name in options:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             hint = f"did you mean {names[near[0]]}?" if near else f"there are {', '.join(sorted(names.values()))}"
-            raise Misuse(f"format fairway has no option {name!r}: {hint}")
+            raise Misuse(f"format {source} has no option {name!r}: {hint}")
     return options
 
 
-def _url(options: Mapping[str, str]) -> str:
+def url_of(options: Mapping[str, str]) -> str:
     url = options.get("url", DEFAULT_URL)
     urls.parse(url)
     return url
@@ -166,11 +172,11 @@ def _subjects(options: Mapping[str, str]) -> tuple[str, ...]:
     subjects = tuple(dict.fromkeys(each.strip() for each in raw.split(",") if each.strip()))
     for each in subjects:
         if not is_pattern(each):
-            _named("subject", each, Subject.parse_any)
+            named("subject", each, Subject.parse_any)
     return subjects
 
 
-def _named(option: str, raw: str, parse: object) -> str:
+def named(option: str, raw: str, parse: object) -> str:
     try:
         return str(parse(raw))  # type: ignore[operator]
     except BadName as error:
@@ -178,7 +184,7 @@ def _named(option: str, raw: str, parse: object) -> str:
 
 
 def _group(options: Mapping[str, str]) -> str | None:
-    return _named("group", options["group"], Group.parse) if "group" in options else None
+    return named("group", options["group"], Group.parse) if "group" in options else None
 
 
 def _places(options: Mapping[str, str], name: str, default: Where, subjects: tuple[str, ...]) -> Places:
@@ -187,19 +193,19 @@ def _places(options: Mapping[str, str], name: str, default: Where, subjects: tup
         return Places(default, {})
     text = raw.strip()
     if not text.startswith("{"):
-        return Places(_place(name, text), {})
+        return Places(place_of(name, text), {})
     try:
         said = json.loads(text)
     except ValueError as error:
         raise Misuse(f'option {name} is not JSON ({error}): write {{"orders": 4200, "payments": "latest"}}') from None
-    of = {subject: _place(name, str(place)) for subject, place in said.items()}
+    of = {subject: place_of(name, str(place)) for subject, place in said.items()}
     unknown = [each for each in of if each not in subjects and not any(map(is_pattern, subjects))]
     if unknown:
         raise Misuse(f"option {name} names {unknown[0]!r}, which is not among the subjects {', '.join(subjects)}")
     return Places(default, of)
 
 
-def _place(name: str, text: str) -> Where:
+def place_of(name: str, text: str) -> Where:
     if text.lower() in {"earliest", "latest"}:
         return EARLIEST if text.lower() == "earliest" else LATEST
     if text.isascii() and text.isdigit():
@@ -216,7 +222,8 @@ def _place(name: str, text: str) -> Where:
     return Where(Whence.TIME, max(0, round(moment.timestamp() * 1_000)))
 
 
-def _count(options: Mapping[str, str], name: str) -> int | None:
+def count_of(options: Mapping[str, str], name: str) -> int | None:
+    """A whole number from 1 up; None: it was not said."""
     raw = options.get(name.lower())
     if raw is None:
         return None
@@ -235,7 +242,7 @@ def _size(options: Mapping[str, str], name: str) -> int | None:
     return int(found[1]) * _SIZES[found[2]]
 
 
-def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+def flag_of(options: Mapping[str, str], name: str, default: bool) -> bool:
     raw = options.get(name.lower())
     if raw is None:
         return default

@@ -27,7 +27,7 @@ from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructT
 from fairway import limits
 from fairway.client import url
 from fairway.errors import Code, FairwayError, Misuse, Refused
-from fairway.names import Subject
+from fairway.names import Group, Subject
 from fairway.protocol.events import ResponseReceived
 from fairway.protocol.messages import Produce, Produced
 from fairway.spark.calling import LATER, Caller, Ticket
@@ -51,6 +51,13 @@ _COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
 }
 _ANYTHING: Final = frozenset({"tags", "id"})
 _IGNORED: Final = frozenset({"broker_group", "sequence", "appended_at"})  # what was read here may be written back
+# Why a broker takes nothing for one group alone.
+_NOBODY: Final = {
+    Code.NO_SUCH_SUBJECT: "no subject {subject!r}, so nobody is group {group!r} on it: correct the option subject",
+    Code.NO_SUCH_GROUP: "there is no group {group!r} on {subject}: `fairway groups {subject}` lists those that are",
+    Code.BAD_NAME: "this broker takes no messages for one group alone ({refused}): upgrade it, or write to a subject "
+    "that only this group consumes",
+}
 _CARRIED: Final = ("payload", "key", "tags", "headers", "created_at")
 
 
@@ -122,9 +129,12 @@ class _Sending:
 
 
 def _explained(outcome: object, message: object) -> FairwayError:
-    subject = message.subject if isinstance(message, Produce) else "?"
+    subject = Subject(message.subject if isinstance(message, Produce) else "?")
     if not isinstance(outcome, Refused):
         return FairwayError(f"PRODUCE to {subject} was answered with {outcome!r}")
+    if subject.is_inbox and outcome.code in _NOBODY:
+        group, of = Subject.parse_inbox(subject)
+        return Misuse(_NOBODY[outcome.code].format(group=group, subject=of, refused=outcome))
     if outcome.code is Code.SEQUENCE_CONFLICT:
         return NotTheSame(
             f"this task ran before and stored other rows in {subject}: nothing was added. The query must give the same "
@@ -196,6 +206,7 @@ class _Writing:
         carried = [*_CARRIED, "id"] if options.keep_ids else list(_CARRIED)
         self._carried = [name for name in carried if name in columns]
         self._has_subjects = options.subject is None
+        self._group = None if options.group is None else Group(options.group)
         self._has_due = "due_at" in columns
         self._routes: dict[tuple[str, bool], _Route] = {}
 
@@ -234,13 +245,18 @@ class _Writing:
         if not frame.num_rows:
             return
         if not self._has_subjects:
-            yield self._options.subject or "", frame
+            yield self._address(Subject(self._options.subject or "")), frame
             return
         column = frame.column("subject")
         if column.null_count:
             raise Misuse('column subject has a null: fill it in, or say .option("subject", "orders") for all rows')
+        parse = Subject.parse if self._group is None else Subject.parse_joinable
         for subject in pc.unique(column).to_pylist():
-            yield str(Subject.parse(subject)), frame.filter(pc.equal(column, subject))
+            yield self._address(parse(subject)), frame.filter(pc.equal(column, subject))
+
+    def _address(self, subject: Subject) -> str:
+        """Where messages for the subject go: there, or to the inbox of the one group that is meant."""
+        return str(subject if self._group is None else Subject.inbox(self._group, subject))
 
     def _by_due(self, rows: pa.RecordBatch) -> Iterator[tuple[bool, pa.RecordBatch]]:
         """Those that are to be delivered at once, and those with a time."""
@@ -272,6 +288,8 @@ def _checked(schema: StructType, options: WriteOptions) -> list[str]:
         raise Misuse("there is no column payload: select(to_json(struct(...)).alias('payload')), for example")
     if options.subject is None and "subject" not in names:
         raise Misuse('to which subject? Say .option("subject", "orders"), or give the rows a column subject')
+    if options.group is not None and "due_at" in names:
+        raise Misuse("a message for one group alone is delivered at once: drop the column due_at, or the option group")
     if options.keep_ids and "id" not in names:
         raise Misuse("option keepIds needs a column id, as the source gives it")
     return list(names)

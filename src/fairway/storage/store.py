@@ -39,7 +39,8 @@ class StoreOptions:
     checkpoint_every_bytes: int = limits.CHECKPOINT_EVERY_BYTES
     retention: retention.Policy = field(default_factory=retention.Policy)
     durability: Durability = Durability.SYNC
-    keeps_actions: bool = True  # False: the checkpoint's picture is all that anybody needs of old actions
+    keeps_actions: bool = True  # False: the checkpoint's picture is all that a start needs of old actions,
+    actions_kept_bytes: int = 0  # and so much of them is kept all the same, for whoever asks what happened
 
 
 class Store:
@@ -291,7 +292,12 @@ class Store:
         off the log, and go once every checkpoint that is kept was made without them."""
         log = self.actions.log
         if not self._options.keeps_actions and self._action_view is not None:
-            while len(log.segments) > 1 and log.segments[0].end <= written.actions.end:
+            kept = self._options.actions_kept_bytes
+            while (
+                len(log.segments) > 1
+                and log.segments[0].end <= written.actions.end
+                and log.end - log.segments[0].base > kept
+            ):
                 self._doomed_actions.append((log.segments[0].base, written.number + limits.CHECKPOINTS_KEPT))
                 log.drop(log.segments[0].base)
         gone = [base for base, number in self._doomed_actions if number <= written.number]

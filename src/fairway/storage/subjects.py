@@ -34,10 +34,10 @@ class SubjectState:
     born_at: int  # position of the record that introduced it
     ceiling: int = 0  # durability `memory`: the log says, synced, that sequences below it may be in use
     nameless: bool = False  # that record is rotten; a segment that was begun before the rot may restate the name
-    is_internal: bool = field(init=False)  # the broker alone sends to it
+    is_deduped: bool = field(init=False)  # not the broker alone sends to it: what others repeat is stored once
 
     def __post_init__(self) -> None:
-        self.is_internal = self.name.is_internal
+        self.is_deduped = not self.name.is_internal or self.name.is_inbox
 
 
 class SubjectTable:

@@ -38,7 +38,7 @@ class Views:
         subject_id, first_sequence = header.subject_id, header.first_sequence
         self.entries.append_packed(subject_id, packed_entry(header, of))
         subject = self.subjects.advance(subject_id, first_sequence + header.count)
-        if not subject.is_internal:
+        if subject.is_deduped:
             self.dedupe.note(of, subject_id, first_sequence, header.end, header.appended_ms)
 
     def note_rot(self, damage: Damage) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import reduce
 from typing import Annotated
 
@@ -94,10 +94,15 @@ def _archived(spark: SparkSession, picking: Picking) -> DataFrame:
     files = Files(spark, picking.archive or "")
     state = ledger.load(files)
     wanted = _subjects(picking.subjects, list(state.ranges), files.root)
-    since = picking.since.strftime("%Y-%m-%d") if picking.since is not None else ""
-    until = picking.until.strftime("%Y-%m-%d") if picking.until is not None else "9999-12-31"
+    since = _date(picking.since) if picking.since is not None else ""
+    until = _date(picking.until) if picking.until is not None else "9999-12-31"
     chosen = [each for each in state.files.values() if each.subject in wanted and since <= each.date <= until]
     return columns.frame(spark, files.root, sorted(chosen, key=lambda each: (each.subject, each.first)))
+
+
+def _date(moment: datetime) -> str:
+    """As the archive's directories say it: in UTC."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d")
 
 
 def _subjects(asked: tuple[str, ...], there: list[str], where: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Messages once more, to a subject: from an archive or the live log, by time, key, tag or SQL.
+"""Messages once more, to a subject or one group of it: from an archive or the live log, by time, key, tag or SQL.
 
 A replay first writes down what it is to send, as Parquet in its state directory, in order and once for all; then it
 sends that slice by slice, and notes each slice when it is stored. Slice n of replay r is always the same rows under the
@@ -24,15 +24,18 @@ import typer
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
-from fairway.errors import FairwayError, Misuse
-from fairway.names import Subject
+from fairway.client import url as urls
+from fairway.errors import Code, FairwayError, Misuse, Refused
+from fairway.names import Group, Subject
+from fairway.protocol.admin import Depth, Describe, Described
+from fairway.spark.calling import Caller
 from fairway.spark.jobs import manifest as archives
 from fairway.spark.jobs import picking, program
 from fairway.spark.jobs.failing import sentences
 from fairway.spark.jobs.files import Files, Taken
 from fairway.spark.jobs.picking import Picking
 from fairway.spark.jobs.watching import Pace, Watch, unwatched
-from fairway.spark.options import DEFAULT_URL, PATIENCE_S
+from fairway.spark.options import DEFAULT_URL, PATIENCE_S, is_pattern
 from fairway.world import host
 
 VERSION: Final = 1
@@ -56,9 +59,19 @@ class Options:
     state: str | None = None  # None: within the archive
     rate_per_s: int = 0  # 0: no bound
     patience_s: int = PATIENCE_S
+    group: str | None = None  # of the subject `to`, which alone gets them; None: all who consume it
 
     def __post_init__(self) -> None:
-        Subject.parse(self.to)
+        if self.group is None:
+            Subject.parse(self.to)
+        else:
+            Subject.parse_joinable(self.to)
+            Group.parse(self.group)
+
+    @property
+    def receiver(self) -> str:
+        """In words."""
+        return self.to if self.group is None else f"group {self.group} on {self.to}"
 
 
 @dataclass
@@ -67,6 +80,7 @@ class Replayed:
 
     id: str
     to: str
+    group: str | None
     is_dry: bool
     matched: int = 0
     sent: int = 0  # by this run
@@ -95,10 +109,12 @@ def id_of(options: Options) -> str:
 
 def count(spark: SparkSession, options: Options) -> Replayed:
     """A dry run: what would be sent."""
+    _check_receiver(options)
     with sentences("counting what would be replayed"):
         rows = picking.messages(spark, options.picking).groupBy("subject").count().orderBy("subject").collect()
     by_subject = {row["subject"]: row["count"] for row in rows}
-    return Replayed(id_of(options), options.to, True, sum(by_subject.values()), by_subject=by_subject)
+    matched = sum(by_subject.values())
+    return Replayed(id_of(options), options.to, options.group, True, matched, by_subject=by_subject)
 
 
 def run(
@@ -108,14 +124,34 @@ def run(
     is_to_end: Callable[[], bool] = lambda: False,
 ) -> Replayed:
     """Send, or go on sending, until all is sent or `is_to_end`."""
-    with sentences(f"replaying to {options.to}"):
+    _check_receiver(options)
+    with sentences(f"replaying to {options.receiver}"):
         return _Replay(spark, options, watch).run(is_to_end)
+
+
+def _check_receiver(options: Options) -> None:
+    """A group must be there: to find out when all is selected would be late."""
+    if options.group is None:
+        return
+    with Caller(urls.parse(options.url).brokers, options.patience_s) as caller:
+        try:
+            found = caller.ask(Describe(Depth.GROUPS, options.to, options.group), Described)
+        except Refused as refused:
+            if refused.code not in {Code.NO_SUCH_SUBJECT, Code.NO_SUCH_GROUP}:
+                raise
+            found = None
+        if found is None or not any(each.groups for each in found.subjects):
+            raise Misuse(
+                f"there is no group {options.group!r} on {options.to} at {caller.where}: `fairway groups` lists those "
+                "that are"
+            )
 
 
 def _asked(options: Options) -> dict[str, Any]:
     """What makes a replay the one it is."""
     picked = {name: str(value) for name, value in asdict(options.picking).items() if name != "patience_s"}
-    return {"to": options.to, **picked}
+    to = {"to": options.to} if options.group is None else {"to": options.to, "group": options.group}
+    return {**to, **picked}
 
 
 class _Replay:
@@ -142,7 +178,7 @@ class _Replay:
         planned = self._planned()
         slices = [Slice(*each) for each in planned["slices"]]
         sent, matched = self._slices_sent(), sum(each.end - each.begin for each in slices)
-        done = Replayed(self._id, self._options.to, False, matched, state=self._files.root)
+        done = Replayed(self._id, self._options.to, self._options.group, False, matched, state=self._files.root)
         done.sent_before = sum(each.end - each.begin for each in slices[:sent])
         for number in range(sent, len(slices)):
             if is_to_end() or not self._wait(done.sent, is_to_end):
@@ -235,12 +271,14 @@ class _Replay:
         rows = self._spark.read.parquet(self._files.full(part.path))
         rows = rows.filter((F.col("ordinal") >= part.begin) & (F.col("ordinal") < part.end))
         rows = rows.coalesce(1).sortWithinPartitions("ordinal").select(*_SENT)
+        alone = {} if self._options.group is None else {"group": self._options.group}
         rows.write.format("fairway").options(
             url=self._options.url,
             subject=self._options.to,
             keepIds="true",
             writeId=f"replay/{self._id}/{number}",
             patienceSeconds=str(self._options.patience_s),
+            **alone,
         ).mode("append").save()
 
     def _slices_sent(self) -> int:
@@ -265,7 +303,13 @@ class _Replay:
 
 def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     subjects: picking.Subjects,
-    to: Annotated[str, typer.Option("--to", metavar="SUBJECT", help="The subject to send to.")],
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="SUBJECT", help="The subject to send to; with --group, the one that is named."),
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="GROUP", help="Only to this group of the subject: no other sees them.")
+    ] = None,
     archive: picking.Archive = None,
     since: picking.Since = None,
     until: picking.Until = None,
@@ -287,13 +331,13 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     spark_log: program.SparkLog = program.QUIET,
     json: program.AsJson = False,
 ) -> None:
-    """Messages once more, to a subject, with the ids they had. The same command goes on where it stopped."""
+    """Messages once more, to a subject or one group of it, with their ids. The same command goes on where it was."""
     with program.failures("replay"):
         picked = Picking(
             tuple(subjects), archive, url, picking.moment(since, "since"), picking.moment(until, "until"),
             tuple(key or ()), tuple(tag or ()), where, patience_s,
         )  # fmt: skip
-        options = Options(picked, to, url, id, state, rate, patience_s)
+        options = Options(picked, receiving(to, group, subjects), url, id, state, rate, patience_s, group)
     with program.running("replay", master, spark_log, is_quiet=json) as (spark, watch), host.asked_to_end() as ending:
         done = count(spark, options) if dry_run else run(spark, options, watch, lambda: ending.is_asked)
     program.tell(done, json, _lines(done))
@@ -301,16 +345,28 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
         raise typer.Exit(program.FAILED)
 
 
+def receiving(to: str | None, group: str | None, subjects: list[str]) -> str:
+    """The subject to send to."""
+    if to is not None:
+        return to
+    if group is None:
+        raise Misuse("where to? Give it --to SUBJECT, or --group GROUP for one group of the subject alone")
+    if len(subjects) != 1 or is_pattern(subjects[0]):
+        raise Misuse(f"group {group} of which subject? Give it --to SUBJECT, or name one subject")
+    return subjects[0]
+
+
 def _lines(done: Replayed) -> list[str]:
+    to = done.to if done.group is None else f"group {done.group} on {done.to}"
     if done.is_dry:
         each = [f"  {subject}: {rows:,}" for subject, rows in done.by_subject.items()]
-        return [f"{done.matched:,} messages would be sent to {done.to}", *each]
+        return [f"{done.matched:,} messages would be sent to {to}", *each]
     if not done.sent and done.is_complete:
         again = "; --id NAME makes it another replay" if done.matched else ""
-        return [f"replay {done.id} is complete: {done.matched:,} messages were sent to {done.to} before{again}"]
+        return [f"replay {done.id} is complete: {done.matched:,} messages were sent to {to} before{again}"]
     left = done.matched - done.sent_before - done.sent
     rest = f"; {left:,} are left: the same command goes on" if left else ""
-    return [f"{done.sent:,} of {done.matched:,} messages sent to {done.to}, replay {done.id}{rest}"]
+    return [f"{done.sent:,} of {done.matched:,} messages sent to {to}, replay {done.id}{rest}"]
 
 
 if __name__ == "__main__":

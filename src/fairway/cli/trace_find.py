@@ -1,0 +1,224 @@
+"""A message by its id: in the live log, among what is not due yet, in an archive.
+
+An id is a stream and a place in it, and the index of a subject says which places of which streams lie where: so most
+messages are found without reading one. Messages that carry the id they were born with (delayed, replayed, written by
+Spark with theirs) are not in the index under it, and are looked for in the batches themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from fairway.batch import MessageId
+from fairway.cli import messages, output
+from fairway.cli.messages import ShownMessage
+from fairway.errors import Code, FairwayError, InvariantViolated, Misuse, Refused
+from fairway.protocol.admin import Depth
+from fairway.protocol.messages import Message, Whence
+from fairway.protocol.tracing import Index, Indexed
+from fairway.storage.index_file import ENTRY, ENTRY_BYTES
+
+if TYPE_CHECKING:
+    from fairway import Client, DelayedMessage
+    from fairway.protocol.admin import SubjectState
+    from fairway.protocol.delivery import Page
+    from fairway.spark.jobs.manifest import State
+
+AnswerT = TypeVar("AnswerT", bound=Message)
+Advance = Callable[[int], None]
+Look = Callable[["Client", MessageId, "SubjectState", Advance], ShownMessage | None]
+
+_ENTRIES_MAX: Final = 8_192  # in one answer
+_PRODUCER_AT: Final = 40  # in an entry: the stream of the batch
+_PENDING_MAX: Final = 100_000  # looked through: a delay server knows ids, and tells them page by page alone
+
+
+def ask(client: Client, message: Message, answer_type: type[AnswerT]) -> AnswerT:
+    told = client.ask(message)
+    if not isinstance(told, answer_type):
+        raise InvariantViolated(f"{type(message).__name__} was answered with {told!r}")
+    return told
+
+
+class Found(NamedTuple):
+    """A message, whether the broker still has it, and whether it is the broker's own: an archive may be of a log that
+    the broker had before it began anew."""
+
+    message: ShownMessage
+    is_live: bool = True
+    is_of_this_log: bool = True
+
+
+def find(
+    client: Client, id: MessageId, subjects: Sequence[SubjectState], subject: str | None, archive: str | None
+) -> Found | DelayedMessage | None:
+    """Wherever it is, what is quick first. `subjects` are those of the broker to look in; `subject`, if only one is
+    meant, is its name in the archive, too."""
+    shown = _each(client, id, subjects, "looking at the index", _in_index)
+    if shown is None and archive is not None:
+        archived = in_archive(archive, id, subject)
+        if archived is not None:
+            message, log_id = archived
+            kept = _message(client, message.subject, message.sequence)
+            is_of_this_log = log_id == f"{client.describe(depth=Depth.SUBJECTS).broker.log_id:016x}"
+            return Found(message, kept is not None and kept.id == message.id, is_of_this_log)
+    if shown is None:
+        pending = _among_delayed(client, id)
+        if pending is not None:
+            return pending
+        shown = _each(client, id, subjects, "looking into messages", _in_batches)
+    return None if shown is None else Found(shown)
+
+
+def _each(
+    client: Client, id: MessageId, subjects: Sequence[SubjectState], title: str, look: Look
+) -> ShownMessage | None:
+    """Subject by subject, with a bar for who waits."""
+    with output.slow_bar(title, sum(each.committed_end - each.first_sequence for each in subjects)) as advance:
+        done = 0
+        for each in subjects:
+            found = look(client, id, each, lambda at, before=done: advance(before + at))  # type: ignore[misc]
+            if found is not None:
+                return found
+            done += each.committed_end - each.first_sequence
+    return None
+
+
+def copies_of(client: Client, id: MessageId, subject: str) -> Iterator[ShownMessage]:
+    """All messages of a subject that carry this id; a subject that there is not has none."""
+    try:
+        for page in client.scan(subject):
+            for sequence in _carried(page, id):
+                yield messages.of_page(subject, page, sequence)
+    except Refused as refused:
+        if refused.code is not Code.NO_SUCH_SUBJECT:
+            raise
+
+
+def _among_delayed(client: Client, id: MessageId) -> DelayedMessage | None:
+    """What waits for its time; nothing, where no delay server is asked."""
+    try:
+        pending = islice(client.delayed.list(), _PENDING_MAX)
+        return next((each for each in pending if each.id == str(id)), None)
+    except Refused:
+        return None
+
+
+# --- the live log -----------------------------------------------------------------------------------------------------
+
+
+def _in_index(client: Client, id: MessageId, subject: SubjectState, advance: Advance) -> ShownMessage | None:
+    at = subject.first_sequence
+    while at < subject.committed_end:
+        asked = Index(subject.name, Whence.SEQUENCE, at, subject.committed_end, _ENTRIES_MAX)
+        found = ask(client, asked, Indexed)
+        for sequence in _born_in(found.data, id):
+            shown = _message(client, subject.name, sequence)
+            if shown is not None and shown.id == str(id):
+                return shown
+        if found.next_sequence <= at:
+            break
+        at = found.next_sequence
+        advance(at - subject.first_sequence)
+    return None
+
+
+def _born_in(entries: bytes, id: MessageId) -> Iterator[int]:
+    """Sequences at which a message of that stream and place lies, unless it carries another id."""
+    wanted = id.producer_id.to_bytes(8, "little")
+    at = entries.find(wanted)
+    while at >= 0:
+        base, rest = divmod(at - _PRODUCER_AT, ENTRY_BYTES)
+        if rest == 0:
+            first, count, *_, place, _ = ENTRY.unpack_from(entries, base * ENTRY_BYTES)
+            if place <= id.sequence < place + count:
+                yield first + id.sequence - place
+        at = entries.find(wanted, at + 1)
+
+
+def _in_batches(client: Client, id: MessageId, subject: SubjectState, advance: Advance) -> ShownMessage | None:
+    for page in client.scan(subject.name, end=subject.committed_end):
+        for sequence in _carried(page, id):
+            return messages.of_page(subject.name, page, sequence)
+        advance(page.end_sequence - subject.first_sequence)
+    return None
+
+
+def _carried(page: Page, id: MessageId) -> Iterator[int]:
+    if page.batch.header.has_ids:
+        yield from (page.first_sequence + index for index, each in enumerate(page.batch.ids()) if each == id)
+
+
+def _message(client: Client, subject: str, sequence: int) -> ShownMessage | None:
+    """None: it is no longer there."""
+    try:
+        for page in client.scan(subject, sequence, sequence + 1):
+            if page.first_sequence <= sequence < page.end_sequence:
+                return messages.of_page(subject, page, sequence)
+    except Refused as refused:
+        if refused.code is not Code.NO_SUCH_SUBJECT:
+            raise
+    return None
+
+
+# --- an archive -------------------------------------------------------------------------------------------------------
+
+
+def in_archive(path: str, id: MessageId, subject: str | None) -> tuple[ShownMessage, str] | None:
+    """The message, and which log it is of. With pyarrow alone: the files say which ids they hold, so few are read."""
+    if "://" in path:
+        raise Misuse(
+            f"{path} is not on a local disk, where `fairway trace` reads archives: "
+            f"""`fairway pipeline trace SUBJECT --archive {path} --where "id = '{id}'"` reads it with Spark"""
+        )
+    try:
+        return _in_files(Path(path), id, subject)
+    except OSError as error:  # pyarrow's are such, too
+        raise FairwayError(f"the archive {path} cannot be read: {error}") from error
+
+
+def _in_files(root: Path, id: MessageId, subject: str | None) -> tuple[ShownMessage, str] | None:
+    import pyarrow.dataset as ds
+
+    state = _state(root)
+    files = [each for each in state.files.values() if subject in {None, each.subject}]
+    with output.slow_bar("looking into the archive", sum(each.rows for each in files)) as advance:
+        done = 0
+        for each in sorted(files, key=lambda file: (file.date, file.first), reverse=True):
+            rows = ds.dataset(str(root / each.path), format="parquet").to_table(filter=ds.field("id") == str(id))
+            for row in rows.to_pylist():
+                found = _of_row(each.subject, row)
+                spans = state.ranges.get(each.subject, [])
+                logs = [span.log_id for span in spans if span.first <= found.sequence < span.end]
+                return found, logs[0] if logs else ""
+            done += each.rows
+            advance(done)
+    return None
+
+
+def _state(root: Path) -> State:
+    from fairway.spark.jobs import manifest
+
+    mark = root / manifest.MARK
+    if not mark.is_file():
+        raise manifest.NotAnArchive(f"{root} is not an archive of fairway: it has no {manifest.MARK}")
+    manifest.check_mark(mark.read_bytes(), str(mark))
+    state = manifest.State()
+    for number in manifest.wanted(each.name for each in (root / manifest.COMMITS).iterdir()):
+        path = root / manifest.name_of(number)
+        manifest.decode(path.read_bytes(), str(path), state)
+    return state
+
+
+def _of_row(subject: str, row: dict[str, Any]) -> ShownMessage:
+    text, coded = messages.of_payload(row["payload"])
+    shown = {name: row[name] for name in ("sequence", "id", "created_at", "appended_at", "key")}
+    more = {"tags": row["tags"] or [], "headers": dict(row["headers"] or ())}
+    return msgspec.convert(
+        {"subject": subject, **shown, **more, "payload": text, "payload_base64": coded}, ShownMessage
+    )

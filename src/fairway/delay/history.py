@@ -1,0 +1,193 @@
+"""What has happened at a delay server, for Spark and tools: from its own two logs, as far as they go back.
+
+    scheduled    the message log: every batch that was taken, message by message
+    decided      the dispatch log: intents (dispatched), cancelled, rescheduled
+
+Both are let go from their beginning on, once what they say is safe elsewhere (in buckets, in the checkpoint's picture);
+so much of each is kept as the options of the store say. Nothing is ever told that is not committed.
+
+Records are read off the loop, a stretch at a time, and a page is made of a few hundred events: what is due goes out in
+between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from fairway import batch, limits
+from fairway.delay import dispatch_log
+from fairway.delay.dispatch_log import EventKind
+from fairway.errors import Code, Refused, StorageFault
+from fairway.names import Subject
+from fairway.protocol.delaying import Chronicle, History, HistoryPage, PastEvent, PastKind
+from fairway.protocol.messages import Whence
+from fairway.storage import record
+from fairway.storage.log import Damaged, Log
+from fairway.storage.record import BadRecord, Kind, Record
+from fairway.storage.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
+from fairway.storage.segment import Segment
+from fairway.storage.store import Store
+
+EVENTS_MAX = limits.PENDING_PAGE_MAX  # in one answer: with the longest keys and subjects a control message holds them
+_READ_BYTES = 256 * limits.KIB
+_RECORDS_MAX = 4_096  # looked at for one page: most of a dispatch log's records say that something is sent
+_DECIDED = {
+    EventKind.INTENT: PastKind.DISPATCHED,
+    EventKind.CANCEL: PastKind.CANCELLED,
+    EventKind.RESCHEDULE: PastKind.RESCHEDULED,
+}
+
+
+class Historian:
+    """Reads the logs of a store. `name`: of a subject, by its number."""
+
+    def __init__(self, store: Store, name: Callable[[int], Subject]) -> None:
+        self._store = store
+        self._name = name
+
+    async def page(self, asked: History) -> HistoryPage:
+        """What follows on a place; `Refused` where the log is another one, or damaged there."""
+        log = self._log(asked.chronicle)
+        if asked.log_id is not None and asked.log_id != log.log_id:
+            raise Refused(Code.FENCED, "this log is another one than the reading began with: begin anew")
+        at, skip = _place(log, asked.whence, asked.value), asked.skip
+        end = log.committed_end if asked.end is None else min(asked.end, log.committed_end)
+        events: list[PastEvent] = []
+        room, looked_at = min(asked.events_max, EVENTS_MAX), 0
+        async for each in _records(log, at, end if room else at):
+            told = list(self._events(asked.chronicle, each))[skip:]
+            taken = told[: room - len(events)]
+            events += taken
+            if len(taken) < len(told):
+                at, skip = each.header.position, skip + len(taken)
+                break
+            at, skip, looked_at = each.header.end, 0, looked_at + 1
+            if len(events) == room or looked_at == _RECORDS_MAX:
+                break
+        else:
+            if room:
+                at, skip = max(at, end), 0  # whatever is missing before it
+        return HistoryPage(events, at, skip, _first(log), log.committed_end, log.log_id)
+
+    def _log(self, chronicle: Chronicle) -> Log:
+        return self._store.messages.log if chronicle is Chronicle.SCHEDULED else self._store.actions.log
+
+    def _events(self, chronicle: Chronicle, told: Record) -> Iterator[PastEvent]:
+        if chronicle is Chronicle.SCHEDULED:
+            return self._scheduled(told) if told.header.kind == Kind.DATA else iter(())
+        return self._decided(told) if told.header.kind == Kind.DISPATCH else iter(())
+
+    def _scheduled(self, told: Record) -> Iterator[PastEvent]:
+        header, opened = told.header, batch.decode(told.body)
+        subject = str(self._name(header.subject_id))
+        columns = zip(opened.due_times_ms(), opened.ids(), opened.keys(), strict=True)
+        for number, (due_ms, id_, key) in enumerate(columns, header.first_sequence):
+            yield PastEvent(
+                PastKind.SCHEDULED, subject, number, 1, header.appended_ms, header.position, due_ms, str(id_), key
+            )
+
+    def _decided(self, told: Record) -> Iterator[PastEvent]:
+        header = told.header
+        for event in dispatch_log.unpack(told.body):
+            kind = _DECIDED.get(event.kind)
+            if kind is None:
+                continue
+            due_ms = event.time_ms if kind is PastKind.RESCHEDULED else None
+            subject = str(self._name(event.subject_id))
+            for first, count in event.ranges:
+                yield PastEvent(
+                    kind, subject, first, count, header.appended_ms, header.position, due_ms, None, None, event.target
+                )
+
+
+# --- the logs ---------------------------------------------------------------------------------------------------------
+
+
+def _first(log: Log) -> int:
+    return log.segments[0].base if log.segments else log.committed_end
+
+
+def _place(log: Log, whence: Whence, value: int) -> int:
+    """The position that a place stands for; a time is the beginning of the segment that has it."""
+    if whence is Whence.EARLIEST:
+        return _first(log)
+    if whence is Whence.LATEST:
+        return log.committed_end
+    if whence is Whence.TIME:
+        later = (each.base for each in log.segments if each.newest_ms >= value)
+        return min(next(later, log.committed_end), log.committed_end)
+    return value
+
+
+def _segment(log: Log, position: int) -> Segment | None:
+    """The one that holds the position, or the next one after it."""
+    index = bisect_right(log.segments, position, key=lambda each: each.end)
+    return log.segments[index] if index < len(log.segments) else None
+
+
+async def _records(log: Log, position: int, end: int) -> AsyncIterator[Record]:
+    """Those from `position` on that begin before `end`, which is committed."""
+    while position < end:
+        found = _segment(log, position)
+        if found is None:
+            return
+        at = max(position, found.base + SEGMENT_HEADER_BYTES)
+        until = min(found.end, log.committed_end)
+        position = found.end
+        size = _READ_BYTES
+        while at < min(until, end):
+            asked = min(size, until - at)
+            data = await _fetched(log, at, asked)
+            offset, size = 0, _READ_BYTES
+            while offset + record.HEADER_BYTES <= len(data):
+                header = _header(log, data, offset, at + offset)
+                whole = record.HEADER_BYTES + header.body_bytes
+                if offset + whole > len(data):
+                    size = max(whole, _READ_BYTES)  # so that the next read has all of it
+                    break
+                if header.position >= end:
+                    return
+                yield _record(header, data[offset + record.HEADER_BYTES : offset + whole])
+                offset += whole
+            if not offset and min(size, until - at) <= asked:
+                raise _damaged(at, "cut short")
+            at += offset
+
+
+async def _fetched(log: Log, position: int, size: int) -> bytes:
+    """Off the loop: nobody knows whether memory has it."""
+    future: asyncio.Future[bytes | StorageFault] = asyncio.get_running_loop().create_future()
+
+    def done(data: bytes | StorageFault) -> None:
+        if not future.done():
+            future.set_result(data)
+
+    try:
+        log.fetch(position, size, done)
+    except Damaged as damaged:
+        raise _damaged(position, damaged.why) from damaged
+    data = await future
+    if isinstance(data, StorageFault):
+        raise data
+    return data
+
+
+def _header(log: Log, data: bytes, offset: int, position: int) -> record.Header:
+    try:
+        return record.parse_header(data, offset, position, log.log_id)
+    except BadRecord as bad:
+        raise _damaged(position, bad.why) from bad
+
+
+def _record(header: record.Header, body: bytes) -> Record:
+    try:
+        record.check_body(header, body)
+    except BadRecord as bad:
+        raise _damaged(header.position, bad.why) from bad
+    return Record(header, body)
+
+
+def _damaged(position: int, why: str) -> Refused:
+    return Refused(Code.DAMAGED, f"the log is damaged at position {position} ({why}): begin behind it")

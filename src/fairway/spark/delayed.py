@@ -1,0 +1,256 @@
+"""`format("fairway.delayed")`: what is pending at a delay server when it is asked, a row for each message.
+
+Tasks divide the stretch of due times among themselves and walk through it page by page, as `fairway delayed list` does.
+A message that is rescheduled meanwhile may come twice or not at all, one that becomes due meanwhile may be missing:
+what is pending changes under whoever looks at it, and a delay server keeps no picture of a moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from fairway import limits
+from fairway.batch.arrow import record_batch
+from fairway.batch.check import open_columns
+from fairway.errors import Code, FairwayError, InvariantViolated, Misuse, Refused
+from fairway.names import Subject
+from fairway.protocol import Bytes
+from fairway.protocol.delaying import Pending, PendingMessage, PendingPage, Stretch, Tallied, Tally, Which
+from fairway.protocol.messages import Whence
+from fairway.spark import schema
+from fairway.spark.calling import Caller, caller_of_delay
+from fairway.spark.options import PATIENCE_S, count_of, known, named, place_of, url_of
+from fairway.spark.schema import TIMESTAMP
+from fairway.world.wire import spare_the_collector
+
+NAME: Final = "fairway.delayed"
+FRAME_ROWS: Final = 8_192
+TASK_MESSAGES: Final = 200_000  # unless minPartitions says otherwise; a page has 700
+TASKS_MAX: Final = 4  # of them: a delay server answers eight such questions at once, and others ask, too
+FRAME_BYTES: Final = 8 << 20  # or so many bytes of payloads
+_WIDTHS_MS: Final = tuple(hours * 3_600_000 for hours in (2, 24, 720))  # of a stretch; two years have not too many
+OPTIONS: Final = {
+    each.lower(): each
+    for each in ("url", "subject", "path", "keyPrefix", "dueFrom", "dueTo", "minPartitions", "patienceSeconds")
+}
+
+PENDING: Final = StructType(
+    [
+        StructField("subject", StringType(), False),
+        StructField("id", StringType(), False),
+        StructField("key", StringType(), True),
+        StructField("due_at", TimestampType(), False),
+        StructField("created_at", TimestampType(), True),
+        StructField("size_bytes", LongType(), False),
+        StructField("tags", ArrayType(StringType(), True), True),
+        StructField("headers", MapType(StringType(), StringType(), True), True),
+        StructField("payload", BinaryType(), False),
+    ]
+)
+_ARROW: Final[dict[str, pa.DataType]] = {
+    "subject": pa.string(),
+    "id": pa.string(),
+    "key": pa.string(),
+    "due_at": TIMESTAMP,
+    "created_at": TIMESTAMP,
+    "size_bytes": pa.int64(),
+    "tags": pa.list_(pa.string()),
+    "headers": pa.map_(pa.string(), pa.string()),
+    "payload": pa.binary(),
+}
+_UNSET: Final = pa.scalar(0, TIMESTAMP)  # a sender that said no time
+_CONTENTS: Final = frozenset({"created_at", "tags", "headers", "payload"})  # come with the messages themselves
+
+
+@dataclass(frozen=True)
+class DelayedOptions:
+    """What a reader was told."""
+
+    url: str
+    subjects: tuple[str, ...]  # empty: all
+    which: Which  # but for the subject
+    min_partitions: int | None
+    patience_s: int
+
+
+def delayed_options(raw: Mapping[str, str]) -> DelayedOptions:
+    options = known(raw, OPTIONS, NAME)
+    said = options.get("subject") or options.get("path") or ""
+    subjects = tuple(dict.fromkeys(each.strip() for each in said.split(",") if each.strip()))
+    return DelayedOptions(
+        url=url_of(options),
+        subjects=tuple(named("subject", each, Subject.parse) for each in subjects),
+        which=Which(None, options.get("keyprefix"), _time_ms(options, "dueFrom"), _time_ms(options, "dueTo")),
+        min_partitions=count_of(options, "minPartitions"),
+        patience_s=count_of(options, "patienceSeconds") or PATIENCE_S,
+    )
+
+
+def _time_ms(options: Mapping[str, str], name: str) -> int | None:
+    raw = options.get(name.lower())
+    if raw is None:
+        return None
+    place = place_of(name, raw.strip())
+    if place.whence is not Whence.TIME:
+        raise Misuse(f"option {name}={raw!r}: it is a time such as 2026-01-31T08:00:00Z")
+    return place.value
+
+
+class DelayedSource(DataSource):
+    """`spark.read.format("fairway.delayed")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> StructType:
+        return PENDING
+
+    def reader(self, schema: StructType) -> DelayedReader:
+        return DelayedReader(delayed_options(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        raise Misuse("what is pending is a picture of now, not a stream: read it as a batch (spark.read)")
+
+
+class Walk(NamedTuple):
+    """What one task asks for, page after page."""
+
+    url: str
+    patience_s: int
+    which: Which
+    columns: tuple[tuple[str, bool], ...]
+
+
+class DelayedSplit(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, walk: Walk) -> None:
+        super().__init__(walk)
+        self.walk = walk
+
+
+class DelayedReader(DataSourceReader):
+    """What is pending when the tasks run."""
+
+    def __init__(self, options: DelayedOptions, schema_: StructType) -> None:
+        self._options = options
+        self._columns = schema.columns_of(schema_, PENDING, NAME)
+
+    def partitions(self) -> list[InputPartition]:
+        url, patience_s, subjects = self._options.url, self._options.patience_s, self._options.subjects or (None,)
+        filters = [replace(self._options.which, subject=subject) for subject in subjects]
+        with caller_of_delay(url, patience_s) as caller:
+            tallies = [_tally(caller, which) for which in filters]
+        size = self._size(sum(each.count for each in tallies))
+        parts = [
+            part
+            for which, tallied in zip(filters, tallies, strict=True)
+            for part in cut(which, tallied.stretches, size)
+        ]
+        return [DelayedSplit(Walk(url, patience_s, part, self._columns)) for part in parts]
+
+    def _size(self, messages: int) -> int:
+        """Of a task."""
+        tasks = self._options.min_partitions or min(-(-messages // TASK_MESSAGES), TASKS_MAX)
+        return max(-(-messages // max(tasks, 1)), 1)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read(partition.walk) if isinstance(partition, DelayedSplit) else iter(())
+
+
+def cut(whole: Which, stretches: Sequence[Stretch], size: int) -> list[Which]:
+    """The same, in parts of about so many messages; together they cover all times, whatever is scheduled meanwhile."""
+    edges: list[int] = []
+    counted = 0
+    for each in stretches:
+        if counted >= size:
+            edges.append(each.start_ms)
+            counted = 0
+        counted += each.count
+    bounds = [whole.from_ms, *edges, whole.to_ms]
+    return [Which(whole.subject, whole.key_prefix, *bounds[at : at + 2]) for at in range(len(bounds) - 1)]
+
+
+def read(walk: Walk) -> Iterator[pa.RecordBatch]:
+    """The rows of a task, as Arrow."""
+    spare_the_collector()
+    with caller_of_delay(walk.url, walk.patience_s) as caller:
+        yield from _frames(caller, walk)
+
+
+def _frames(caller: Caller, walk: Walk) -> Iterator[pa.RecordBatch]:
+    has_contents = any(name in _CONTENTS for name, _ in walk.columns)
+    after, messages, batches = "", list[PendingMessage](), list[Bytes]()
+    while True:
+        asked = Pending(walk.which, after, limits.PENDING_PAGE_MAX, has_contents)
+        try:
+            page, attached = caller.ask_for_batches(asked, PendingPage)
+        except Refused as refused:
+            raise _explained(refused, caller) from refused
+        messages += page.messages
+        batches += attached
+        size = sum(each.size_bytes for each in messages) if has_contents else 0
+        if messages and (len(messages) >= FRAME_ROWS or size >= FRAME_BYTES or not page.next):
+            yield _frame(messages, batches, walk.columns)
+            messages, batches = [], []
+        if not page.next:
+            return
+        after = page.next
+
+
+def _frame(
+    messages: Sequence[PendingMessage], batches: Sequence[Bytes], columns: tuple[tuple[str, bool], ...]
+) -> pa.RecordBatch:
+    wanted = schema.arrow_schema(columns, _ARROW)
+    contents = pa.Table.from_batches([record_batch(open_columns(bytes(each))) for each in batches]) if batches else None
+
+    def column(name: str) -> Any:
+        match name:
+            case "due_at":
+                return pa.array(np.array([each.due_ms * 1_000 for each in messages], np.int64)).cast(TIMESTAMP)
+            case "subject" | "id" | "key" | "size_bytes":
+                return pa.array([getattr(each, name) for each in messages], _ARROW[name])
+            case "created_at" if contents is not None:
+                times = contents.column(name).combine_chunks()
+                return pc.if_else(pc.equal(times, _UNSET), None, times)
+            case _ if contents is not None:
+                return contents.column(name).combine_chunks()
+            case _:
+                raise FairwayError("the delay server has listed messages and not sent them")
+
+    return pa.RecordBatch.from_arrays([column(name) for name, _ in columns], schema=wanted)
+
+
+def _tally(caller: Caller, which: Which) -> Tallied:
+    """How many are due when, as finely as the server counts."""
+    for width_ms in _WIDTHS_MS:
+        try:
+            return caller.ask(Tally(which, width_ms), Tallied)
+        except Refused as refused:
+            is_too_fine = refused.code is Code.BAD_REQUEST and width_ms < _WIDTHS_MS[-1]
+            if not is_too_fine:
+                raise _explained(refused, caller) from refused
+    raise InvariantViolated("the last width has an outcome")
+
+
+def _explained(refused: Refused, caller: Caller) -> FairwayError:
+    return FairwayError(f"the server at {caller.where} does not say what is pending: {refused}")

@@ -1,0 +1,172 @@
+"""What happened at a delay server, as events: scheduled, dispatched, cancelled, rescheduled.
+
+It has two logs, and shows both for as long as it keeps them (docs/protocol.md, HISTORY). In the column `broker_group`
+these events say `delay`, and their sequences are those of the delay server's own log: a message that was dispatched has
+another one in its subject, and the same id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from fairway.errors import Code, FairwayError, Refused
+from fairway.limits import PENDING_PAGE_MAX
+from fairway.protocol.delaying import Chronicle, History, HistoryPage, PastEvent, PastKind
+from fairway.protocol.messages import Whence
+from fairway.spark.calling import Caller, caller_of_delay
+from fairway.spark.event_options import EventOptions, is_meant
+from fairway.spark.event_schema import arrow_schema
+from fairway.spark.options import Where
+from fairway.spark.reading import cut_short, lost, other_log
+from fairway.spark.schema import TIMESTAMP
+from fairway.spark.splits import Range
+
+BROKER_GROUP: Final = "delay"
+FRAME_ROWS: Final = 8_192
+# In place of a subject, in a range: positions of that log.
+LOGS: Final = {":scheduled": Chronicle.SCHEDULED, ":decided": Chronicle.DECIDED}
+_WORDS: Final = {
+    PastKind.SCHEDULED: "scheduled",
+    PastKind.DISPATCHED: "dispatched",
+    PastKind.CANCELLED: "cancelled",
+    PastKind.RESCHEDULED: "rescheduled",
+}
+EVENT_BYTES: Final = 100  # about, in a log
+
+
+class LogPlace(NamedTuple):
+    """A position, and in which log."""
+
+    log_id: int
+    position: int
+
+
+Places = Mapping[str, LogPlace]  # one for each of LOGS; none where delayed messages are not asked for
+
+
+class DelayJob(NamedTuple):
+    """What is the same for all tasks of a read."""
+
+    url: str
+    patience_s: int
+    log_ids: Mapping[str, int]
+    columns: tuple[tuple[str, bool], ...]
+    subjects: tuple[str, ...]
+    since_ms: int  # a log is read from the beginning of a segment: what lies before is left out
+    until_ms: int | None
+    is_strict: bool
+
+
+class DelayLooker:
+    """A driver's conversation with a delay server."""
+
+    def __init__(self, options: EventOptions) -> None:
+        self._caller = caller_of_delay(options.read.url, options.read.patience_s)
+
+    def close(self) -> None:
+        self._caller.close()
+
+    def places(self, where: Where) -> dict[str, LogPlace]:
+        """Where that is in each log; the earliest is 0, however much of a log is gone by then."""
+        pages = {
+            name: _ask(self._caller, History(log, where.whence, where.value, events_max=0))
+            for name, log in LOGS.items()
+        }
+        is_all = where.whence is Whence.EARLIEST
+        return {name: LogPlace(page.log_id, 0 if is_all else page.next) for name, page in pages.items()}
+
+    def reach(self, name: str, begin: int, end: int, rows: int) -> tuple[int, int]:
+        """The position up to which there are so many events, and how many there are: whole records, at least one."""
+        counted = before = record_at = 0
+        for page in pages_of(self._caller, name, begin, end, None):
+            for each in page.events:
+                if each.position != record_at:
+                    if counted and counted >= rows:
+                        return each.position, counted
+                    record_at, before = each.position, counted
+                counted += 1
+                if counted > rows and before:
+                    return record_at, before
+        return end, counted
+
+
+def ranges(begins: Places, ends: Places) -> list[Range]:
+    """What lies between, in each log; all of one that is another one by now, or new to the query."""
+    found = []
+    for name, end in ends.items():
+        begin = begins.get(name)
+        start = begin.position if begin is not None and begin.log_id == end.log_id else 0
+        if start < end.position:
+            found.append(Range(name, start, end.position, 1.0))
+    return found
+
+
+def read(job: DelayJob, wanted: Range) -> Iterator[pa.RecordBatch]:
+    """The rows of a stretch of one log."""
+    with caller_of_delay(job.url, job.patience_s) as caller:
+        events: list[PastEvent] = []
+        for page in pages_of(caller, wanted.subject, wanted.begin, wanted.end, job.log_ids[wanted.subject]):
+            if job.is_strict and wanted.begin and page.first_position > wanted.begin:
+                raise lost("the delay server's log", wanted.begin, min(page.first_position, wanted.end))
+            if job.is_strict and page.committed_end < wanted.end:
+                raise cut_short("the delay server", page.committed_end, wanted.end)
+            events += [each for each in page.events if _is_wanted(job, each)]
+            if len(events) >= FRAME_ROWS:
+                yield frame(events, job.columns)
+                events = []
+        if events:
+            yield frame(events, job.columns)
+
+
+def pages_of(caller: Caller, name: str, begin: int, end: int, log_id: int | None) -> Iterator[HistoryPage]:
+    at, skip = begin, 0
+    while at < end:
+        page = _ask(caller, History(LOGS[name], Whence.SEQUENCE, at, end, skip, PENDING_PAGE_MAX, log_id))
+        yield page
+        if (page.next, page.next_skip) == (at, skip):
+            return  # there is nothing more
+        at, skip = page.next, page.next_skip
+
+
+def _is_wanted(job: DelayJob, event: PastEvent) -> bool:
+    is_in_time = event.at_ms >= job.since_ms and (job.until_ms is None or event.at_ms < job.until_ms)
+    return is_in_time and is_meant(event.subject, job.subjects)
+
+
+def frame(events: list[PastEvent], columns: tuple[tuple[str, bool], ...]) -> pa.RecordBatch:
+    schema = arrow_schema(columns)
+
+    def column(name: str) -> pa.Array:
+        match name:
+            case "event":
+                return pa.array([_WORDS[each.kind] for each in events], pa.string())
+            case "broker_group":
+                return pa.repeat(pa.scalar(BROKER_GROUP, pa.string()), len(events))
+            case "at":
+                return pa.array(np.array([each.at_ms * 1_000 for each in events], np.int64)).cast(TIMESTAMP)
+            case "due_at":
+                times = [None if each.due_ms is None else each.due_ms * 1_000 for each in events]
+                return pa.array(times, pa.int64()).cast(TIMESTAMP)
+            case "detail":
+                return pa.array([each.target or None for each in events], pa.string())
+            case "subject" | "first_sequence" | "count" | "position" | "id" | "key":
+                return pa.array([getattr(each, name) for each in events], schema.field(name).type)
+            case _:
+                return pa.nulls(len(events), schema.field(name).type)
+
+    return pa.RecordBatch.from_arrays([column(name) for name, _ in columns], schema=schema)
+
+
+def _ask(caller: Caller, asked: History) -> HistoryPage:
+    try:
+        return caller.ask(asked, HistoryPage)
+    except Refused as refused:
+        if refused.code is Code.FENCED:
+            raise other_log("delayed messages", caller.where) from refused
+        raise FairwayError(
+            f"the server at {caller.where} does not say what happened to delayed messages: {refused}"
+        ) from refused

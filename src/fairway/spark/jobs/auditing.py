@@ -1,0 +1,141 @@
+"""An archive against the log it was made from: every row of a committed range, once, and the same.
+
+Where both have a range, rows are compared one by one. What retention has taken from the log since is held against the
+commits, which say how many rows there were.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
+
+from fairway.spark.jobs import columns, findings, ledger
+from fairway.spark.jobs.files import Files
+from fairway.spark.jobs.holes import Whole, holes
+from fairway.spark.jobs.manifest import Range, State
+from fairway.spark.looking import Extent
+from fairway.spark.reading import DataLoss
+
+# A committed range, as far as it is looked at. The log has what lies from `kept` on.
+_SPANS: Final = "subject string, first long, kept long, end long"
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An archive that is looked at."""
+
+    root: str
+    rows: DataFrame  # of the subjects that are meant, as the archive has them
+    ranges: tuple[Range, ...]
+    files_gone: tuple[str, ...]  # that the commits name, and that are not there
+
+
+def open_archive(
+    spark: SparkSession, path: str, log_id: str, extents: Mapping[str, Extent], since: datetime | None = None
+) -> Archive:
+    """Its rows and ranges of some subjects, which must be of this log; of older files there is nothing."""
+    files = Files(spark, path)
+    state = ledger.load(files)
+    oldest = "" if since is None else since.astimezone(UTC).strftime("%Y-%m-%d")
+    named = [each for each in state.files.values() if each.subject in extents and each.date >= oldest]
+    there = {each.path for each in files.walk()} if named else set()
+    gone = tuple(sorted(each.path for each in named if each.path not in there))
+    rows = columns.frame(spark, files.root, [each for each in named if each.path in there])
+    return Archive(files.root, rows, tuple(_ranges(state, files.root, log_id, extents)), gone)
+
+
+def _ranges(state: State, root: str, log_id: str, subjects: Iterable[str]) -> Iterable[Range]:
+    for name in subjects:
+        for each in state.ranges.get(name, ()):
+            if each.log_id != log_id:
+                raise DataLoss(
+                    f"{root} holds {name} of another log ({each.log_id}) than the broker has ({log_id}), and they "
+                    "cannot be compared: name the archive that was made from this broker, or leave --archive out"
+                )
+            yield each
+
+
+def compared(
+    spark: SparkSession, archive: Archive, log: DataFrame, extents: Mapping[str, Extent], *, is_whole: bool
+) -> DataFrame:
+    """Findings: what only one of both has, what the archive has twice, and where they differ. `log` has the messages of
+    the extents; the archive is looked at before them, too, where it is looked at as a whole."""
+    spans = []
+    for each in archive.ranges:
+        begin, end = extents[each.subject]
+        kept = max(each.first, begin)
+        spans.append((each.subject, each.first if is_whole else kept, kept, min(each.end, end)))
+    ranges = F.broadcast(spark.createDataFrame(spans, _SPANS))
+    sides = [
+        _within(rows, ranges).withColumn("in_log", F.lit(is_log)).withColumn("in_archive", F.lit(1 - is_log))
+        for rows, is_log in ((log, 1), (archive.rows, 0))
+    ]
+    both = sides[0].unionByName(sides[1])
+    one = both.groupBy("subject", "sequence", "kept").agg(
+        F.sum("in_log").alias("in_log"),
+        F.sum("in_archive").alias("in_archive"),
+        F.min("id").alias("id"),
+        F.max("id").alias("other_id"),
+        F.min("key").alias("key"),
+        F.min("appended_at").alias("appended_at"),
+    )
+    reason = (
+        F.when(F.col("in_archive") == 0, findings.NOT_ARCHIVED)
+        .when((F.col("in_log") == 0) & (F.col("sequence") >= F.col("kept")), findings.NOT_IN_LOG)
+        .when(F.col("in_archive") > 1, findings.ARCHIVED_TWICE)
+        .when(F.col("id") != F.col("other_id"), findings.ARCHIVED_OTHERWISE)
+    )
+    return findings.found(
+        one.withColumn("reason", reason).filter(F.col("reason").isNotNull()),
+        F.col("reason"),
+        detail=F.format_string("rows in the log: %d, in the archive: %d", F.col("in_log"), F.col("in_archive")),
+        since=F.col("appended_at"),
+        at=F.col("appended_at"),
+        **{name: F.col(name) for name in ("subject", "id", "key", "sequence")},
+    )
+
+
+def gone(spark: SparkSession, archive: Archive, log: DataFrame, extents: Mapping[str, Extent]) -> DataFrame | None:
+    """Findings: rows that the commits speak of, which neither the archive nor the log has any more; None: none."""
+    old = [each for each in archive.ranges if each.first < extents[each.subject].first]
+    if not old:
+        return None
+    begins = [(each.subject, each.first, extents[each.subject].first, each.end) for each in old]
+    ranges = F.broadcast(spark.createDataFrame(begins, _SPANS))
+    before = _within(archive.rows, ranges).filter(F.col("sequence") < F.col("kept"))
+    before = before.dropDuplicates(["subject", "sequence"])
+    wholes = [Whole(each.subject, each.first, min(each.end, extents[each.subject].first)) for each in old]
+    gaps = holes(spark, before, wholes)
+    if gaps is None:
+        return None
+    # The log may have had holes there, too: only where rows are fewer than were committed, something is gone.
+    there = Counter[str]()
+    for rows in (before, _within(log, ranges)):
+        there.update({row["subject"]: row["count"] for row in rows.groupBy("subject").count().collect()})
+    committed = Counter[str]()
+    for each in old:
+        committed[each.subject] += each.rows
+    short = [name for name, rows in committed.items() if there[name] < rows]
+    return findings.found(
+        gaps.filter(F.col("subject").isin(*short)),
+        findings.GONE,
+        subject=F.col("subject"),
+        sequence=F.col("first"),
+        messages=F.col("end") - F.col("first"),
+        since=F.col("at"),
+        detail=F.format_string("the archive has no rows %d to %d", F.col("first"), F.col("end") - 1),
+        at=F.col("at"),
+    )
+
+
+def _within(rows: DataFrame, ranges: DataFrame) -> DataFrame:
+    """The rows of ranges."""
+    some = rows.select("subject", "sequence", "id", "key", "appended_at").join(ranges, "subject")
+    is_within = (F.col("sequence") >= F.col("first")) & (F.col("sequence") < F.col("end"))
+    return some.filter(is_within).drop("first", "end")

@@ -1,0 +1,123 @@
+"""What `reconcile` is asked, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from fairway.errors import Misuse
+from fairway.spark.jobs.sent import ID, check_match
+from fairway.spark.options import DEFAULT_URL, PATIENCE_S
+
+WINDOW_S: Final = 3_600.0
+LATE_AFTER_S: Final = 60.0
+STUCK_AFTER_S: Final = 300.0
+TOP: Final = 20
+MS: Final = 1_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is to be looked at, and what counts as wrong."""
+
+    subjects: tuple[str, ...]  # names, and patterns such as orders.*
+    url: str = DEFAULT_URL
+    archive: str | None = None  # to be held against the log
+    since: datetime | None = None  # messages that were stored then or later
+    until: datetime | None = None  # and before
+    groups: tuple[str, ...] = ()  # empty: all
+    window_s: float = WINDOW_S
+    late_after_s: float = LATE_AFTER_S
+    stuck_after_s: float = STUCK_AFTER_S
+    sent: str | None = None  # business rows: a path, or a table
+    sent_format: str | None = None  # None: as the path ends
+    match: str = ID
+    is_strict: bool = False  # a message without a business row breaks the balance, too
+    top: int = TOP  # findings of each kind to name
+    output: str | None = None  # a directory for all findings and books, as Parquet
+    html: str | None = None
+    patience_s: int = PATIENCE_S
+
+    def __post_init__(self) -> None:
+        if self.window_s < 1:
+            raise Misuse(f"a window of {self.window_s:g} s: it is a second at least")
+        for name, value in (("late_after_s", self.late_after_s), ("stuck_after_s", self.stuck_after_s)):
+            if value < 0:
+                raise Misuse(f"{name} of {value:g}: it is 0 at least")
+        check_match(self.match)
+
+    @property
+    def window_ms(self) -> int:
+        return round(self.window_s * MS)
+
+    @property
+    def late_after_ms(self) -> int:
+        return round(self.late_after_s * MS)
+
+    @property
+    def stuck_after_ms(self) -> int:
+        return round(self.stuck_after_s * MS)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong."""
+
+    kind: str  # missing, duplicate, late, stuck, stranger, differing
+    reason: str
+    subject: str | None
+    group: str | None
+    id: str | None
+    key: str | None
+    sequence: int | None
+    messages: int
+    since: datetime | None
+    consumer: str | None
+    detail: str | None
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Book:
+    """One group of a subject (None: it has no groups), as a whole or in one window. `docs/reconcile.md` says of each
+    field what it counts."""
+
+    subject: str
+    group: str | None
+    window: datetime | None
+    sent: int
+    stored: int
+    scheduled: int
+    missing: int
+    duplicates: int
+    delivered: int
+    acked: int
+    retried: int
+    dead: int
+    outstanding: int
+    skipped: int
+    lost: int
+    late: int
+    stuck: int
+    ack_p50_ms: int | None
+    ack_p95_ms: int | None
+    ack_p99_ms: int | None
+    total_p50_ms: int | None
+    total_p95_ms: int | None
+    total_p99_ms: int | None
+
+
+@dataclass
+class Result:
+    """What a run has found."""
+
+    is_balanced: bool
+    at: datetime  # by the broker's clock
+    window_s: float
+    counts: dict[str, int]  # by kind of finding: messages for what is missing, findings for the others
+    rows: dict[str, int] = field(default_factory=dict)  # by fate: the business rows
+    books: list[Book] = field(default_factory=list)  # as a whole
+    windows: list[Book] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)  # the first of each kind
+    notes: list[str] = field(default_factory=list)

@@ -1,0 +1,378 @@
+"""The lives of messages: one row for each message and group, made of the messages and of what is told of them in the
+events. `trace` shows them, `reconcile` holds them against the books.
+
+    subject, broker_group, sequence, id, key, created_at, appended_at     the message, as the source has it
+    group             each group that the subject has now, and one that is gone where it had to do with the message
+    state             one word, see below
+    attempts          array of (attempt, consumer, pulled_at, ended_at, outcome, reason), in order. The outcome is
+                      what ended it: acked, retried, rejected, released (handed back, or the consumer left), expired
+                      (held too long, or its lease ended), doubted (a power cut), forgotten (the cursor was moved, or
+                      the group removed), handed out (an at-most-once group), in hand (not yet). `pulled_at` is null
+                      where a crash took the note of it, and the ack was believed
+    pulls             how often it was handed out
+    redrives          how often it came once more through the group's inbox (redriven, replayed); attempts there are
+                      among the attempts, and count from 1 again
+    first_pulled_at, acked_at, dead_at     the first time, the first time, the last time; null: not so
+    due_at            retrying: when again
+    acks              how often it was acked: more than once is work done twice (the cursor was moved back)
+    wait_ms           from storing to the first time it was handed out
+    handling_ms       from being handed out to its first ack, of that attempt alone
+    total_ms          from its creation, by the producer's clock, to its first ack
+
+    waiting           not handed out yet; or the cursor was moved back before it, or it was redriven, and it is to come
+    in hand           with a consumer
+    returned          handed back, or taken from a consumer: the next pull gets it
+    retrying          failed, and waits for `due_at`
+    acked             done
+    handed out        done, too: the group is at-most-once
+    dying, dead       on its way to dead letter, and there
+    skipped           not for this group: without its tags, before its beginning, or the cursor was moved past it
+    lost              retention took it before the group had it
+    unknown           below the group's cursor, and the action log does not reach back so far
+
+A message that was redriven, or replayed to the group alone, is one row, that of the original: its copy in the group's
+inbox is known by the header with the place it had. What was sent to the group alone and has no original is a row of
+the inbox (`inbox:GROUP:SUBJECT`). Dead letters are messages of a subject of their own (`dead:GROUP:SUBJECT`), and have
+lives of their own where a group consumes them. A broadcast consumer is a group, `GROUP.CONSUMER`.
+
+Ranges of events are exploded and put in order by Spark alone. The broker is asked first for its cursors, then the
+events are read, then the messages that it had when it was asked: so whatever has become of a message by then is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
+
+from fairway.errors import Misuse
+from fairway.groups.config import Mode
+from fairway.spark.event_schema import EVENTS
+from fairway.spark.jobs import ledger, replay
+from fairway.spark.jobs import picking as pickings
+from fairway.spark.jobs.files import Files
+from fairway.spark.jobs.picking import Picking
+from fairway.spark.jobs.standing import Standing, look
+from fairway.spark.looking import Extent
+from fairway.spark.options import BROKER_GROUP
+
+WAITING, IN_HAND, RETURNED, RETRYING, ACKED, HANDED_OUT = (
+    "waiting", "in hand", "returned", "retrying", "acked", "handed out",
+)  # fmt: skip
+DYING, DEAD, SKIPPED, LOST, UNKNOWN = "dying", "dead", "skipped", "lost", "unknown"
+STATES: Final = (
+    WAITING, IN_HAND, RETURNED, RETRYING, ACKED, HANDED_OUT, DYING, DEAD, SKIPPED, LOST, UNKNOWN,
+)  # fmt: skip
+OPEN: Final = frozenset({WAITING, IN_HAND, RETURNED, RETRYING, DYING})  # something is still to happen
+
+_PLACE: Final = ("subject", "broker_group", "group")
+_KEY: Final = (*_PLACE, "sequence")
+_MESSAGE: Final = ("subject", "broker_group", "sequence", "id", "key", "created_at", "appended_at")
+# Headers that say which message another one is a copy of: where it was, and its place there.
+_ORIGINS: Final = (
+    ("fairway.dead.subject", "fairway.dead.sequence"),
+    (replay.HEADER_SUBJECT, replay.HEADER_SEQUENCE),
+)
+
+# What happens to messages, but for being handed out; and to all that a consumer, or a group, has at once.
+_SETTLED: Final = (
+    "acked", "retried", "released", "rejected", "doubted", "expired", "dead", "declined", "skipped", "lost",
+)  # fmt: skip
+_MOVED: Final = ("sought", "removed")
+_ENDED: Final = ("left", "expired", *_MOVED)
+_AFTER: Final = {  # the state that the last event leaves
+    "pulled": IN_HAND, "acked": ACKED, "retried": RETRYING, "doubted": RETRYING, "released": RETURNED,
+    "expired": RETURNED, "rejected": DYING, "dead": DEAD, "declined": SKIPPED, "skipped": SKIPPED, "lost": LOST,
+}  # fmt: skip
+_ENDINGS: Final = {"left": "released", "expired": "expired", "sought": "forgotten", "removed": "forgotten"}
+_BEYOND: Final = (1 << 63) - 1  # of every sequence
+_COLUMNS: Final = (
+    *_MESSAGE, "group", "state", "attempts", "pulls", "redrives", "first_pulled_at", "acked_at", "dead_at", "due_at",
+    "acks", "wait_ms", "handling_ms", "total_ms",
+)  # fmt: skip
+_GROUPS: Final = (
+    "subject string, broker_group string, `group` string, cursor bigint, moved_at bigint, moved_to bigint, "
+    "is_once boolean, is_moved_later boolean"
+)
+_ENDING: Final = "struct<position: bigint, at: timestamp, event: string>"
+
+
+class _Group(NamedTuple):
+    """One group on one subject."""
+
+    subject: str
+    broker_group: str
+    group: str
+    cursor: int | None  # None: it is gone
+    moved_at: int | None  # the position of the last time that its cursor was moved, or it was removed
+    moved_to: int | None
+    is_once: bool  # at-most-once
+    is_moved_later: bool  # when something had been handed out
+
+
+def lives(
+    spark: SparkSession, picking: Picking, groups: Iterable[str] | None = None, standing: Standing | None = None
+) -> DataFrame:
+    """The columns above, in no order; of some groups, or of all. The events are read at once, and kept for as long as
+    the frame is; the messages when it is used, so persist it if that is more than once. Whoever has looked already
+    where the broker stands, at the same groups, hands that on."""
+    wanted = None if groups is None else frozenset(groups)
+    standing = standing or look(picking, wanted)
+    extents = {**standing.extents, **_archived(spark, picking, standing)}
+    messages = _messages(spark, picking, standing)
+    events = _events(spark, picking, standing, wanted)
+    known = _groups(events, standing)
+    holds = _holds(events, with_moves=any(each.is_moved_later for each in known))
+    acts = _acts(_each(holds, _extents(spark, extents)))
+    groups_now = spark.createDataFrame(known, _GROUPS)
+    told = messages.join(F.broadcast(groups_now), ["subject", "broker_group"]).join(acts, list(_KEY), "left")
+    told = told.filter(F.col("cursor").isNotNull() | F.col("last").isNotNull()).withColumn("state", _state(standing))
+    told = told.withColumn("due_at", F.when(F.col("state") == RETRYING, F.col("last.due_at")))
+    return _timed(_gathered(told, has_copies=bool(standing.inboxes)))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _archived(spark: SparkSession, picking: Picking, standing: Standing) -> dict[str, Extent]:
+    """From where to where an archive has subjects. What happened at a broker that has begun anew did not happen to what
+    an archive has of the log before."""
+    if picking.archive is None:
+        return {}
+    state = ledger.load(Files(spark, picking.archive))
+    found = {}
+    for name in standing.subjects:
+        known, spans = state.log_id(name), state.ranges.get(name)
+        if spans:
+            found[name] = Extent(spans[0].first, spans[-1].end)
+        if known not in {None, standing.log_id}:
+            raise Misuse(
+                f"{picking.archive} holds {name} of another log ({known}) than the broker at {picking.url} has "
+                f"({standing.log_id}): the broker has new data, and knows nothing of those messages"
+            )
+    return found
+
+
+def _messages(spark: SparkSession, picking: Picking, standing: Standing) -> DataFrame:
+    """Messages, those of inboxes too. `home` and `place` say of which message a row tells; `copy` is the order
+    of copies, below 0 for the message itself."""
+    own = pickings.messages(spark, picking).select(*_MESSAGE)
+    if picking.archive is None:
+        ends = _extents(spark, standing.extents).select("subject", "end")
+        own = own.join(F.broadcast(ends), "subject").filter(F.col("sequence") < F.col("end")).select(*_MESSAGE)
+    if not standing.inboxes:
+        return _placed(own, F.col("subject"), F.col("sequence"), F.lit(-1))
+    inboxes = replace(picking, subjects=tuple(standing.inboxes), archive=None)
+    owners = spark.createDataFrame(list(standing.inboxes.items()), "subject string, owner string")
+    meant = _with_origin(pickings.messages(spark, inboxes), owners).filter(F.col("origin").isNull()).select(*_MESSAGE)
+    everything = Picking(inboxes.subjects, url=picking.url, patience_s=picking.patience_s)
+    copies = _with_origin(pickings.messages(spark, everything), owners).filter(F.col("origin").isNotNull())
+    return _placed(own.unionByName(meant), F.col("subject"), F.col("sequence"), F.lit(-1)).unionByName(
+        _placed(copies, F.col("owner"), F.col("origin"), F.col("sequence"))
+    )
+
+
+def _with_origin(inbox: DataFrame, owners: DataFrame) -> DataFrame:
+    """Which message of the group's subject was redriven, or replayed to the group alone."""
+    headers, owner = F.col("headers"), F.col("owner")
+    origins = (F.when(headers[subject] == owner, headers[sequence].try_cast("long")) for subject, sequence in _ORIGINS)
+    return inbox.join(F.broadcast(owners), "subject").withColumn("origin", F.coalesce(*origins))
+
+
+def _placed(messages: DataFrame, home: Column, place: Column, copy: Column) -> DataFrame:
+    return messages.select(*_MESSAGE, home.alias("home"), place.alias("place"), copy.cast("long").alias("copy"))
+
+
+def _events(spark: SparkSession, picking: Picking, standing: Standing, groups: frozenset[str] | None) -> DataFrame:
+    """What happened to the messages that are meant, read once."""
+    if not standing.extents:
+        return spark.createDataFrame([], EVENTS)
+    options = {"url": picking.url, "subject": ",".join(standing.extents), "patienceSeconds": str(picking.patience_s)}
+    if picking.since is not None:
+        options["starting"] = picking.since.isoformat()
+    if groups is not None:
+        options["group"] = ",".join(sorted(groups))
+    read = spark.read.format("fairway.events").options(**options).load()
+    kinds = ("pulled", "configured", *_SETTLED, *_ENDED)
+    return read.filter(F.col("event").isin(*kinds) & F.col("group").isNotNull()).localCheckpoint()
+
+
+def _groups(events: DataFrame, standing: Standing) -> list[_Group]:
+    """Those that are there, and those that were: few enough to look at here."""
+    position, is_moved = F.col("position"), F.col("event").isin(*_MOVED)
+    to = F.when(F.col("event") == "removed", F.lit(_BEYOND)).otherwise(F.col("first_sequence"))
+    told = events.groupBy(*_PLACE).agg(
+        F.max(F.when(is_moved, F.struct("position", to.alias("to")))).alias("moved"),
+        F.max(F.when(F.col("event") == "configured", F.struct("position", "detail"))).alias("configured"),
+        F.min(F.when(F.col("event") == "pulled", position)).alias("pulled"),
+    )
+    seen = {(row["subject"], row["group"]): row for row in told.collect()}
+    return [_group(*place, standing, seen.get(place)) for place in sorted({*standing.cursors, *seen})]
+
+
+def _group(subject: str, group: str, standing: Standing, told: Row | None) -> _Group:
+    moved = None if told is None else told["moved"]
+    configured = None if told is None else told["configured"]
+    pulled = None if told is None else told["pulled"]
+    return _Group(
+        subject,
+        BROKER_GROUP,
+        group,
+        standing.cursors.get((subject, group)),
+        None if moved is None else moved["position"],
+        None if moved is None else moved["to"],
+        configured is not None and configured["detail"] == Mode.AT_MOST_ONCE.value,
+        moved is not None and pulled is not None and moved["position"] > pulled,
+    )
+
+
+def _extents(spark: SparkSession, extents: Mapping[str, Extent]) -> DataFrame:
+    """From where to where there are messages: beyond, ranges of events are not looked at."""
+    rows = [(name, BROKER_GROUP, *extent) for name, extent in extents.items()]
+    return spark.createDataFrame(rows, "subject string, broker_group string, first bigint, end bigint")
+
+
+# --- events, message by message ---------------------------------------------------------------------------------------
+
+
+def _holds(events: DataFrame, *, with_moves: bool) -> DataFrame:
+    """The events of ranges. One that is `pulled` also has `ending`: what next happened to all that its consumer held,
+    to the group's cursor too, `with_moves`. The window runs backwards, for a frame that grows is cheap and one that
+    shrinks is not."""
+    pulled = events.filter(F.col("event") == "pulled")
+    is_whole = F.col("first_sequence").isNull() | (F.col("event") == "sought")  # not of a range
+    of_groups = F.col("event").isin(*_MOVED)
+    all_ended = events.filter(F.col("event").isin(*_ENDED) & is_whole)
+    ended = all_ended.filter(~of_groups)
+    if with_moves:
+        consumers = pulled.select(*_PLACE, "consumer").distinct()
+        moves = all_ended.filter(of_groups).drop("consumer").join(consumers, list(_PLACE))
+        ended = ended.unionByName(moves.select(*events.columns))
+    ending = F.struct("position", "at", "event")
+    marked = pulled.withColumn("ending", F.lit(None).cast(_ENDING)).unionByName(ended.withColumn("ending", ending))
+    backwards = Window.partitionBy(*_PLACE, "consumer").orderBy(F.desc("position"))
+    until_here = backwards.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    marked = marked.withColumn("ending", F.last("ending", ignorenulls=True).over(until_here))
+    settled = events.filter(F.col("event").isin(*_SETTLED) & F.col("first_sequence").isNotNull())
+    return marked.filter(F.col("event") == "pulled").unionByName(
+        settled.withColumn("ending", F.lit(None).cast(_ENDING))
+    )
+
+
+def _each(holds: DataFrame, extents: DataFrame) -> DataFrame:
+    """A row for each message of each range."""
+    low, high = F.greatest("first_sequence", "first"), F.least(F.col("first_sequence") + F.col("count"), F.col("end"))
+    within = holds.join(F.broadcast(extents), ["subject", "broker_group"]).filter(low < high)
+    return within.withColumn("sequence", F.explode(F.sequence(low, high - 1)))
+
+
+def _acts(each: DataFrame) -> DataFrame:
+    """One row for each message and group that has to do with it: attempts, counts, times, and its last event."""
+    in_order = Window.partitionBy(*_KEY).orderBy("position", "event")
+    event, ending = F.col("event"), F.col("ending")
+    rows = each.withColumn("next", F.lead(F.struct("event", "at", "position", "detail")).over(in_order))
+    rows = rows.withColumn("before", F.lag("event").over(in_order))
+    is_pulled, is_acked = event == "pulled", event == "acked"
+    is_settled = F.coalesce(F.col("next.event") != "pulled", F.lit(False)) & (
+        ending.isNull() | (F.col("next.position") <= F.col("ending.position"))
+    )
+    outcome = (
+        F.when(is_acked, F.lit("acked"))
+        .when(is_settled, F.col("next.event"))
+        .when(ending.isNotNull(), _translated(F.col("ending.event"), _ENDINGS))
+        .when(F.col("next").isNotNull(), F.lit("forgotten"))
+        .otherwise(F.lit(IN_HAND))
+    )
+    ended_at = F.when(is_acked, F.col("at")).when(is_settled, F.col("next.at")).otherwise(F.col("ending.at"))
+    attempt = F.struct(
+        "position",
+        "attempt",
+        "consumer",
+        F.when(is_pulled, F.col("at")).alias("pulled_at"),
+        ended_at.alias("ended_at"),
+        outcome.alias("outcome"),
+        F.when(is_settled, F.col("next.detail")).alias("reason"),
+    )
+    is_attempt = is_pulled | (is_acked & F.coalesce(F.col("before") != "pulled", F.lit(True)))
+    return rows.groupBy(*_KEY).agg(
+        F.sort_array(F.collect_list(F.when(is_attempt, attempt))).alias("attempts"),
+        F.count_if(is_pulled).alias("pulls"),
+        F.count_if(is_acked).alias("acks"),
+        F.min(F.when(is_pulled, F.col("at"))).alias("first_pulled_at"),
+        F.min(F.when(is_acked, F.col("at"))).alias("acked_at"),
+        F.max(F.when(event == "dead", F.col("at"))).alias("dead_at"),
+        F.max(F.struct("position", "event", "due_at", "ending")).alias("last"),
+    )
+
+
+# --- what came of it --------------------------------------------------------------------------------------------------
+
+
+def _state(standing: Standing) -> Column:
+    """Of one copy. What a filter passes over is noted when something behind it is handed out; the cursor that the
+    broker tells is beyond it already."""
+    last, sequence = F.col("last.event"), F.col("sequence")
+    is_older = F.col("last").isNull() | (F.col("last.position") < F.col("moved_at"))
+    is_moved = F.col("moved_at").isNotNull() & is_older
+    is_settled = last.isin("acked", "dead", "declined", "skipped", "lost")
+    is_once = F.col("is_once") & (last == "pulled")
+    is_told = F.unix_millis("appended_at") >= standing.told_from_ms
+    return (
+        F.when(is_moved & (sequence >= F.col("moved_to")), F.lit(WAITING))
+        .when(is_moved & F.coalesce(~is_settled & ~is_once, F.lit(True)), F.lit(SKIPPED))
+        .when(last.isNull() & (sequence < F.col("cursor")), F.when(is_told, F.lit(SKIPPED)).otherwise(F.lit(UNKNOWN)))
+        .when(last.isNull(), F.lit(WAITING))
+        .when(is_once, F.lit(HANDED_OUT))
+        .when((last == "pulled") & F.col("last.ending").isNotNull(), F.lit(RETURNED))
+        .otherwise(_translated(last, _AFTER))
+    )
+
+
+def _gathered(told: DataFrame, *, has_copies: bool) -> DataFrame:
+    """The message and its copies in the inbox as one row; copies of a message that is not meant are nobody's."""
+    attempts = F.when(F.col("is_once"), F.transform("attempts", _as_handed_out)).otherwise(F.col("attempts"))
+    counts = {name: F.coalesce(F.col(name), F.lit(0)) for name in ("pulls", "acks")}
+    told = told.withColumns({"attempts": F.coalesce(attempts, F.array()), **counts})
+    if not has_copies:  # as a rule; what follows is a shuffle
+        return told.withColumn("redrives", F.lit(0).cast("long"))
+    place = (F.col("home").alias("subject"), "broker_group", F.col("place").alias("sequence"), "group")
+    gathered = told.groupBy(*place).agg(
+        F.max(F.when(F.col("copy") < 0, F.struct("id", "key", "created_at", "appended_at"))).alias("message"),
+        F.max_by("state", "copy").alias("state"),
+        F.max_by("due_at", "copy").alias("due_at"),
+        F.sort_array(F.flatten(F.collect_list("attempts"))).alias("attempts"),
+        *(F.sum(name).alias(name) for name in counts),
+        F.count_if(F.col("copy") >= 0).alias("redrives"),
+        *(F.min(name).alias(name) for name in ("first_pulled_at", "acked_at")),
+        F.max("dead_at").alias("dead_at"),
+    )
+    return gathered.filter(F.col("message").isNotNull()).select("*", "message.*")
+
+
+def _as_handed_out(attempt: Column) -> Column:
+    """What an at-most-once group does: nothing ends it, for it had no end to wait for."""
+    return attempt.withField("outcome", F.lit(HANDED_OUT)).withField("ended_at", attempt["pulled_at"])
+
+
+def _timed(rows: DataFrame) -> DataFrame:
+    acked = F.get(F.filter("attempts", lambda each: each["outcome"] == "acked"), 0)
+    without_position = F.transform("attempts", lambda each: each.dropFields("position"))
+    return (
+        rows.withColumn("handling_ms", _ms_between(acked["pulled_at"], acked["ended_at"]))
+        .withColumn("wait_ms", _ms_between(F.col("appended_at"), F.col("first_pulled_at")))
+        .withColumn("total_ms", _ms_between(F.col("created_at"), F.col("acked_at")))
+        .withColumn("attempts", without_position)
+        .select(*_COLUMNS)
+    )
+
+
+def _ms_between(begin: Column, end: Column) -> Column:
+    return F.unix_millis(end) - F.unix_millis(begin)
+
+
+def _translated(word: Column, into: dict[str, str]) -> Column:
+    pairs = [F.lit(each) for pair in into.items() for each in pair]
+    return F.create_map(*pairs)[word]

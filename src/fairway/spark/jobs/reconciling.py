@@ -1,0 +1,280 @@
+"""One reconciliation: everything is read once, compared, and summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
+
+from fairway.errors import Misuse
+from fairway.spark.jobs import auditing, books, findings, replay, sent, servers
+from fairway.spark.jobs.auditing import Archive
+from fairway.spark.jobs.balance import MS, Book, Finding, Options, Result
+from fairway.spark.jobs.holes import Whole, holes
+from fairway.spark.jobs.scope import COLUMNS, Scope
+from fairway.spark.jobs.watching import Point, Watch
+
+WINDOWS_MAX: Final = 10_000  # rows that a result holds: the newest; `output` has them all
+
+
+class Reconciling:
+    """One run. What it has read is kept until it is closed."""
+
+    def __init__(self, spark: SparkSession, options: Options, rows: DataFrame | None, watch: Watch) -> None:
+        if rows is not None and (options.since or options.until) and "sent_at" not in map(str.lower, rows.columns):
+            raise Misuse("--since and --until mean the rows of --sent, too: they need a column sent_at then")
+        self._spark = spark
+        self._options = options
+        self._watch = watch
+        self._kept: list[DataFrame] = []
+        self._rows = None if rows is None else self._keep(sent.prepared(rows, options.subjects))
+        self._scope = Scope(spark, options, has_rows=rows is not None)
+
+    def close(self) -> None:
+        for each in self._kept:
+            each.unpersist()
+
+    def run(self) -> Result:
+        options, scope = self._options, self._scope
+        headers = ("headers",) if self._rows is not None and sent.needs_headers(options.match) else ()
+        log = self._keep(scope.log((*COLUMNS, *headers)))
+        messages = log if options.until is None else log.filter(F.col("appended_at") < F.lit(options.until))
+        self._tell("reading the log")
+        parts = self._of_log(messages)
+        self._tell("following messages through groups")
+        groups = self._keep(scope.groups())
+        accounts = findings.marked(
+            scope.accounts(groups), scope.counts.now_ms, options.late_after_ms, options.stuck_after_ms
+        ).localCheckpoint()  # what made it is long, and would be looked through with every use
+        parts += self._of_groups(accounts, groups)
+        self._tell("comparing")
+        judged = None
+        if self._rows is not None:
+            judged = self._keep(self._judged(self._rows, log))
+            parts += self._of_rows(self._rows, messages, judged)
+        return self._result(messages, accounts, judged, findings.together(parts).localCheckpoint())
+
+    def _keep(self, rows: DataFrame) -> DataFrame:
+        self._kept.append(rows.persist())
+        return self._kept[-1]
+
+    def _tell(self, doing: str) -> None:
+        self._watch(Point(f"reconcile: {doing}", sum(end - begin for begin, end in self._scope.extents.values())))
+
+    # --- findings -----------------------------------------------------------------------------------------------------
+
+    def _of_log(self, messages: DataFrame) -> list[DataFrame]:
+        """What is double or absent in the log, and in the archive."""
+        copies = self._copies(messages)
+        parts = [] if copies is None else [findings.stored_twice(copies)]
+        there = messages.select("subject", "sequence", "appended_at")
+        archive = self._archive()
+        if archive is not None:
+            is_whole, extents = self._options.since is None, self._scope.extents
+            compared = self._keep(auditing.compared(self._spark, archive, messages, extents, is_whole=is_whole))
+            parts.append(compared)
+            only = compared.filter(F.col("reason") == findings.NOT_IN_LOG)
+            there = there.unionByName(only.select("subject", "sequence", F.col("since").alias("appended_at")))
+            old = auditing.gone(self._spark, archive, messages, extents) if is_whole else None
+            parts += [] if old is None else [old]
+        wholes = [Whole(name, begin, end) for name, (begin, end) in self._scope.extents.items()]
+        gaps = holes(self._spark, there, wholes)
+        return parts if gaps is None else [*parts, findings.holes(gaps)]
+
+    def _copies(self, messages: DataFrame) -> DataFrame | None:
+        """Messages whose id was there before, unless a replay has sent them again, as it was told to."""
+        copies = self._keep(findings.repeated(messages))
+        if copies.isEmpty():
+            return None
+        replayed = self._scope.log(("subject", "sequence", "headers"))
+        replayed = replayed.filter(F.col("headers").getItem(replay.HEADER_ID).isNotNull())
+        return copies.join(replayed.select("subject", "sequence"), ["subject", "sequence"], "left_anti")
+
+    def _archive(self) -> Archive | None:
+        options, scope = self._options, self._scope
+        if options.archive is None:
+            return None
+        archive = auditing.open_archive(self._spark, options.archive, scope.log_id, scope.extents, options.since)
+        if archive.files_gone:
+            more = f" and {len(archive.files_gone) - 1:,} more" if len(archive.files_gone) > 1 else ""
+            scope.notes.append(f"{archive.root} lacks files that its commits name: {archive.files_gone[0]}{more}")
+        unarchived = sorted(set(scope.extents) - {each.subject for each in archive.ranges})
+        if unarchived:
+            scope.notes.append(f"not in the archive at all: {', '.join(unarchived)}")
+        return archive
+
+    def _of_groups(self, accounts: DataFrame, groups: DataFrame) -> list[DataFrame]:
+        now_ms = self._scope.counts.now_ms
+        return [
+            findings.of_messages(accounts, now_ms),
+            findings.stalled(accounts, groups, now_ms, self._options.stuck_after_ms),
+            findings.lost(groups.select("subject", "group", F.inline("lost"))),
+        ]
+
+    # --- business rows ------------------------------------------------------------------------------------------------
+
+    def _judged(self, rows: DataFrame, log: DataFrame) -> DataFrame:
+        """What became of each row."""
+        options, scope = self._options, self._scope
+        # Where retention has taken the beginning of the log, which rows may speak of.
+        cut = {
+            name: each for name, each in scope.extents.items() if each.first and each.first == scope.stored[name].first
+        }
+        archived, begins = None, {}
+        if cut and options.archive is not None:
+            archive = auditing.open_archive(self._spark, options.archive, scope.log_id, cut)
+            archived = self._as_rows(archive.rows)
+        if cut:
+            oldest = log.filter(F.col("subject").isin(*cut)).groupBy("subject").agg(F.min("appended_at").alias("at"))
+            begins = {row["subject"]: row["at"].astimezone(UTC) for row in oldest.collect()}
+        judged = sent.judged(
+            sent.within(rows, options.since, options.until),
+            self._as_rows(log),
+            scope.pending,
+            archived,
+            begins,
+            scope.counts.now_ms - options.late_after_ms,
+        )
+        return judged.fillna(", ".join(options.subjects), ["subject"])
+
+    def _as_rows(self, messages: DataFrame) -> DataFrame:
+        return messages.withColumn("row", sent.row_of(self._options.match))
+
+    def _of_rows(self, rows: DataFrame, messages: DataFrame, judged: DataFrame) -> list[DataFrame]:
+        stored = self._as_rows(messages)
+        parts = [sent.never_stored(judged), sent.strangers(rows, stored)]
+        return parts if self._options.match == sent.ID else [*parts, sent.rows_twice(rows, stored)]
+
+    # --- sums ---------------------------------------------------------------------------------------------------------
+
+    def _result(self, messages: DataFrame, accounts: DataFrame, judged: DataFrame | None, found: DataFrame) -> Result:
+        options, notes = self._options, self._scope.notes
+        books_of = self._keep(books.summed(self._amounts(messages, judged, found), accounts))
+        whole = books_of.filter("is_whole").orderBy("subject", "group").collect()
+        differing = self._differing([row.asDict() for row in whole])
+        if options.output is not None:
+            self._write(options.output, found, differing, books_of)
+        by_kind = self._counts_of(found, differing)
+        windows = books_of.filter("not is_whole").orderBy(F.desc("window"), F.desc("subject"), F.desc("group"))
+        newest = windows.limit(WINDOWS_MAX + 1).collect()
+        if len(newest) > WINDOWS_MAX:
+            notes.append(f"only the newest {WINDOWS_MAX:,} rows of windows are shown: --output has all of them")
+        if not self._scope.scheduled.is_there:
+            notes.append("there is no delay server, so nothing is scheduled")
+        fates = {} if judged is None else _pairs(judged.groupBy("fate").count())
+        notes.extend(_notes_of(fates))
+        return Result(
+            is_balanced=not set(by_kind) - (set() if options.is_strict else {findings.STRANGER}),
+            at=datetime.fromtimestamp(self._scope.counts.now_ms / MS, UTC),
+            window_s=options.window_s,
+            counts={kind: by_kind.get(kind, 0) for kind in findings.KINDS},
+            rows=fates,
+            books=[_book(row.asDict()) for row in whole],
+            windows=[_book(row.asDict()) for row in reversed(newest[:WINDOWS_MAX])],
+            findings=[*self._named(found, by_kind), *differing[: options.top]],
+            notes=notes,
+        )
+
+    def _amounts(self, messages: DataFrame, judged: DataFrame | None, found: DataFrame) -> list[DataFrame]:
+        """All that is counted of subjects."""
+        window_ms = self._options.window_ms
+        stored_in, at_in = books.window_of("appended_at", window_ms), books.window_of("at", window_ms)
+        common = [books.problems(found, window_ms), books.amounts(self._due(), F.col("window"), scheduled=F.col("due"))]
+        if judged is not None:
+            return [*common, books.amounts(messages, stored_in, stored=1), books.amounts(judged, at_in, sent=1)]
+        absent = found.filter(F.col("reason").isin(findings.HOLE, findings.NOT_IN_LOG))
+        return [
+            *common,
+            books.amounts(messages, stored_in, stored=1, sent=1),
+            books.amounts(absent, at_in, sent=F.col("messages")),
+        ]
+
+    def _due(self) -> DataFrame:
+        """What is scheduled, in the windows of its due times."""
+        scheduled = self._scope.scheduled
+        windows = [(subject, start_ms, count) for (subject, start_ms), count in scheduled.windows.items()]
+        counted = {subject for subject, _ in scheduled.windows}
+        rest = [(name, None, count) for name, count in scheduled.messages.items() if name not in counted]
+        rows = self._spark.createDataFrame([*windows, *rest], "subject string, start_ms long, due long")
+        return rows.withColumn("window", F.timestamp_millis("start_ms"))
+
+    def _differing(self, whole: Sequence[Mapping[str, Any]]) -> list[Finding]:
+        """Where the log tells another story than the broker. What groups hold is compared only if none has moved."""
+        before, options = self._scope.counts, self._options
+        after = servers.counts(options.url, options.patience_s, self._scope.extents)
+        is_still = before.position == after.position and not (options.since or options.until)
+        differing = []
+        for row in whole:
+            place = row["subject"], row["group"]
+            if place not in before.owed:
+                continue  # no group, or one that is gone
+            stored, told = row["stored"], sum(row[name] for name in ("acked", "dead", "outstanding", "skipped", "lost"))
+            if told != stored:
+                said = f"the subject has {stored:,} messages, and the events of the group tell of {told:,}"
+                differing.append(_differs(*place, abs(told - stored), said))
+            held, owed = row[books.HELD], before.owed[place]
+            if is_still and held != owed:
+                said = f"the broker counts {owed:,} messages that are handed out and not settled, the log {held:,}"
+                differing.append(_differs(*place, abs(held - owed), said))
+        return differing
+
+    def _counts_of(self, found: DataFrame, differing: Sequence[Finding]) -> dict[str, int]:
+        number = F.when(F.col("kind") == findings.MISSING, F.col("messages")).otherwise(1)
+        by_kind = _pairs(found.groupBy("kind").agg(F.sum(number)))
+        return (
+            {**by_kind, findings.DIFFERING: len(differing) + by_kind.get(findings.DIFFERING, 0)}
+            if differing
+            else by_kind
+        )
+
+    def _write(self, path: str, found: DataFrame, differing: Sequence[Finding], books_of: DataFrame) -> None:
+        rows = found.drop("at")
+        more = self._spark.createDataFrame([asdict(each) for each in differing], rows.schema)
+        rows.unionByName(more).write.mode("errorifexists").parquet(f"{path}/findings")
+        windows = books_of.filter("not is_whole").drop("is_whole", books.HELD)
+        windows.write.mode("errorifexists").parquet(f"{path}/books")
+
+    def _named(self, found: DataFrame, by_kind: Mapping[str, int]) -> list[Finding]:
+        """The first of each kind: none takes the place of another."""
+        named = []
+        for kind in (each for each in findings.KINDS if by_kind.get(each)):
+            some = found.filter(F.col("kind") == kind).drop("at")
+            first = some.orderBy("since", "subject", "group", "sequence", "id").limit(self._options.top)
+            named += [Finding(**_in_utc(row.asDict())) for row in first.collect()]
+        return named
+
+
+def _notes_of(fates: Mapping[str, int]) -> list[str]:
+    notes = []
+    if fates.get(sent.UNDER_WAY):
+        notes.append(f"{fates[sent.UNDER_WAY]:,} rows were sent a moment ago and are not stored yet: look again")
+    if fates.get(sent.TOO_OLD):
+        notes.append(
+            f"{fates[sent.TOO_OLD]:,} rows are older than what retention has left, and nobody can say whether they "
+            "were stored: --archive looks there, --since leaves them out"
+        )
+    return notes
+
+
+def _pairs(rows: DataFrame) -> dict[str, int]:
+    """Rows of a name and a number."""
+    return {name: number for name, number in rows.collect()}  # noqa: C416  (a row is more than a pair)
+
+
+def _book(row: dict[str, Any]) -> Book:
+    return Book(**_in_utc({name: row[name] for name in row if name not in {"is_whole", books.HELD}}))
+
+
+def _differs(subject: str, group: str, messages: int, said: str) -> Finding:
+    kind, remedy = findings.REASONS[findings.COUNTED_OTHERWISE]
+    nothing = None, None, None
+    return Finding(kind, findings.COUNTED_OTHERWISE, subject, group, *nothing, messages, None, None, said, remedy)
+
+
+def _in_utc(row: dict[str, Any]) -> dict[str, Any]:
+    """Spark gives times of this machine's zone, which say no zone."""
+    return {name: each.astimezone(UTC) if isinstance(each, datetime) else each for name, each in row.items()}

@@ -1,0 +1,240 @@
+"""What became of the messages of some subjects, group by group: how many are done, dead or still to come, how long they
+took, which were the slowest and which are stuck. `lives` is the same message by message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import typer
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
+
+from fairway.errors import BadName, Misuse
+from fairway.names import Group
+from fairway.spark.jobs import picking, program, standing
+from fairway.spark.jobs.failing import sentences
+from fairway.spark.jobs.lives import ACKED, OPEN, STATES, lives
+from fairway.spark.jobs.picking import Picking
+from fairway.spark.options import DEFAULT_URL, PATIENCE_S
+
+TOP: Final = 5
+_TIMES: Final = ("wait_ms", "handling_ms", "total_ms")
+_FINE: Final = 10_000  # of the percentiles: the hundredth of a percent
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which messages, which groups, and what to make of them."""
+
+    picking: Picking
+    groups: tuple[str, ...] = ()  # none: all
+    top: int = TOP  # messages to name, of the slowest and of those that are stuck
+    output: str | None = None  # a directory for one row per message and group, as Parquet
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of the messages that have come so far; None: none has."""
+
+    p50_ms: int | None
+    p99_ms: int | None
+
+
+@dataclass(frozen=True)
+class Account:
+    """What became of a subject's messages in one group."""
+
+    subject: str
+    group: str
+    messages: int
+    states: dict[str, int]  # those that occur, in the order of a life
+    again: int  # handed out more than once
+    acked_again: int  # acked more than once
+    redriven: int  # came once more through the group's inbox
+    wait: Times  # from storing to being handed out
+    handling: Times  # from being handed out to the ack
+    total: Times  # from creation to the ack
+
+
+@dataclass(frozen=True)
+class Named:
+    """One message in one group."""
+
+    id: str
+    subject: str
+    group: str
+    sequence: int
+    key: str | None
+    state: str
+    pulls: int
+    appended_at: datetime
+    due_at: datetime | None
+    wait_ms: int | None
+    handling_ms: int | None
+    total_ms: int | None
+    reason: str | None  # the last that a consumer gave
+
+
+@dataclass
+class Found:
+    """What a run has found."""
+
+    accounts: list[Account] = field(default_factory=list)
+    slowest: list[Named] = field(default_factory=list)  # of those that were acked: created to acked
+    stuck: list[Named] = field(default_factory=list)  # of those that something is to happen to: the oldest
+    unclaimed: list[str] = field(default_factory=list)  # subjects that no group consumes
+
+
+def run(spark: SparkSession, options: Options) -> Found:
+    """Follow the messages that are meant."""
+    groups = _checked(options.groups)
+    with sentences("tracing"):
+        seen = standing.look(options.picking, groups)
+        rows = lives(spark, options.picking, groups, seen).persist()
+        try:
+            if options.output is not None:
+                rows.write.mode("errorifexists").partitionBy("subject").parquet(options.output)
+            found = Found([_account(row) for row in accounts(rows).orderBy("subject", "group").collect()])
+            found.slowest = _named(rows.filter(F.col("state") == ACKED), F.desc("total_ms"), options.top)
+            found.stuck = _named(rows.filter(F.col("state").isin(*OPEN)), F.asc("appended_at"), options.top)
+            claimed = {subject for subject, _ in seen.cursors} | {each.subject for each in found.accounts}
+            found.unclaimed = sorted(name for name in seen.subjects if name not in claimed) if groups is None else []
+            return found
+        finally:
+            rows.unpersist()
+
+
+def accounts(rows: DataFrame) -> DataFrame:
+    """One row for each subject and group: `messages`, one column for each state, `again`, `acked_again`, `redriven`,
+    and the 50th and 99th percentile of each time as an array."""
+    return rows.groupBy("subject", "group").agg(
+        F.count("*").alias("messages"),
+        *(F.count_if(F.col("state") == state).alias(state) for state in STATES),
+        F.count_if(F.col("pulls") > 1).alias("again"),
+        F.count_if(F.col("acks") > 1).alias("acked_again"),
+        F.count_if(F.col("redrives") > 0).alias("redriven"),
+        *(F.percentile_approx(name, [0.5, 0.99], _FINE).alias(name) for name in _TIMES),
+    )
+
+
+def _checked(groups: tuple[str, ...]) -> frozenset[str] | None:
+    try:
+        return frozenset(str(Group.parse(each)) for each in groups) or None
+    except BadName as error:
+        raise Misuse(f"--group: {error}") from None
+
+
+def _account(row: Row) -> Account:
+    return Account(
+        row["subject"],
+        row["group"],
+        row["messages"],
+        {state: row[state] for state in STATES if row[state]},
+        row["again"],
+        row["acked_again"],
+        row["redriven"],
+        *(Times(*(row[name] or (None, None))) for name in _TIMES),
+    )
+
+
+def _named(rows: DataFrame, order: Column, top: int) -> list[Named]:
+    reasons = F.filter(F.transform("attempts", lambda each: each["reason"]), lambda each: each.isNotNull())
+    reason = F.try_element_at(reasons, F.lit(-1)).alias("reason")
+    columns = [each.name for each in fields(Named) if each.name != "reason"]
+    found = rows.orderBy(order, "subject", "group", "sequence").limit(top)
+    return [_name(row) for row in found.select(*columns, reason).collect()]
+
+
+def _name(row: Row) -> Named:
+    """The driver gets times in its own zone and without it."""
+    told = row.asDict()
+    times = {name: _in_utc(told.pop(name)) for name in ("appended_at", "due_at")}
+    return Named(**told, **times)  # type: ignore[arg-type]
+
+
+def _in_utc(moment: datetime | None) -> datetime | None:
+    return None if moment is None else moment.astimezone(UTC)
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+def command(  # noqa: PLR0913, PLR0917  (one for each flag)
+    subjects: picking.Subjects,
+    archive: picking.Archive = None,
+    group: Annotated[
+        list[str] | None, typer.Option("--group", metavar="GROUP", help="Only this group; may be repeated.")
+    ] = None,
+    since: picking.Since = None,
+    until: picking.Until = None,
+    key: picking.Keys = None,
+    tag: picking.Tags = None,
+    where: picking.Predicate = None,
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="Name so many of the slowest and of the stuck.")] = TOP,
+    output: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write one row per message and group there, as Parquet.")
+    ] = None,
+    url: program.Url = DEFAULT_URL,
+    patience_s: program.Patience = PATIENCE_S,
+    master: program.Master = None,
+    spark_log: program.SparkLog = program.QUIET,
+    json: program.AsJson = False,
+) -> None:
+    """What became of messages, group by group: done, dead, still to come; how long they took; which are stuck."""
+    with program.failures("trace"):
+        picked = Picking(
+            tuple(subjects), archive, url, picking.moment(since, "since"), picking.moment(until, "until"),
+            tuple(key or ()), tuple(tag or ()), where, patience_s,
+        )  # fmt: skip
+    with program.running("trace", master, spark_log, is_quiet=json) as (spark, _watch):
+        found = run(spark, Options(picked, tuple(group or ()), top, output))
+    program.tell(found, json, _lines(found))
+
+
+def _lines(found: Found) -> list[str]:
+    lines = [line for each in found.accounts for line in _lines_of(each)]
+    lines += [f"{subject}: no group consumes it" for subject in found.unclaimed]
+    for title, named in (("slowest", found.slowest), ("stuck", found.stuck)):
+        lines += [f"{title}:"] if named else []
+        lines += [_line(each) for each in named]
+    return lines or ["no messages"]
+
+
+def _lines_of(account: Account) -> list[str]:
+    states = ", ".join(f"{count:,} {state}" for state, count in account.states.items())
+    lines = [f"{account.subject} → {account.group}: {account.messages:,} messages: {states}"]
+    notes = (
+        (account.again, "handed out more than once"),
+        (account.acked_again, "acked more than once"),
+        (account.redriven, "redriven or replayed to the group"),
+    )
+    told = [f"{count:,} {what}" for count, what in notes if count]
+    times = (("waited", account.wait), ("handled in", account.handling), ("acked after", account.total))
+    told += [f"{what} {_ms(of.p50_ms)} (p99 {_ms(of.p99_ms)})" for what, of in times if of.p50_ms is not None]
+    return [*lines, f"  {'; '.join(told)}"] if told else lines
+
+
+def _line(each: Named) -> str:
+    parts = [f"  {each.id} {each.subject} → {each.group}: {each.state}"]
+    if each.state == ACKED:
+        parts.append(f"after {_ms(each.total_ms)}, waited {_ms(each.wait_ms)}, handled in {_ms(each.handling_ms)}")
+    else:
+        parts.append(f"since {each.appended_at:%Y-%m-%d %H:%M:%S}Z")
+    if each.due_at is not None:
+        parts.append(f"again at {each.due_at:%Y-%m-%d %H:%M:%S}Z")
+    if each.pulls > 1:
+        parts.append(f"handed out {each.pulls} times")
+    return ", ".join(parts) + (f" ({each.reason})" if each.reason else "")
+
+
+def _ms(of: int | None) -> str:
+    if of is None:
+        return "unknown"
+    return f"{of:,} ms" if of < 10_000 else f"{of / 1_000:,.0f} s"
+
+
+if __name__ == "__main__":
+    program.main(command, "trace")

@@ -5,7 +5,8 @@ same numbers. What a field means for each kind:
 
     kind          consumer  attempt  due_ms      lot                ranges           detail
     GROUP_CONFIG                                                                     the configuration
-    JOIN          id                             config version                      name
+    JOIN          id        1 if it              config version                      name
+                            missed some
     LEAVE         id
     EXPIRE        id                                                                 (its lease ended)
     EXPIRE        id        of lot               name of lot        taken away       (one lot, held too long)
@@ -79,8 +80,8 @@ def configured(config: GroupConfig, time_ms: int) -> Event:
     return Event(Kind.GROUP_CONFIG, time_ms, detail=encode(config))
 
 
-def joined(consumer_id: int, name: str, version: int, time_ms: int) -> Event:
-    return Event(Kind.JOIN, time_ms, consumer_id, lot=version, detail=name.encode())
+def joined(consumer_id: int, name: str, version: int, time_ms: int, *, is_gap: bool = False) -> Event:
+    return Event(Kind.JOIN, time_ms, consumer_id, int(is_gap), lot=version, detail=name.encode())
 
 
 def left(consumer_id: int, time_ms: int) -> Event:

@@ -35,17 +35,18 @@ def decide_join(
         state.roster.renew(member, now_ns)
         member.recall(arrived)
         told = (events.joined(member.id, name, config.version, now_ms),) if member.version != config.version else ()
-        return Joined(Outcome.DONE, told, config=config)
+        return Joined(Outcome.DONE, told, config=config, is_gap=state.has_gap)
     if member is None and len(state.roster) >= config.members_max:
         sentence = f"the group has {len(state.roster)} members, which is all it may have"
         return Joined(Outcome.BUSY, sentence=sentence, config=config, retry_after_ms=BUSY_RETRY_AFTER_MS)
     happened: list[Event] = []
-    is_gap = _is_gap(state, arrived, now_ms)
-    if is_gap:
+    is_new_gap = _is_gap(state, arrived, now_ms)
+    is_gap = is_new_gap or state.has_gap  # told once more, where the answer that told it may have been lost
+    if is_new_gap:
         happened.append(events.sought(max(resume_at, state.cursor), now_ms))
     if member is not None:
         happened.append(events.expired(member.id, now_ms))
-    happened.append(events.joined(state.next_consumer_id, name, config.version, now_ms))
+    happened.append(events.joined(state.next_consumer_id, name, config.version, now_ms, is_gap=is_gap))
     dying = _last_attempts(config, member, RESTARTED) if member is not None else ()
     return Joined(Outcome.DONE, tuple(happened), dying, config=config, is_gap=is_gap)
 

@@ -49,6 +49,7 @@ class _Snapshot(msgspec.Struct, array_like=True, frozen=True):
     stock: list[_Lot]
     dying: list[_Lot]
     reasons: list[bytes] = []  # of those that die, in the same order
+    has_gap: bool = False
 
 
 def write(state: State) -> bytes:
@@ -67,6 +68,7 @@ def write(state: State) -> bytes:
             [_packed(lot, lot.due_ms) for lot in _by_name(state.stock)],
             [_packed(lot, 0) for lot in _by_name(state.dying)],
             [lot.reason for lot in _by_name(state.dying)],
+            state.has_gap,
         )
     )
 
@@ -86,6 +88,7 @@ def read(data: bytes) -> State:
     state.next_consumer_id = found.next_consumer_id
     state.absent_since_ms = found.absent_since_ms
     state.lost_count = found.lost_count
+    state.has_gap = found.has_gap
     for each in found.members:
         member = Member(each.id, Consumer(each.name), each.version, each.number)
         for packed in each.lots:

@@ -46,6 +46,7 @@ class State:
         self.next_consumer_id = 1
         self.absent_since_ms = 0  # since when there has been no member
         self.lost_count = 0  # messages that retention took before this group had them
+        self.has_gap = False  # its broadcast consumer has missed messages, and may not have heard of it
         # Not events: they belong to this life.
         self.handling: OrderedDict[Lot, Member] = OrderedDict()  # in the order handed out; empty without max_handling
         self.recovered_end = 0  # below it, a PULL of the previous life may be missing
@@ -85,6 +86,7 @@ class State:
         if member is None:
             self.roster.add(Member(event.consumer_id, name, event.lot), now_ns)
             self.next_consumer_id = event.consumer_id + 1
+            self.has_gap = self.has_gap or bool(event.attempt)
         else:
             member.version = event.lot
 
@@ -119,6 +121,7 @@ class State:
         else:
             lot = self.stock.take((first, event.attempt), event.ranges)
         member = self.roster.of_id(event.consumer_id)
+        self.has_gap = False  # whoever pulls has had the answer to its JOIN
         lot.number = events.number_of(event)
         if self.config.mode is Mode.AT_MOST_ONCE:
             member.number = max(member.number, lot.number)

@@ -6,7 +6,7 @@ import pytest
 
 from fairway.batch.hashing import tag_mask
 from fairway.errors import Misuse
-from fairway.groups import Dying, GroupConfig, Handout, Kind, Outcome, TagFilter, Verdict
+from fairway.groups import Dying, Group, GroupConfig, Handout, Kind, Outcome, TagFilter, Verdict
 from fairway.groups.config import HOUR_MS
 from tests.unit.groups.scene import BORN_MS, MS_NS, Scene
 
@@ -164,6 +164,22 @@ def test_a_broadcast_consumer_that_comes_back_later_is_told_of_the_gap() -> None
 def test_a_broadcast_consumer_whose_group_is_gone_is_told_of_the_gap() -> None:
     assert Scene(is_broadcast=True).join("ann", arrived=9, resume_at=100).is_gap
     assert not Scene(is_broadcast=True).join("ann", resume_at=100).is_gap
+
+
+def test_of_a_gap_is_told_until_it_must_have_been_heard() -> None:
+    """The answer that tells it may be lost, with the connection, with the lease, or with the broker."""
+    scene = Scene(end=200, is_broadcast=True)
+    assert scene.join("ann", arrived=9, resume_at=100).is_gap
+    assert scene.join("ann", arrived=9, resume_at=150).is_gap
+    scene.wait(15_000)
+    scene.expire()
+    assert scene.join("ann", arrived=9, resume_at=150).is_gap
+    scene.group = Group.restore(scene.group.snapshot())
+    assert scene.join("ann", arrived=9, resume_at=150).is_gap
+    assert scene.lot("ann").first == 100  # nothing more was missed meanwhile
+    assert not scene.join("ann", arrived=10, resume_at=150).is_gap
+    scene.leave("ann")
+    assert not scene.join("ann", arrived=10, resume_at=150).is_gap
 
 
 def test_a_group_without_members_is_removable_after_its_idle_time() -> None:

@@ -68,7 +68,7 @@ def measure(root: Path, rounds: int, seconds: float) -> dict[str, Any]:
     with BrokerProcess(root) as broker:
         asyncio.run(fill(broker.port, "archive", BATCHES, MESSAGES, PAYLOAD_BYTES))
         asyncio.run(fill(broker.port, "orders", BATCHES // 10, 10, 100))
-        with PacedProcess(broker.port, "orders", "hot") as hot, SparkProcess(broker.port) as spark:
+        with SparkProcess(broker.port) as spark, PacedProcess(broker.port, "orders", "hot") as hot:
             hot.measure(0.5, PACE_PER_S)
             for _ in range(rounds):
                 alone.append(hot.measure(seconds, PACE_PER_S)["pull"])

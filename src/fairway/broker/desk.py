@@ -19,6 +19,7 @@ from fairway.names import Group as GroupName
 from fairway.names import Subject
 from fairway.protocol import Message
 from fairway.scheduling import Scheduler
+from fairway.scheduling.courtesy import COURTESY_NS
 from fairway.serving.requests import ServedRequest
 from fairway.storage.action_log import Action, ActionKind
 from fairway.storage.flusher import Outcome as Told
@@ -60,6 +61,7 @@ class Desk:
         self._call_later = call_later
         self._timers: dict[asyncio.TimerHandle, None] = {}
         self._is_closed = False
+        self._busy_ns = -COURTESY_NS  # when a decision was last carried out
         self._known: dict[tuple[str, str], GroupHost] = {}  # by names as they come: each request brings them anew
         self.parking = Parking(scheduler, self.call_later)
         self.watches = Watches(scheduler, self.call_later)
@@ -100,13 +102,17 @@ class Desk:
         """Several decisions that do not depend on one another, in one record: all of them or none."""
         actions = [host.action(event) for host, decision in decisions for event in decision.events]
         written = self.store.act(actions) if actions else None
-        now_ns = self.clock.monotonic_ns()
+        now_ns = self._busy_ns = self.clock.monotonic_ns()
         for host, decision in decisions:
             host.law.apply_all(decision.events, now_ns)
             self.rearm(host)
             if decision.dying and self.undertaker is not None:
                 self.undertaker.bury(host, decision.dying)
         return written
+
+    def is_busy(self, now_ns: int) -> bool:
+        """Whether groups are at work: something was decided for one of them just now."""
+        return now_ns - self._busy_ns < COURTESY_NS
 
     def when_durable(self, written: Header | None, told: Told) -> None:
         """Call `told` once the record is durable. Where there was nothing to write, once all before it is: an ack that

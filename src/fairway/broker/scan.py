@@ -11,6 +11,7 @@ from fairway.batch import may_hold, tag_mask
 from fairway.broker.desk import Desk
 from fairway.broker.reading import Reader
 from fairway.errors import Code, Refused
+from fairway.limits import KIB
 from fairway.protocol.admin import Scan, Scanned
 from fairway.protocol.messages import AttachedBatch, Whence
 from fairway.scheduling import Actor, Expiry, Verdict
@@ -20,6 +21,9 @@ from fairway.storage.message_log import StoredBatch
 
 SCAN_WEIGHT = 0.1  # a tenth of a group's share, while groups want theirs
 _ENTRIES_MAX = 4_096  # looked at in one slice
+# Of an answer while groups are at work, unless one batch is larger. It is made in one go, and 1 MiB takes the loop more
+# than a millisecond, for which a pull that comes meanwhile waits (bench/fairness_spark).
+BESIDE_GROUPS_BYTES_MAX = 128 * KIB
 
 
 def place(desk: Desk, subject_id: int, whence: Whence, value: int) -> int:
@@ -55,7 +59,9 @@ class ScanProcessor:
             return Verdict.DONE
         if not self._reader.is_indexed(actor, subject.id, begin):
             return Verdict.AGAIN
-        choice = self._choose(subject.id, begin, message)
+        is_bounded = not message.is_dry and self._desk.is_busy(now_ns)
+        bytes_max = min(message.bytes_max, BESIDE_GROUPS_BYTES_MAX) if is_bounded else message.bytes_max
+        choice = self._choose(subject.id, begin, message, bytes_max)
         if message.is_dry:
             request.respond(self._answer(subject.id, choice.reached, choice.size))
             return Verdict.DONE
@@ -83,16 +89,16 @@ class ScanProcessor:
             size,
         )
 
-    def _choose(self, subject_id: int, begin: int, message: Scan) -> _Choice:
+    def _choose(self, subject_id: int, begin: int, message: Scan, bytes_max: int) -> _Choice:
         choice = _Choice(begin)
-        if not message.bytes_max:
+        if not bytes_max:
             return choice
         masks = [tag_mask(tag) for tag in message.tags]
         for seen, entry in enumerate(self._desk.store.messages.readable(subject_id, begin)):
             if seen >= _ENTRIES_MAX or (message.end is not None and entry.first_sequence >= message.end):
                 break
             if not masks or any(may_hold(entry.tag_filter, mask) for mask in masks):
-                if choice.entries and choice.size + entry.size > message.bytes_max:
+                if choice.entries and choice.size + entry.size > bytes_max:
                     break
                 choice.entries.append(entry)
                 choice.size += entry.size

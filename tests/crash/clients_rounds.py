@@ -21,7 +21,7 @@ import msgspec
 import fairway
 from fairway.errors import FairwayError
 from fairway.groups.config import encode
-from tests.crash.broker_rounds import START_S_MAX, Counts, Process, Stage
+from tests.crash.broker_rounds import CALM_S, START_S_MAX, Counts, Process, Stage
 from tests.crash.broker_worker import CONFIG, LEASE_MS
 from tests.crash.clients_diary import ClientReading, ClientTruth
 from tests.crash.clients_worker import Orders
@@ -196,6 +196,7 @@ class ClientStage(Stage):
     def drain(self) -> None:
         self.await_begun()
         self.calm_down()
+        time.sleep(CALM_S)  # an ack whose answer is lost would be sent again, be stale, and be noted as none
         self.kill_broker()  # all is acked, and stays so
         self.start_broker()
         time.sleep(AFTERMATH_S)

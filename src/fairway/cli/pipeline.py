@@ -1,4 +1,4 @@
-"""`fairway pipeline archive|reconcile|repetition|replay|report`: jobs on Spark over the log.
+"""`fairway pipeline archive|trace|reconcile|repetition|replay|report`: jobs on Spark over the log.
 
 A job's flags are its own (`fairway.spark.jobs`), since it is a program for `spark-submit`, too; here they are handed
 on, with the settings of this machine. Spark is imported when a job runs.
@@ -51,7 +51,7 @@ def repetition(context: typer.Context) -> None:
 
 @app.command("replay", context_settings=_HANDED_ON, add_help_option=False)
 def replay(context: typer.Context) -> None:
-    """Messages once more, to a subject, with the ids they had."""
+    """Messages once more, to a subject or to one group of it, with the ids they had."""
     with output.failures("pipeline replay"):
         from fairway.spark.jobs import replay
 

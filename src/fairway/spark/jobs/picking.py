@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
@@ -87,6 +88,23 @@ def _live(spark: SparkSession, picking: Picking) -> DataFrame:
         .options(url=picking.url, subject=",".join(picking.subjects), patienceSeconds=str(picking.patience_s))
         .load()
     )
+
+
+def told(
+    subjects: Sequence[str],
+    archive: str | None,
+    url: str,
+    since: str | None,
+    until: str | None,
+    *,
+    keys: Sequence[str] | None = None,
+    tags: Sequence[str] | None = None,
+    where: str | None = None,
+    patience_s: int,
+) -> Picking:
+    """What the flags of a command say."""
+    begin, end = moment(since, "since"), moment(until, "until")
+    return Picking(tuple(subjects), archive, url, begin, end, tuple(keys or ()), tuple(tags or ()), where, patience_s)
 
 
 def _archived(spark: SparkSession, picking: Picking) -> DataFrame:

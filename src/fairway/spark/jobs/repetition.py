@@ -194,10 +194,7 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
 ) -> None:
     """How often keys repeat against the length of the queue: none, sparse, high; what coalescing would save."""
     with program.failures("repetition"):
-        picked = Picking(
-            tuple(subjects), archive, url, picking.moment(since, "since"), picking.moment(until, "until"),
-            where=where, patience_s=patience_s,
-        )  # fmt: skip
+        picked = picking.told(subjects, archive, url, since, until, where=where, patience_s=patience_s)
     with program.running("repetition", master, spark_log, is_quiet=json) as (spark, _watch):
         found = run(spark, Options(picked, queue_length, many, top, output))
     program.tell(found, json, _lines(found))

@@ -333,10 +333,9 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
 ) -> None:
     """Messages once more, to a subject or one group of it, with their ids. The same command goes on where it was."""
     with program.failures("replay"):
-        picked = Picking(
-            tuple(subjects), archive, url, picking.moment(since, "since"), picking.moment(until, "until"),
-            tuple(key or ()), tuple(tag or ()), where, patience_s,
-        )  # fmt: skip
+        picked = picking.told(
+            subjects, archive, url, since, until, keys=key, tags=tag, where=where, patience_s=patience_s
+        )
         options = Options(picked, receiving(to, group, subjects), url, id, state, rate, patience_s, group)
     with program.running("replay", master, spark_log, is_quiet=json) as (spark, watch), host.asked_to_end() as ending:
         done = count(spark, options) if dry_run else run(spark, options, watch, lambda: ending.is_asked)

@@ -185,10 +185,9 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
 ) -> None:
     """What became of messages, group by group: done, dead, still to come; how long they took; which are stuck."""
     with program.failures("trace"):
-        picked = Picking(
-            tuple(subjects), archive, url, picking.moment(since, "since"), picking.moment(until, "until"),
-            tuple(key or ()), tuple(tag or ()), where, patience_s,
-        )  # fmt: skip
+        picked = picking.told(
+            subjects, archive, url, since, until, keys=key, tags=tag, where=where, patience_s=patience_s
+        )
     with program.running("trace", master, spark_log, is_quiet=json) as (spark, _watch):
         found = run(spark, Options(picked, tuple(group or ()), top, output))
     program.tell(found, json, _lines(found))

@@ -192,7 +192,7 @@ class Kafka(Server):
         config.write_text("".join(f"{key}={value}\n" for key, value in self._config().items()), encoding="utf-8")
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         formatted = subprocess.run(
-            [*map(str, java), "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config)],
+            [*map(str, java), "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(config)],
             check=False,
             capture_output=True,
             text=True,

@@ -64,6 +64,7 @@ class Connection:
         self._pings_heard = 0  # since `_pings_since_ns`
         self._pings_since_ns = now_ns
         self._turned_away: Refused | None = None
+        self._debris: list[Bytes] = []
         if role is Role.CLIENT:
             self._write(Verb.HELLO, 0, 0, handshake.hello(self.options))
 
@@ -118,6 +119,11 @@ class Connection:
         """The other side is there. Said by `feed`, and by an owner who knows it without reading."""
         if self.state is not State.GREETING:  # the handshake has one deadline, however slowly it trickles in
             self._pulse.heard(now_ns)
+
+    def take_debris(self) -> list[Bytes]:
+        """After the end: what had come of a frame, to be dropped when there is time."""
+        debris, self._debris = self._debris, []
+        return debris
 
     def next_deadline(self) -> int | None:
         """When `on_time` is to be called, on the clock of `now_ns`; None: never again."""
@@ -377,6 +383,7 @@ class Connection:
         self.state = states.after(self.state, move)
         self._may_hear = states.MAY_HEAR[self.role, self.state]
         if self.state is State.CLOSED:
+            self._debris = self._reader.let_go()
             self._reader = FrameReader()  # and with it whatever had arrived
 
     # --- writing -----------------------------------------------------------------------------------------------------

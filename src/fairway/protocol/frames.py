@@ -138,6 +138,12 @@ class FrameReader:
         self._chunk = b"".join((memoryview(self._chunk)[self._at :], data)) if rest else data
         self._at = 0
 
+    def let_go(self) -> list[Bytes]:
+        """The pieces of a frame whose end will not come. Megabytes are not freed in a moment: whoever has no time now
+        drops them one by one."""
+        pieces, self._partial, self._gathered, self._wanted = self._partial, [], 0, 0
+        return pieces
+
     def frames(self) -> Iterator[Frame]:
         """Every frame that is complete; RemoteProtocolError at the first byte that cannot belong to one."""
         while (frame := self.next_frame()) is not None:

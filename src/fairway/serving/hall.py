@@ -19,6 +19,8 @@ from fairway.world.clock import Clock
 
 _DOORWAY = 128  # connections beyond the bound that are told so; those beyond them are cut off without a word
 _RETRY_AFTER_MS = 1_000
+_DISCARDED_PER_TURN = 2  # pieces of up to 256 KB: to free half of a large frame at once took 10 ms (bench/hostile)
+_DISCARDED_SHARE = 32  # or this part of all, where that is more: it must not pile up
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Hall:
         self._call_later = loop.call_later
         self._call_soon = loop.call_soon
         self._unflushed: list[Session] = []
+        self._debris: list[Bytes] = []
         self._sessions: dict[Session, None] = {}
         self._deserted = asyncio.Event()
         self._deserted.set()
@@ -102,6 +105,18 @@ class Hall:
 
     def refused(self, code: Code) -> None:
         self._meters.refused(code)
+
+    def discard(self, debris: list[Bytes]) -> None:
+        """Of frames that will never be whole. Freed a few pieces in each turn of the loop, so that nobody waits."""
+        if debris and not self._debris:
+            self._call_soon(self._sweep)
+        self._debris += debris
+
+    def _sweep(self) -> None:
+        pieces = max(_DISCARDED_PER_TURN, len(self._debris) // _DISCARDED_SHARE)
+        del self._debris[-pieces:]
+        if self._debris:
+            self._call_soon(self._sweep)
 
     def flush_soon(self, session: Session) -> None:
         if not self._unflushed:

@@ -68,6 +68,9 @@ class Host(Protocol):
 
     def refused(self, code: Code) -> None: ...
 
+    def discard(self, debris: list[Bytes]) -> None:
+        """Drop it, a little at a time."""
+
     def flush_soon(self, session: Session) -> None:
         """Have its `flush` called in the loop's next turn."""
 
@@ -118,6 +121,7 @@ class Session(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_gone = True
         self._connection.lost()
+        self._host.discard(self._connection.take_debris())
         if self._timer is not None:
             self._timer.cancel()
         self._host.session_closed(self)
@@ -331,6 +335,7 @@ class Session(asyncio.Protocol):
                 self._host.outgoing.note(self)
         if self._connection.closed is not None and not self._is_ending:
             self._is_ending = True
+            self._host.discard(self._connection.take_debris())
             self._end(transport, self._connection.closed.why)
         self._rearm()
 

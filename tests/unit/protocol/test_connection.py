@@ -294,6 +294,9 @@ def test_what_is_buffered_is_known() -> None:
     pair.server.lost()
     assert pair.server.closed is not None
     assert pair.server.closed.sentence == "the connection was cut in the middle of a frame"
+    assert pair.server.buffered_bytes == 0
+    assert sum(map(len, pair.server.take_debris())) == 1_000  # the owner frees it when there is time
+    assert not pair.server.take_debris()
 
 
 def test_the_end_lets_go_of_what_had_arrived() -> None:

@@ -42,6 +42,7 @@ from bench.peers.syncs import sync_us
 
 LATE_MS_MAX = 20.0  # beyond a sync, at the 99th percentile
 WARM_DUE_S = 1.0
+CLIENTS_NICE = 5  # lateness is the servers' doing: whoever sends and receives gives way to them, with every contender
 PARTS = ("rates", "lateness", "pending")
 
 
@@ -188,7 +189,8 @@ def lateness(contender: Contender, sizes: Sizes, folder: Path, found: Collected)
 
 def _due(contender: Contender, server: Server, subject: str, seconds: float, per_s: int) -> list[Result]:
     names = ("receive_due", "schedule_paced")
-    return drive(contender, [Task(name, server.url, subject, seconds, rate_per_s=per_s) for name in names])
+    tasks = [Task(name, server.url, subject, seconds, rate_per_s=per_s, nice=CLIENTS_NICE) for name in names]
+    return drive(contender, tasks)
 
 
 def middle(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

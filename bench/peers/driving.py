@@ -36,6 +36,7 @@ class Task:
     count: int = 0  # consumers: how many messages there are to take
     rate_per_s: int = 0  # latency: the pace
     variant: str = ""  # what a driver needs to know of the server, such as the type of queue
+    nice: int = 0  # how much it gives way to the servers, where they are what is measured
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

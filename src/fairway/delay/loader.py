@@ -32,6 +32,7 @@ from fairway.storage.record import Kind, Record
 from fairway.storage.scan import Damage
 
 _SWEEP_ROWS = 500_000  # about 2 ms
+_MESSAGE_BYTES = 200  # of a bucket, for one of about 100 bytes with a key: a guess, so that rows have room from the start
 
 
 class Loader:
@@ -48,6 +49,7 @@ class Loader:
     ) -> None:
         nearest_last = sorted(files, key=lambda each: each.span.start_ms, reverse=True)
         self._todo = [(each, each.end, each.catalogue_at) for each in nearest_last]
+        rows.reserve(sum(each.end for each in files) // _MESSAGE_BYTES)
         self._rows = rows
         self._ledger = ledger
         self._on_home = on_home

@@ -24,7 +24,7 @@ from fairway.delay.wheel import RowNumbers
 from fairway.names import Subject
 
 _POSITION_BITS = 40  # of a place in a bucket file: 1 TiB
-_GROWTH = 1.25  # a column is copied when it is full: a quarter more keeps the memory for 10 M rows below 800 MB
+_GROWTH = 2  # a column is copied when it is full; what was never written to takes no memory
 
 
 class State(enum.IntEnum):
@@ -175,6 +175,11 @@ class Rows:
         if self.end > len(self.state):
             self._grow(max(self.end, int(len(self.state) * _GROWTH), 1_024))
         return taken[0] if len(taken) == 1 else np.concatenate(taken)
+
+    def reserve(self, count: int) -> None:
+        """Have room for so many: they need not be copied then. Room that is never used costs nothing."""
+        if count > len(self.state):
+            self._grow(count)
 
     def _grow(self, capacity: int) -> None:
         for name, column in list(vars(self).items()):

@@ -32,7 +32,7 @@ from fairway.storage.record import Kind, Record
 from fairway.storage.scan import Damage
 
 _SWEEP_ROWS = 500_000  # about 2 ms
-_MESSAGE_BYTES = 200  # of a bucket, for one of about 100 bytes with a key: a guess, so that rows have room from the start
+_MESSAGE_BYTES = 200  # of a bucket, for one of 100 bytes with a key: a guess, so that rows have room from the start
 
 
 class Loader:

@@ -17,7 +17,7 @@ $(READY): again
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: again help java run test spark check sim crash bench fuzz clean
+.PHONY: again help java databases run test spark check sim crash bench fuzz clean
 .NOTPARALLEL:
 
 help: ## this list
@@ -26,7 +26,7 @@ help: ## this list
 run: $(READY) ## see it work: a broker, orders, three groups, a live table  (DEMO_SECONDS=20 ends by itself)
 	@$(py) -m fairway.cli.main demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS)) $(ARGS)
 
-test: check java ## check, then every test that is not marked slow  (ARGS="tests/unit -k name")
+test: check java databases ## check, then every test that is not marked slow  (ARGS="tests/unit -k name")
 	@echo "make test: pytest, $(JOBS) at a time"
 	@$(py) -m pytest -q -n $(JOBS) --dist loadgroup $(ARGS)
 
@@ -50,11 +50,11 @@ sim: $(READY) ## simulated crashes by the thousand  (ARGS="--seeds 5000")
 	@echo "make sim: crashes in simulation, replayable from their seeds"
 	@$(py) -m tests.simulation.campaign $(ARGS)
 
-crash: $(READY) ## real crashes: kill -9, and power cuts where the machine allows
+crash: $(READY) databases ## real crashes: kill -9, and power cuts where the machine allows
 	@echo "make crash: real crashes of a writing process, of a broker, of programs that use it, of delay servers"
 	@$(py) -m tests.crash.campaign $(ARGS)
 
-bench: $(READY) java ## list the benches, or run some  (ARGS="storage" or ARGS="all")
+bench: $(READY) java databases ## list the benches, or run some  (ARGS="storage" or ARGS="all")
 	@echo "make bench: ratios on this machine"
 	@$(py) -m bench $(ARGS)
 
@@ -70,6 +70,9 @@ clean: ## remove .venv and everything else that can be made again
 
 java:
 	@sh .ci/java
+
+databases:
+	@sh .ci/databases
 
 $(READY): requirements/dev.txt pyproject.toml .ci/venv
 	@sh .ci/venv

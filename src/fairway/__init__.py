@@ -15,18 +15,27 @@ The public surface:
 from __future__ import annotations
 
 from fairway.batch import MessageId
+from fairway.career import Candidacy, Career, Mandate, elect
 from fairway.client.app import App
+from fairway.client.coalescing import CoalescingStatistics, Standing
+from fairway.client.coalescing_threads import QueueCoordinator, Turn
 from fairway.client.consumer import Consumer
 from fairway.client.core import ClientOptions
 from fairway.client.delaying import Decision, DelayedMessage
+from fairway.client.forwarder import Forwarder
+from fairway.client.forwarder_items import ForwarderCounts, ForwarderOptions, Outgoing, SetAside
 from fairway.client.handling import Reject, Retry
+from fairway.client.idempotence_expiring import AsyncExpiringStore, Claim, ExpiringInbox, ExpiringStore
+from fairway.client.idempotence_memory import MemoryInbox
 from fairway.client.pending import SyncPending as Pending
+from fairway.client.spool import SpoolOptions, SpoolState
 from fairway.client.sync import Client, connect
 from fairway.errors import (
     BadName,
     BufferFull,
     CircuitOpen,
     Code,
+    Deposed,
     FairwayError,
     Misuse,
     NotSent,
@@ -39,40 +48,63 @@ from fairway.errors import (
 from fairway.protocol.consumption import ConsumingOptions
 from fairway.protocol.delivery import Message
 from fairway.protocol.line import LineOptions
-from fairway.protocol.pending import BatchReceipt, Receipt
+from fairway.protocol.pending import BatchReceipt, Receipt, SpoolBatchReceipt, SpoolReceipt
 from fairway.protocol.producing import ProducerOptions
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "App",
+    "AsyncExpiringStore",
     "BadName",
     "BatchReceipt",
     "BufferFull",
+    "Candidacy",
+    "Career",
     "CircuitOpen",
+    "Claim",
     "Client",
     "ClientOptions",
+    "CoalescingStatistics",
     "Code",
     "Consumer",
     "ConsumingOptions",
     "Decision",
     "DelayedMessage",
+    "Deposed",
+    "ExpiringInbox",
+    "ExpiringStore",
     "FairwayError",
+    "Forwarder",
+    "ForwarderCounts",
+    "ForwarderOptions",
     "LineOptions",
+    "Mandate",
+    "MemoryInbox",
     "Message",
     "MessageId",
     "Misuse",
     "NotSent",
     "OutcomeUnknown",
+    "Outgoing",
     "Pending",
     "ProducerOptions",
+    "QueueCoordinator",
     "Receipt",
     "Refused",
     "Reject",
     "RemoteProtocolError",
     "Retry",
+    "SetAside",
+    "SpoolBatchReceipt",
+    "SpoolOptions",
+    "SpoolReceipt",
+    "SpoolState",
+    "Standing",
     "StorageFault",
+    "Turn",
     "Unreachable",
     "__version__",
     "connect",
+    "elect",
 ]

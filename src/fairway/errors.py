@@ -5,6 +5,7 @@
     Unreachable           nobody answers at that address               → try another, or again later
     NotSent, BufferFull   certainly not stored                         → send again when you like
     OutcomeUnknown        perhaps stored                               → ask, or send again if twice does no harm
+    Deposed               another leader has taken over                → roll back, hand over
     StorageFault          the disk or the data directory failed us     → stop the store, exit
     Misuse                our own caller broke the rules               → fix the program
 
@@ -123,6 +124,15 @@ class BufferFull(FairwayError):
 
 class CircuitOpen(FairwayError):
     """The broker has failed again and again; until a probe succeeds, sends fail at once, as was chosen."""
+
+
+class Deposed(FairwayError):
+    """A later leader rules, or may: nothing that this one does is accepted any more. Roll back, and stop."""
+
+    def __init__(self, career: str, token: int, why: str) -> None:
+        super().__init__(f"token {token} of career {career} is deposed: {why}")
+        self.career = career
+        self.token = token
 
 
 class CannotListen(FairwayError):

@@ -7,7 +7,14 @@
     --clients-s N    the same with programs that use the public clients, and are killed too (`clients_rounds`)
     --away-s N       and a broker that does not return for so long, once
     --delay-s N      the same with delay servers, and messages that are due later (`delay_rounds`)
-    --part P         storage, broker, clients or delay: only this one
+    --inbox-s N      programs that book payments into SQLite, PostgreSQL and MariaDB, killed with the broker
+                     (`inbox_rounds`); then some of it without an inbox, which must show payments that are booked twice
+    --spool-s N      producers that share a spool are killed, and a broker that stays away (`spool_rounds`)
+    --career-s N     candidates for a career on ZooKeeper, killed, stopped and cut off (`career_rounds`); then some of
+                     it without a fence, which must show what deposed leaders did
+    --outbox-s N     programs that sell and say so through outboxes in the same databases, their relays and the broker,
+                     all of them killed (`outbox_rounds`)
+    --part P         storage, broker, clients, delay, inbox, spool, career or outbox: only this one
     --json           the counts for a program
 
 After each round a copy of the directory is recovered and judged (`ledger`), every few rounds once more without its
@@ -30,7 +37,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from rich.console import Console
@@ -38,11 +45,25 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fairway.storage import checkpoint, index_file
 from fairway.world.real_disk import POINTS
-from tests.crash import broker_rounds, clients_rounds, delay_rounds, residue
+from tests.crash import (
+    broker_rounds,
+    career_rounds,
+    clients_rounds,
+    delay_rounds,
+    inbox_rounds,
+    outbox_rounds,
+    residue,
+    spool_rounds,
+)
+from tests.crash.career_rounds import CareerCounts
+from tests.crash.inbox_rounds import InboxCounts
 from tests.crash.ledger import Judgement, Ledger, judge
+from tests.crash.outbox_rounds import OutboxCounts
 from tests.crash.power import NotAllowed, Rack, rack
 from tests.crash.streams import VISITORS_FROM
 from tests.crash.writer import Doom, Orders
+from tests.support.databases import mariadb, postgresql
+from tests.support.zookeeper import ensemble
 
 KILLS = 400
 POWER_CUTS = 40
@@ -51,6 +72,12 @@ BROKER_RUN_S = 30  # then a new directory, and new clients
 CLIENTS_S = 120
 AWAY_S = 60
 DELAY_S = 150
+SPOOL_S = 120
+INBOX_S = 120
+OUTBOX_S = 120
+CAREER_S = 180
+UNFENCED_S = 30  # without a fence, to prove the instrument
+BARE_S = 15  # without an inbox, to prove the instrument
 UNSYNCED_CUTS = 6  # to prove the instrument
 LIVES_PER_DIRECTORY = 20  # then a new one: the first start of a directory is a place to die too
 REBUILD_EVERY = 4  # rounds
@@ -366,7 +393,73 @@ def run_delay(seconds: float, seed: int, *, quiet: bool = True) -> delay_rounds.
     return counts
 
 
-def show_broker(what: str, counts: broker_rounds.Counts | delay_rounds.DelayCounts) -> None:
+def run_inbox(seconds: float, seed: int, *, quiet: bool = True) -> tuple[InboxCounts, InboxCounts]:
+    """With an inbox, and for a while without; on servers whose commits are durable."""
+    counts, bare = InboxCounts(), InboxCounts()
+    runs = max(1, round(seconds / BROKER_RUN_S))
+    with postgresql() as one, mariadb() as other, _progress("inbox runs", runs + 1, quiet) as tick:
+        servers = [("postgresql", one), ("mariadb", other)]
+        for number in range(runs):
+            inbox_rounds.run(seconds / runs, seed + number, counts, servers)
+            tick()
+        inbox_rounds.run(min(seconds, BARE_S), seed, bare, servers, is_idempotent=False)
+        tick()
+    return counts, bare
+
+
+def run_outbox(seconds: float, seed: int, *, quiet: bool = True) -> OutboxCounts:
+    """On servers whose commits are durable."""
+    counts = OutboxCounts()
+    runs = max(1, round(seconds / BROKER_RUN_S))
+    with postgresql() as one, mariadb() as other, _progress("outbox runs", runs, quiet) as tick:
+        for number in range(runs):
+            servers = [("postgresql", one), ("mariadb", other)]
+            outbox_rounds.run(seconds / runs, seed + number, counts, servers)
+            tick()
+    return counts
+
+
+def run_spool(seconds: float, seed: int, *, quiet: bool = True) -> spool_rounds.SpoolCounts:
+    """Runs of half a minute each, until the time is used up."""
+    counts = spool_rounds.SpoolCounts()
+    runs = max(1, round(seconds / BROKER_RUN_S))
+    with _progress("spool runs", runs, quiet) as tick:
+        for number in range(runs):
+            spool_rounds.run(seconds / runs, seed + number, counts)
+            tick()
+    return counts
+
+
+def run_career(seconds: float, seed: int, *, quiet: bool = True) -> tuple[CareerCounts, CareerCounts]:
+    """On three servers of ZooKeeper and a durable database; then for a while without a fence, where leaders stop."""
+    counts, bare = CareerCounts(), CareerCounts()
+    runs = max(1, round(seconds / BROKER_RUN_S / 2))
+    with postgresql() as url, ensemble(3) as zookeeper, _progress("career runs", runs + 1, quiet) as tick:
+        for number in range(runs):
+            career_rounds.run(seconds / runs, seed + number, counts, zookeeper, url)
+            tick()
+        stops = itertools.repeat("stop")
+        career_rounds.run(min(seconds, UNFENCED_S), seed, bare, zookeeper, url, planned=stops, is_fenced=False)
+        tick()
+    return counts, bare
+
+
+def show_unfenced(bare: CareerCounts) -> None:
+    word = "the instrument works" if bare.breaches else "THE INSTRUMENT SHOWS NOTHING"
+    print(f"without a fence: {len(bare.breaches)} deeds of deposed leaders in {bare.rows} rows: {word}")
+    for sentence in bare.failures[:5]:
+        print(sentence, file=sys.stderr)
+
+
+def show_bare(bare: InboxCounts) -> None:
+    word = "the instrument works" if bare.twice_by_crash else "THE INSTRUMENT SHOWS NOTHING"
+    print(f"without an inbox: {bare.twice_by_crash} of {bare.payments} booked twice by crashes: {word}")
+
+
+Reckoning: TypeAlias = broker_rounds.Counts | delay_rounds.DelayCounts | spool_rounds.SpoolCounts | CareerCounts
+
+
+def show_broker(what: str, counts: Reckoning) -> None:
     print(f"{what}: {_shown(counts.figures())}")
     for sentence in [*map(str, counts.breaches[:5]), *counts.failures[:5]]:
         print(sentence, file=sys.stderr)
@@ -374,16 +467,33 @@ def show_broker(what: str, counts: broker_rounds.Counts | delay_rounds.DelayCoun
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="real crashes of real processes: what is lost? nothing")
-    parser.add_argument("--part", choices=["storage", "broker", "clients", "delay"], help="only this one")
+    parts = ["storage", "broker", "clients", "delay", "inbox", "spool", "career", "outbox"]
+    parser.add_argument("--part", choices=parts, help="only this one")
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--power-cuts", type=int, default=POWER_CUTS)
     parser.add_argument("--broker-s", type=float, default=BROKER_S)
     parser.add_argument("--clients-s", type=float, default=CLIENTS_S)
     parser.add_argument("--away-s", type=float, default=AWAY_S)
     parser.add_argument("--delay-s", type=float, default=DELAY_S)
+    parser.add_argument("--inbox-s", type=float, default=INBOX_S)
+    parser.add_argument("--outbox-s", type=float, default=OUTBOX_S)
+    parser.add_argument("--spool-s", type=float, default=SPOOL_S)
+    parser.add_argument("--career-s", type=float, default=CAREER_S)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the counts as JSON, without a progress bar")
     return parser.parse_args(argv)
+
+
+def simple_parts(options: argparse.Namespace) -> dict[str, Callable[[], Reckoning]]:
+    """Those that come to nothing but their counts."""
+    seed, quiet = options.seed, options.json
+    return {
+        "broker": lambda: run_broker(options.broker_s, seed, quiet=quiet),
+        "clients": lambda: run_clients(options.clients_s, options.away_s, seed, quiet=quiet),
+        "delay": lambda: run_delay(options.delay_s, seed, quiet=quiet),
+        "spool": lambda: run_spool(options.spool_s, seed, quiet=quiet),
+        "outbox": lambda: run_outbox(options.outbox_s, seed, quiet=quiet),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -397,24 +507,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_clean = report.clean
         if not options.json:
             show(report)
-    if options.part in (None, "broker"):
-        broker = run_broker(options.broker_s, options.seed, quiet=options.json)
-        told["broker"] = broker.figures()
-        is_clean = is_clean and broker.clean
+    for name, play in simple_parts(options).items():
+        if options.part in (None, name):
+            counts = play()
+            told[name] = counts.figures()
+            is_clean = is_clean and counts.clean
+            if not options.json:
+                show_broker(name, counts)
+    if options.part in (None, "inbox"):
+        inbox, bare = run_inbox(options.inbox_s, options.seed, quiet=options.json)
+        told["inbox"] = {**inbox.figures(), "without": bare.figures()}
+        is_clean = is_clean and inbox.clean and bare.twice_by_crash > 0
         if not options.json:
-            show_broker("broker", broker)
-    if options.part in (None, "clients"):
-        clients = run_clients(options.clients_s, options.away_s, options.seed, quiet=options.json)
-        told["clients"] = clients.figures()
-        is_clean = is_clean and clients.clean
+            show_broker("inbox", inbox)
+            show_bare(bare)
+    if options.part in (None, "career"):
+        career, unfenced = run_career(options.career_s, options.seed, quiet=options.json)
+        told["career"] = {**career.figures(), "without": unfenced.figures()}
+        is_clean = is_clean and career.clean and bool(unfenced.breaches)
         if not options.json:
-            show_broker("clients", clients)
-    if options.part in (None, "delay"):
-        delay = run_delay(options.delay_s, options.seed, quiet=options.json)
-        told["delay"] = delay.figures()
-        is_clean = is_clean and delay.clean
-        if not options.json:
-            show_broker("delay", delay)
+            show_broker("career", career)
+            show_unfenced(unfenced)
     if options.json:
         print(json.dumps({**told, "clean": is_clean}))
     return 0 if is_clean else EXIT_DAMAGE

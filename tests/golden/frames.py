@@ -186,7 +186,27 @@ TIMED = Described(
 )
 WAITING = Scan("order.changed", Whence.SEQUENCE, 4_312, None, 1_048_576, 77, 1_000, ["paid"], True)
 MEASURED = Scanned([AttachedBatch(4_200, APPENDED_MS)], 4_201, 17, 4_312, 77, 1, len(BATCH))
-OUTGROWN = frozenset({"describe-answer", "scan", "scan-answer"})  # nobody writes these any more
+ORDERED = msgspec.structs.replace(
+    GROUP,
+    oldest_ms=APPENDED_MS,
+    order="key",
+    parked=17,
+    is_full=True,
+    halted=2,
+    declined=3,
+    coalesce="latest",
+    rate_per_s=12.5,
+    rate_per_key=0.5,
+    active="billing-1",
+    config=CONFIG,
+)
+DEEP = msgspec.structs.replace(
+    TIMED, subjects=[SubjectState("order.changed", 17, 4_312, False, 70, [ORDERED])], next="a;b"
+)
+POLICIES = msgspec.msgpack.encode({"order": "key", "rate_per_s": 12.5})
+OUTGROWN = frozenset(  # nobody writes these any more
+    {"describe-answer", "describe-answer-timed", "join", "scan", "scan-answer", "switch"}
+)
 
 BUSY = Refused(Code.BUSY, "the disk is behind: too many bytes wait for their sync", retry_after_ms=50)
 CORRELATION = 258  # 02 01 on the wire, so that the order of bytes shows
@@ -207,6 +227,9 @@ CASES: dict[str, tuple[int, int, Message]] = {
     **{f"{verb.name.lower()}-answer": (verb, RESPONSE, answered) for verb, answered in ANSWERED},
     "produce-refused": (Verb.PRODUCE, RESPONSE | REFUSED, codec.refusal_of(BUSY)),
     "describe-answer-timed": (Verb.DESCRIBE, RESPONSE, TIMED),
+    "describe-answer-ordered": (Verb.DESCRIBE, RESPONSE, DEEP),
+    "join-policies": (Verb.JOIN, 0, Join(*MEMBER, 3, 6, Whence.EARLIEST, False, POLICIES)),
+    "switch-key": (Verb.SWITCH, 0, Switch(Lever.HALT_KEY, False, "order.changed", "billing", "", "order-17")),
     "hello-inbox": (Verb.HELLO, 0, Hello(1, 1, ["inbox"], "example 1.0", 69_206_016)),
     "hello-answer-inbox": (Verb.HELLO, RESPONSE, Welcome(1, ["inbox"], "fairway 1.0", 69_206_016, 10_000, 1_024)),
     "produce-inbox": (Verb.PRODUCE, 0, Produce("inbox:billing:order.changed")),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fairway.storage import action_log, checkpoint, directory, index_file, message_log, record, segment
+from fairway.storage.action_log import Action, ActionKind
 from fairway.storage.store import Store, StoreOptions
 from fairway.storage.views import entries_of_segment
 from fairway.world.clock import ManualClock
@@ -20,6 +21,21 @@ from fairway.world.rng import RealRng
 from tests.golden.store import EXPECTED, FOLDER, content, records, write
 
 LOGS = (message_log.DIRECTORY, action_log.DIRECTORY)
+
+# Kinds that came after the golden directory was written, with their bytes.
+ADDED: dict[str, tuple[Action, str]] = {
+    "PARK": (
+        Action(ActionKind.PARK, 3, 7, 1_700_000_000_000, lot=4_205, ranges=((4_201, 2),), detail=bytes(range(16))),
+        (
+            "1000010010000000 0300000007000000 0000000000000000 0068e5cf8b010000 0000000000000000 6d10000000000000 "
+            "6910000000000000 0200000000000000 0001020304050607 08090a0b0c0d0e0f"
+        ),
+    ),
+    "GO_ON": (
+        Action(ActionKind.GO_ON, 3, 7, 1_700_000_000_000, lot=2**64 - 1),
+        "1100000000000000 0300000007000000 0000000000000000 0068e5cf8b010000 0000000000000000 ffffffffffffffff",
+    ),
+}
 
 
 def expected() -> dict[str, Any]:
@@ -68,7 +84,16 @@ def test_it_is_what_it_should_be() -> None:
         assert len(list((FOLDER / folder).iterdir())) >= least
     held = expected()
     assert len(held["subjects"]) == 2
-    assert {each["kind"] for each in held["actions"]} == {kind.name for kind in action_log.ActionKind}
+    kinds = {kind.name for kind in action_log.ActionKind}
+    assert {each["kind"] for each in held["actions"]} == kinds - ADDED.keys()
+    assert ADDED.keys() <= kinds
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_actions_that_were_added_later_are_read_and_written_as_they_always_were(kind: str) -> None:
+    action, packed = ADDED[kind]
+    assert action_log.pack([action]).hex(" ", 8) == packed
+    assert list(action_log.unpack(bytes.fromhex(packed))) == [action]
 
 
 # --- while version 1 is the current one, what was read is written as it was ------------------------------------------

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fairway.groups import GroupConfig
+from fairway.groups import AfterDead, Coalesce, GroupConfig, Order
 
 MS_NS = 1_000_000
 
@@ -15,13 +15,14 @@ MS_NS = 1_000_000
 class Held:
     """One message below the cursor that is neither done nor dead."""
 
-    place: str  # held, stock, dying
+    place: str  # held, stock, dying; parked behind another of its key
     attempt: int
     owner: str = ""
     lot: int = 0
     number: int = 0
     handed_ns: int = 0
     due_ms: int = 0
+    key: int = 0  # so far as the group knows it: it does not, from before it was ordered
 
 
 @dataclass
@@ -45,6 +46,34 @@ class Model:
     done: set[int] = field(default_factory=set)
     dead: set[int] = field(default_factory=set)
     skipped: set[int] = field(default_factory=set)
+    halted: set[int] = field(default_factory=set)  # keys
+    is_mixed: bool = False
+    is_halted: bool = False  # all of a group in strict order
+    resting: dict[int, int] = field(default_factory=dict)  # keys, until when
+    now_ms: int = 0
+    declined_count: int = 0
+
+    @property
+    def is_keyed(self) -> bool:
+        return self.config.is_keyed
+
+    @property
+    def is_strict(self) -> bool:
+        return self.config.order is Order.STRICT
+
+    def ready_strictly(self, now_ms: int) -> set[int]:
+        """From the first that is open and in nobody's hands, up to the first that must wait."""
+        found = set()
+        for at, each in sorted(self.open.items()):
+            if each.place == "dying" or (each.place == "stock" and each.due_ms > now_ms):
+                break
+            if each.place == "stock":
+                found.add(at)
+        return set() if self.is_halted else found
+
+    @property
+    def in_flight(self) -> bool:
+        return any(each.place != "parked" for each in self.open.values())
 
     def copy(self) -> Model:
         return copy.deepcopy(self)
@@ -79,9 +108,9 @@ class Model:
     def fail(self, at: int, *, counts: bool, due_ms: int) -> None:
         message = self.open[at]
         if counts and message.attempt >= self.config.attempts_max:
-            self.open[at] = Held("dying", message.attempt)
+            self.open[at] = Held("dying", message.attempt, key=message.key)
         else:
-            self.open[at] = Held("stock", message.attempt + counts, due_ms=due_ms)
+            self.open[at] = Held("stock", message.attempt + counts, due_ms=due_ms, key=message.key)
 
     def expire(self, now_ns: int) -> None:
         for name, member in list(self.members.items()):
@@ -107,12 +136,99 @@ class Model:
         self.skipped.update(range(self.cursor, to))
         self.cursor = max(self.cursor, to)
 
-    def hand_out(self, name: str, lot: int, attempt: int, sequences: Iterable[int], number: int, now_ns: int) -> None:
+    def choose(self, keys: Mapping[int, int], first: int, end: int, most: int) -> tuple[set[int], set[int], set[int]]:
+        """Of fresh messages by key: those that go out, are parked, are declined; what lies behind is not looked at."""
+        blocked = self.halted | {each.key for each in self.open.values()}
+        waiting = {each.key: at for at, each in sorted(self.open.items()) if each.place == "parked"}
+        chosen, parked, declined = set[int](), set[int](), set[int]()
+        room = self.config.parked_max - sum(each.place == "parked" for each in self.open.values())
+        for at in range(first, end):
+            key = keys.get(at, 0)
+            if len(chosen) == most:
+                break
+            if key and (key in blocked or self.rests_until(key)):
+                if key in waiting and self.config.coalesce is not Coalesce.NONE:
+                    loser = at if self.config.coalesce is Coalesce.DECLINE else waiting[key]
+                    declined.add(loser)
+                    parked.discard(loser)
+                    if loser == at:
+                        continue
+                elif len(parked) >= room:
+                    break
+                parked.add(at)
+                waiting[key] = at
+            else:
+                chosen.add(at)
+                blocked.add(key)
+        return chosen, parked, declined
+
+    def decline(self, sequences: set[int]) -> None:
         for at in sequences:
-            if at >= self.cursor:
-                assert at == self.cursor
-                self.cursor += 1
-            self.open[at] = Held("held", attempt, name, lot, number, now_ns)
+            self.open.pop(at, None)
+        self.done |= sequences
+        self.declined_count += len(sequences)
+
+    def park(self, sequences: Iterable[int], keys: Mapping[int, int]) -> None:
+        for at in sorted(sequences):
+            key = keys.get(at, 0)
+            is_behind = key in self.halted or any(each.key == key for each in self.open.values())
+            self.open[at] = Held("parked" if is_behind else "stock", 1, key=key)
+            if not is_behind:
+                self.open[at].due_ms = self.rests_until(key)
+
+    def rests_until(self, key: int) -> int:
+        until_ms = self.resting.get(key, 0)
+        return until_ms if until_ms > self.now_ms else 0
+
+    def settle_keys(self, keys: Iterable[int]) -> None:
+        """The head of each is done: the next of its key comes."""
+        for key in set(keys) - {0} - self.halted:
+            parked = [at for at, each in self.open.items() if each.place == "parked" and each.key == key]
+            if parked and all(each.place == "parked" for each in self.open.values() if each.key == key):
+                self.open[min(parked)] = Held("stock", 1, key=key, due_ms=self.rests_until(key))
+
+    def reorder(self, config: GroupConfig) -> None:
+        """Another configuration."""
+        was, self.config = self.config, config  # what was parked goes to the stock after that
+        if (config.order, config.is_keyed) != (was.order, was.is_keyed):
+            self.is_mixed = config.is_ordered and self.in_flight
+        self.is_halted &= self.is_strict and config.after_dead is AfterDead.HALT
+        if not self.is_keyed:
+            self.halted.clear()
+            self.resting.clear()
+            for at, each in self.open.items():
+                each.key = 0
+                if each.place == "parked":
+                    self.open[at] = Held("stock", 1)
+        elif config.after_dead is AfterDead.GO_ON:
+            self.go_on(set(self.halted))
+
+    def go_on(self, keys: set[int]) -> None:
+        going = self.halted & keys
+        self.halted -= going
+        self.settle_keys(going)
+
+    def hand_out(
+        self,
+        name: str,
+        lot: int,
+        attempt: int,
+        sequences: Iterable[int],
+        number: int,
+        now_ns: int,
+        keys: Mapping[int, int] | None = None,
+    ) -> None:
+        for at in sequences:
+            if at in self.open:
+                key = self.open[at].key
+            else:
+                assert at == self.cursor or self.is_keyed
+                key = (keys or {}).get(at, 0) if self.is_keyed else 0
+                self.cursor = max(self.cursor, at + 1)
+                self.is_mixed = False
+            self.open[at] = Held("held", attempt, name, lot, number, now_ns, key=key)
+            if key and self.config.rate_per_key:
+                self.resting[key] = self.now_ms + self.config.key_rest_ms
         for message in self.held_by(name).values():
             if (message.lot, message.attempt) == (lot, attempt):  # the rest of the same lot has more time
                 message.handed_ns = now_ns
@@ -131,7 +247,7 @@ class Model:
 
     def believable(self, attempt: int, sequences: Iterable[int]) -> set[int]:
         found = set()
-        for at in sequences:
+        for at in () if self.config.is_ordered else sequences:
             message = self.open.get(at)
             is_stock = message is not None and message.place == "stock" and message.attempt == attempt
             if at < self.recovered_end and (is_stock or (at >= self.cursor and attempt == 1)):
@@ -147,24 +263,29 @@ class Model:
             if at not in sequences:
                 self.open[at] = Held("stock", 1, due_ms=due_ms)
 
-    def ack(self, sequences: Iterable[int]) -> None:
-        for at in sequences:
-            del self.open[at]
-            self.done.add(at)
+    def ack(self, sequences: Collection[int]) -> None:
+        keys = [self.open.pop(at).key for at in sequences]
+        self.done.update(sequences)
+        self.settle_keys(keys)
 
     def reject(self, sequences: Iterable[int]) -> None:
         for at in sequences:
-            self.open[at] = Held("dying", self.open[at].attempt)
+            self.open[at] = Held("dying", self.open[at].attempt, key=self.open[at].key)
 
     def bury(self, sequences: Iterable[int]) -> None:
-        for at in sequences:
-            if at in self.open and self.open[at].place == "dying":
-                del self.open[at]
-                self.dead.add(at)
+        buried = [at for at in sequences if at in self.open and self.open[at].place == "dying"]
+        keys = {self.open.pop(at).key for at in buried}
+        self.dead.update(buried)
+        if self.config.after_dead is AfterDead.HALT and self.is_keyed:
+            self.halted |= keys - {0}
+        if self.config.after_dead is AfterDead.HALT and self.is_strict and buried:
+            self.is_halted = True
+        self.settle_keys(keys)
 
     def seek(self, to: int) -> None:
-        for part in (self.open, self.done, self.dead, self.skipped):
+        for part in (self.open, self.done, self.dead, self.skipped, self.halted, self.resting):
             part.clear()
+        self.is_mixed = self.is_halted = False
         self.skipped.update(range(to))
         self.cursor = to
         self.recovered_end = 0

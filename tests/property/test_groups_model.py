@@ -10,18 +10,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fairway.groups import Decision, Dying, Event, Group, GroupConfig, Handout, Kind, Outcome, Pulled, Range, Verdict
+from fairway.groups import (
+    AfterDead,
+    Coalesce,
+    Decision,
+    Dying,
+    Event,
+    Group,
+    GroupConfig,
+    Handout,
+    Kind,
+    Order,
+    Outcome,
+    Pulled,
+    Range,
+    Verdict,
+)
 from fairway.groups.lot import Lot, ranges_of
 from fairway.names import Consumer
 from tests.property.group_model import MS_NS, Held, Model
 
 NAMES = ("ann", "bob", "cid")
 LEASE_MS = 1_000
-UNAWAITED = {Kind.PULL, Kind.EXPIRE, Kind.CURSOR}
+UNAWAITED = {Kind.PULL, Kind.EXPIRE, Kind.CURSOR, Kind.PARK}
+KEYS = (0, 1, 1, 2, 2, 3, 4, 5, 6, 7)  # of messages: some have none, and two come often
 
 
 @dataclass
@@ -54,6 +71,8 @@ def response_of(lot: Lot, at: int) -> int:
 
 class GroupMachine(RuleBasedStateMachine):
     group_class: type[Group] = Group
+    orders: tuple[Order, ...] = (Order.NONE,)
+    mergers: tuple[Coalesce, ...] = (Coalesce.NONE,)
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,6 +83,11 @@ class GroupMachine(RuleBasedStateMachine):
         self.clients = {name: Client() for name in NAMES}
         self.dying: list[Dying] = []
         self.said: list[Handout] = []  # every lot that was ever handed out
+        self.keys: dict[int, int] = {}  # of every message
+
+    def tick(self, passed_ms: int) -> None:
+        self.now_ms += passed_ms
+        self.model.now_ms = self.now_ms
 
     @property
     def now_ns(self) -> int:
@@ -75,13 +99,33 @@ class GroupMachine(RuleBasedStateMachine):
         handling=st.none() | st.just(1_500),
         end=st.integers(0, 20),
         names=st.sets(st.sampled_from(NAMES)),
+        parked_max=st.sampled_from([1, 4, 1_000]),
+        data=st.data(),
     )
-    def begin(self, attempts_max: int, lot_max: int, handling: int | None, end: int, names: set[str]) -> None:
+    def begin(
+        self,
+        attempts_max: int,
+        lot_max: int,
+        handling: int | None,
+        end: int,
+        names: set[str],
+        parked_max: int,
+        data: st.DataObject,
+    ) -> None:
         config = GroupConfig(
-            attempts_max=attempts_max, lot_messages_max=lot_max, lease_ms=LEASE_MS, max_handling_ms=handling
+            attempts_max=attempts_max,
+            lot_messages_max=lot_max,
+            lease_ms=LEASE_MS,
+            max_handling_ms=handling,
+            order=self.orders[0],
+            after_dead=data.draw(st.sampled_from(AfterDead)) if len(self.orders) > 1 else AfterDead.GO_ON,
+            parked_max=parked_max,
+            rate_per_key=data.draw(st.sampled_from([0, 2])) if self.orders[0] is Order.KEY else 0,
+            coalesce=self.mergers[0],
         )
-        self.model = Model(config)
-        self.end = end
+        self.rate_per_key = config.rate_per_key
+        self.model = Model(config, now_ms=self.now_ms)
+        self.produce(end, data)
         self.moments: list[Moment] = []
         self.happen(self.group.configure(0, config, now_ms=self.now_ms))
         self.happen(self.group.seek(0, now_ms=self.now_ms))
@@ -119,13 +163,16 @@ class GroupMachine(RuleBasedStateMachine):
 
     # --- the world
 
-    @rule(count=st.integers(1, 12))
-    def produce(self, count: int) -> None:
+    @rule(count=st.integers(1, 12), data=st.data())
+    def produce(self, count: int, data: st.DataObject) -> None:
+        if len(self.orders) > 1:
+            drawn = data.draw(st.lists(st.sampled_from(KEYS), min_size=count, max_size=count))
+            self.keys.update(zip(range(self.end, self.end + count), drawn, strict=True))
         self.end += count
 
     @rule(passed_ms=st.sampled_from([1, 100, 400, 900, 1_100, 6_000]))
     def wait(self, passed_ms: int) -> None:
-        self.now_ms += passed_ms
+        self.tick(passed_ms)
 
     @rule()
     def expire(self) -> None:
@@ -171,11 +218,13 @@ class GroupMachine(RuleBasedStateMachine):
             fresh=fresh,
             now_ns=self.now_ns,
             now_ms=self.now_ms,
+            keys=[self.keys.get(at, 0) for at in range(first, self.end)] if self.model.is_keyed else (),
         )
         note(f"{name} pulls: {pulled}")
         self.happen(pulled)
         self.check_pulled(name, pulled, most, first)
-        self.remember(is_awaited=False)
+        assert pulled.is_durable_first == (self.model.config.is_ordered and bool(pulled.lots) and not pulled.is_again)
+        self.remember(is_awaited=pulled.is_durable_first)
         self.said += pulled.lots
         return pulled
 
@@ -199,8 +248,22 @@ class GroupMachine(RuleBasedStateMachine):
         if model.is_paused or name in model.paused:
             assert pulled.outcome is Outcome.PAUSED
             return
+        if model.is_strict and name != next(iter(model.members)):
+            assert pulled.outcome is Outcome.STANDBY
+            return
+        if (model.is_mixed and model.in_flight) or (model.is_strict and not self.may_go_on(most)):
+            first, end = model.cursor, model.cursor
+        else:
+            end = self.end
         model.skip(first)
-        ready, fresh = model.ready(self.now_ms), set(range(first, self.end))
+        ready, fresh = model.ready(self.now_ms), set(range(first, end))
+        parked, declined = set[int](), set[int]()
+        if model.is_strict:
+            ready = model.ready_strictly(self.now_ms)
+            order = [at for lot in pulled.lots for first_, count in lot.ranges for at in range(first_, first_ + count)]
+            assert order == sorted(order)
+        if model.is_keyed:
+            fresh, parked, declined = model.choose(self.keys, first, end, most - len(handed & ready))
         assert handed <= ready | fresh
         assert len(handed) == min(most, len(ready | fresh))
         assert not handed & fresh or ready <= handed, "what waits goes before what is fresh"
@@ -209,7 +272,40 @@ class GroupMachine(RuleBasedStateMachine):
             assert lot.first == lot.ranges[0][0]
             attempts = {model.open[at].attempt if at in model.open else 1 for at in sequences(lot.ranges)}
             assert attempts == {lot.attempt}
-            model.hand_out(name, lot.first, lot.attempt, sorted(sequences(lot.ranges)), pulled.number, self.now_ns)
+            self.check_order(sequences(lot.ranges))
+            members = sorted(sequences(lot.ranges))
+            model.hand_out(name, lot.first, lot.attempt, members, pulled.number, self.now_ns, self.keys)
+        model.decline(declined)
+        model.park(parked, self.keys)
+        passed = {at for at in declined if at >= first}
+        model.cursor = max(model.cursor, first + len(parked) + len(passed) + len(handed & fresh))
+        for at in declined:
+            waiting = [each for each in model.open.values() if each.key == self.keys[at] and each.place != "held"]
+            assert waiting, f"{at} is declined, and nobody does what it asks for"
+
+    def may_go_on(self, most: int) -> bool:
+        """In strict order: whether something fresh may follow in the same response."""
+        stock = {at for at, each in self.model.open.items() if each.place == "stock"}
+        is_dying = any(each.place == "dying" for each in self.model.open.values())
+        is_all = self.model.ready_strictly(self.now_ms) == stock and len(stock) <= most
+        return is_all and not is_dying and not self.model.is_halted
+
+    def check_order(self, handed: set[int]) -> None:
+        """The promise itself, whatever the mechanism: nothing of the same key comes before it that is not over."""
+        model = self.model
+        if model.is_strict and not model.is_mixed:
+            open_ = {at for at, each in model.open.items() if each.place != "held"} - handed
+            assert not any(each < at for each in open_ for at in handed)
+            assert len({each.owner for each in model.open.values() if each.place == "held"}) <= 1
+        if not model.is_keyed or model.is_mixed:
+            return
+        over = model.done | model.dead | model.skipped
+        for at in handed:
+            key = self.keys.get(at, 0)
+            assert at in model.open or not model.rests_until(key), f"{at} goes out before its key has rested"
+            before = [each for each, known in self.keys.items() if key and known == key and each < at]
+            unordered = [each for each in before if each not in over and model.open[each].key == key]
+            assert not unordered, f"{at} goes out before {unordered}"
 
     @rule(name=st.sampled_from(NAMES), verdict=st.sampled_from(Verdict), data=st.data())
     def settle(self, name: str, verdict: Verdict, data: st.DataObject) -> None:
@@ -311,11 +407,23 @@ class GroupMachine(RuleBasedStateMachine):
     @rule(attempts_max=st.integers(1, 4), handling=st.none() | st.just(1_500))
     def configure(self, attempts_max: int, handling: int | None) -> None:
         version = self.model.config.version
-        config = GroupConfig(
-            version=version + 1, attempts_max=attempts_max, lease_ms=LEASE_MS, max_handling_ms=handling
+        self.configure_with(
+            GroupConfig(
+                version=version + 1,
+                attempts_max=attempts_max,
+                lease_ms=LEASE_MS,
+                max_handling_ms=handling,
+                order=self.model.config.order,
+                after_dead=self.model.config.after_dead,
+                parked_max=self.model.config.parked_max,
+                rate_per_key=self.model.config.rate_per_key,
+                coalesce=self.model.config.coalesce,
+            )
         )
-        self.happen(self.group.configure(version, config, now_ms=self.now_ms))
-        self.model.config = config
+
+    def configure_with(self, config: GroupConfig) -> None:
+        self.happen(self.group.configure(config.version - 1, config, now_ms=self.now_ms))
+        self.model.reorder(config)
         self.remember(is_awaited=True)
 
     @rule(data=st.data())
@@ -327,7 +435,8 @@ class GroupMachine(RuleBasedStateMachine):
         self.happen(decision)
         open_ = [each.place for each in self.model.open.values()]
         counts = (decision.held, decision.waiting, decision.dying_count)
-        assert counts == (open_.count("held"), open_.count("stock"), open_.count("dying"))
+        waiting = open_.count("stock") + open_.count("parked")
+        assert counts == (open_.count("held"), waiting, open_.count("dying"))
         self.model.seek(to)
         self.clients = {name: Client(client.arrived) for name, client in self.clients.items()}
         self.said.clear()
@@ -362,6 +471,7 @@ class GroupMachine(RuleBasedStateMachine):
             self.group.apply_all(self.events)
         assert self.group.snapshot() == moment.snapshot
         self.model = moment.model.copy()
+        self.model.now_ms = self.now_ms
         self.dying = list(self.group.begin_life(self.end, self.now_ns))
         self.model.begin_life(self.end, self.now_ns)
 
@@ -376,12 +486,16 @@ class GroupMachine(RuleBasedStateMachine):
             for at in sequences(lot.ranges):
                 assert at not in found
                 found[at] = Held("held", lot.attempt, member.name, lot.base, response_of(lot, at), lot.handed_ns)
+                found[at].key = self.key_of(at)
         for place, shelf in (("stock", state.stock), ("dying", state.dying)):
             for lot in shelf:
                 assert lot.mask & 1
                 for at in sequences(lot.ranges):
                     assert at not in found
-                    found[at] = Held(place, lot.attempt, due_ms=lot.due_ms)
+                    found[at] = Held(place, lot.attempt, due_ms=lot.due_ms, key=self.key_of(at))
+        for at in state.keys.parked() if state.keys is not None else ():
+            assert at not in found
+            found[at] = Held("parked", 1, key=self.key_of(at))
         assert state.held_count == sum(len(member.lots) for member in state.roster)
         assert found.keys() == self.model.open.keys()
         for at, message in found.items():
@@ -394,6 +508,25 @@ class GroupMachine(RuleBasedStateMachine):
         places = (self.model.open.keys(), self.model.done, self.model.dead, self.model.skipped)
         assert sum(map(len, places)) == self.model.cursor
         assert set().union(*places) == set(range(self.model.cursor))
+
+    def key_of(self, at: int) -> int:
+        """So far as the group knows."""
+        keys = self.group._state.keys
+        return 0 if keys is None else keys.key_of(at)
+
+    @invariant()
+    def one_message_of_a_key_is_out(self) -> None:
+        if not hasattr(self, "model") or self.group._state.keys is None:
+            return
+        out = [each.key for each in self.model.open.values() if each.key and each.place != "parked"]
+        keys = self.group._state.keys
+        assert len(out) == len(set(out))
+        assert not set(out) & self.model.halted
+        assert keys.out == set(out) | self.model.halted
+        assert keys.halted == self.model.halted
+        assert keys.parked_count == sum(each.place == "parked" for each in self.model.open.values())
+        assert keys.parked_count <= self.model.config.parked_max
+        assert self.group._state.declined_count == self.model.declined_count
 
     @invariant()
     def deadline_is_never_missed(self) -> None:
@@ -416,6 +549,7 @@ class GroupMachine(RuleBasedStateMachine):
             self.pause(name, False)
         for name in NAMES:
             self.join(name, False)
+        self.let_keys_go_on()
         for _ in range(200):
             if self.model.cursor == self.end and not self.model.open:
                 break
@@ -425,6 +559,15 @@ class GroupMachine(RuleBasedStateMachine):
         again = self.group_class()
         again.apply_all(self.events)
         assert again.snapshot() == self.group.snapshot() == self.group_class.restore(self.group.snapshot()).snapshot()
+
+    def let_keys_go_on(self) -> None:
+        """Nothing halts any more: else not all of it would be done."""
+        if self.model.config.after_dead is AfterDead.HALT:
+            config = self.model.config
+            changed = msgspec.structs.replace(config, version=config.version + 1, after_dead=AfterDead.GO_ON)
+            self.configure_with(changed)
+            for name in NAMES:
+                self.join(name, True)
 
     def work_once(self) -> None:
         for name in NAMES:
@@ -436,7 +579,7 @@ class GroupMachine(RuleBasedStateMachine):
             self.happen(self.group.bury(dying, now_ms=self.now_ms))
             self.model.bury(sequences(dying.ranges))
         self.dying.clear()
-        self.now_ms += 500
+        self.tick(500)
 
 
 GroupMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50)

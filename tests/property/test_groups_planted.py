@@ -12,6 +12,7 @@ from fairway.errors import InvariantViolated
 from fairway.groups import Event, Group, Kind, Pulled, Settled, Verdict
 from fairway.groups.lot import mask_of
 from tests.property.test_groups_model import GroupMachine
+from tests.property.test_ordered_groups import CoalescingMachine, OrderedMachine, StrictMachine
 
 
 class AcksWhatExpires(Group):
@@ -69,6 +70,50 @@ class KeepsOldLeases(Group):
         return super().begin_life(end, now_ns - 1)
 
 
+class LetsTheNextPassOneThatFailed(Group):
+    def apply(self, event: Event, now_ns: int = 0) -> None:
+        super().apply(event, now_ns)
+        keys = self._state.keys
+        if event.kind is Kind.RETRY and keys is not None:
+            self._state._free(keys._advance(keys.keys_of(event.ranges)), event.time_ms)
+
+
+class SeesNoKeys(Group):
+    def pull(self, *args: Any, **kwargs: Any) -> Pulled:
+        kwargs["keys"] = [0] * len(kwargs["keys"])
+        return super().pull(*args, **kwargs)
+
+
+class LosesWhatIsParkedInTheSnapshot(Group):
+    @classmethod
+    def restore(cls, data: bytes) -> Any:
+        group = super().restore(data)
+        if group._state.keys is not None:
+            group._state.keys.unpark([(each, 1) for each in group._state.keys.parked()])
+        return group
+
+
+class LetsTheYoungestGoFirst(Group):
+    def pull(self, *args: Any, **kwargs: Any) -> Pulled:
+        roster = self._state.roster
+        roster._by_id = dict(sorted(roster._by_id.items(), reverse=True))
+        return super().pull(*args, **kwargs)
+
+
+class DeclinesAllThatWait(Group):
+    def apply(self, event: Event, now_ns: int = 0) -> None:
+        super().apply(event, now_ns)
+        if event.kind is Kind.DECLINE and self._state.keys is not None:
+            self._state.keys.unpark([(each, 1) for each in self._state.keys.parked()])
+
+
+ORDERED = (
+    (LetsTheNextPassOneThatFailed, OrderedMachine),
+    (SeesNoKeys, OrderedMachine),
+    (LosesWhatIsParkedInTheSnapshot, OrderedMachine),
+    (LetsTheYoungestGoFirst, StrictMachine),
+    (DeclinesAllThatWait, CoalescingMachine),
+)
 PLANTED = (
     AcksWhatExpires,
     NeverCountsAttempts,
@@ -80,9 +125,13 @@ PLANTED = (
 )
 
 
-@pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: fault.__name__)
-def test_planted_fault_is_found(fault: type[Group]) -> None:
-    machine = type("Planted", (GroupMachine,), {"group_class": fault})
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [*((fault, GroupMachine) for fault in PLANTED), *ORDERED],
+    ids=lambda each: each.__name__,
+)
+def test_planted_fault_is_found(fault: type[Group], kind: type[GroupMachine]) -> None:
+    machine = type("Planted", (kind,), {"group_class": fault})
     with pytest.raises((AssertionError, InvariantViolated)):
         run_state_machine_as_test(
             machine,

@@ -3,6 +3,7 @@
 python -m tests.simulation.campaign --part broker --seeds 5000
 python -m tests.simulation.campaign --part broker --first-seed 17 --seeds 1       replays seed 17
 python -m tests.simulation.campaign --part broker --bug expiry-acks               must be caught
+python -m tests.simulation.campaign --part broker --policies                      with groups that keep an order
 """
 
 from __future__ import annotations
@@ -66,11 +67,12 @@ class Report:
         return {**{name: getattr(self, name) for name in names}, **found}
 
 
-def run_one(seed: int, *, bug: str | None = None) -> Outcome:
+def run_one(seed: int, *, bug: str | None = None, has_policies: bool = False) -> Outcome:
     """One seed, with or without a planted bug."""
+    has_policies = has_policies or (bug is not None and broker_planted.BUGS[bug].has_policies)
     plant: AbstractContextManager[None] = broker_planted.BUGS[bug].plant() if bug is not None else nullcontext()
     with plant:
-        return broker_history.run(seed)
+        return broker_history.run(seed, has_policies=has_policies)
 
 
 def run(options: Namespace) -> Report:
@@ -79,7 +81,7 @@ def run(options: Namespace) -> Report:
     wanted = SEEDS if options.seeds is None else options.seeds
     for outcome in seeds.watched(
         "broker histories",
-        partial(run_one, bug=options.bug),
+        partial(run_one, bug=options.bug, has_policies=options.policies),
         range(options.first_seed, options.first_seed + wanted),
         processes=options.processes,
         minutes=options.minutes,
@@ -90,7 +92,7 @@ def run(options: Namespace) -> Report:
 
 
 def examples(report: Report, options: Namespace) -> list[dict[str, Any]]:
-    bug = f" --bug {options.bug}" if options.bug else ""
+    bug = f" --bug {options.bug}" if options.bug else " --policies" if options.policies else ""
     command = "python -m tests.simulation.campaign --part broker --first-seed {} --seeds 1" + bug
     return [
         {"seed": seed, "violation": sentence, "replay": command.format(seed)}

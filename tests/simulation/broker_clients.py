@@ -22,7 +22,7 @@ from fairway.world.clock import Clock
 from fairway.world.net import Net
 from fairway.world.rng import SeededRng
 from fairway.world.simulation import Simulation
-from tests.simulation.broker_truth import MS_NS, Holder, Owner, Promise, Witness
+from tests.simulation.broker_truth import MS_NS, Holder, Owner, Promise, Witness, key_of
 from tests.support.client import Client, ConnectionEnded, Delivery, Stream
 
 T = TypeVar("T")
@@ -138,9 +138,18 @@ class Producer:
     """One stream to one subject."""
 
     def __init__(
-        self, scene: Scene, truth: Witness, mood: Mood, name: str, subject: str, *, pace_ms: int = 120
+        self,
+        scene: Scene,
+        truth: Witness,
+        mood: Mood,
+        name: str,
+        subject: str,
+        *,
+        pace_ms: int = 120,
+        has_keys: bool = False,
     ) -> None:
         self.name = name
+        self._has_keys = has_keys
         self._rng = scene.rng.child(name)
         self._scene = scene
         self._truth = truth
@@ -177,7 +186,8 @@ class Producer:
             size = self._rng.below(120)
             payloads = [f"{self.name}/{self._made + each}/".encode().ljust(size, b".") for each in range(count)]
             self._made += count
-            self._pending.append((self._stream.batch(payloads), payloads))
+            keys = [key_of(payload) for payload in payloads] if self._has_keys else None
+            self._pending.append((self._stream.batch(payloads, keys), payloads))
 
     async def send(self) -> None:
         """All that are pending, in order, without waiting in between."""
@@ -322,7 +332,7 @@ class Consumer:
         """Join, and see to it that the group has the configuration of this history."""
         subject, group, name = self._place
         start = m.Whence.LATEST if self._owner.is_latest else m.Whence.EARLIEST
-        join = m.Join(subject, group, name, 0, self._arrived, start, self._owner.is_broadcast)
+        join = m.Join(subject, group, name, 0, self._arrived, start, self._owner.is_broadcast, self._owner.policies)
         (joined, _), asked_ns = await self._link.ask("a membership", client.ask(join, m.Joined))
         now_ns = self._scene.clock.monotonic_ns()
         if joined.has_gap and self._mood.may_forget:

@@ -87,8 +87,13 @@ class _Examinee:
 async def examine(history: History) -> None:
     """Every group in turn."""
     for number, owner in enumerate(history.truth.owners.values()):
-        producer = Producer(history.scene, history.truth, history.mood, f"examiner-{number}", owner.subject)
+        has_keys = history.has_policies
+        producer = Producer(
+            history.scene, history.truth, history.mood, f"examiner-{number}", owner.subject, has_keys=has_keys
+        )
         examine_one = _receive_one if owner.is_broadcast or owner.is_at_most_once else _pass_around
+        if owner.order == "strict":
+            examine_one = _take_over
         await examine_one(history, owner, producer)
         if history.truth.is_refuted:
             return
@@ -128,6 +133,29 @@ async def _pass_around(history: History, owner: Owner, producer: Producer) -> No
     waiting = await _asleep(one)
     await two.settle(lots, m.Settlement.RETRY, RETRY_MS)
     lots = await _awake(history, owner, waiting, "a retry", RETRY_MS + PROMPT_MS)
+    if lots is None:
+        return
+    waiting = await _asleep(two)
+    lots = await _awake(history, owner, waiting, "what a silent consumer had", one.lease_ms + PROMPT_MS)
+    if lots is None:
+        return
+    await two.settle(lots, m.Settlement.ACK)
+    await two.leave()
+
+
+async def _take_over(history: History, owner: Owner, producer: Producer) -> None:
+    """In strict order: the next in line gets what the active one had, when it says nothing more."""
+    one = _Examinee(history, owner, f"{owner.group}-{owner.subject}-one")
+    two = _Examinee(history, owner, f"{owner.group}-{owner.subject}-two")
+    await one.join()
+    for _ in range(12):  # whoever was there before is given up, one after another
+        await one.sweep()
+        await asyncio.sleep(one.lease_ms / 3_000)
+    await two.join()
+    waiting = await _asleep(one)
+    producer.make(1)
+    await producer.send()
+    lots = await _awake(history, owner, waiting, "a message", PROMPT_MS)
     if lots is None:
         return
     waiting = await _asleep(two)

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fairway.groups import GroupConfig, Mode
+from fairway.groups import Coalesce, GroupConfig, Mode, Order
 from fairway.limits import KIB
 from fairway.storage.flusher import Durability
 from fairway.storage.retention import Policy
 from fairway.world.rng import SeededRng
-from tests.simulation.broker_clients import group_config
+from tests.simulation.broker_clients import MANY_ATTEMPTS, group_config
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,20 @@ class Flavour:
     @property
     def may_bury(self) -> bool:
         return self.is_deadly or self.retention.owed_bytes_max is not None
+
+    def policies(self, rng: SeededRng) -> dict[str, GroupConfig]:
+        """Groups that keep an order or merge requests, by name. Nobody rejects there, and nothing dies: that would end
+        a message without a word to the model. Where answers may be taken back, or messages, there are none."""
+        if self.is_lazy or self.is_retaining:
+            return {}
+        plain = msgspec.structs.replace(self.config, attempts_max=MANY_ATTEMPTS)
+        parked_max = (2, 10, 10_000)[rng.below(3)]
+        by_key = msgspec.structs.replace(
+            plain, order=Order.KEY, parked_max=parked_max, rate_per_key=(0, 0, 50)[rng.below(3)]
+        )
+        strict = msgspec.structs.replace(plain, order=Order.STRICT, rate_per_s=(0, 0, 300)[rng.below(3)])
+        merging = (Coalesce.DECLINE, Coalesce.LATEST)[rng.below(2)]
+        return {"key": by_key, "strict": strict, "merged": msgspec.structs.replace(plain, coalesce=merging)}
 
     def at_most_once(self) -> GroupConfig:
         return msgspec.structs.replace(self.config, mode=Mode.AT_MOST_ONCE)

@@ -18,6 +18,7 @@ from typing import Any
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.errors import DiskFull, FairwayError, Refused, StorageFault
 from fairway.groups import GroupConfig, Mode
+from fairway.groups.config import encode
 from fairway.limits import KIB
 from fairway.storage import checkpoint
 from fairway.storage.store import StoreOptions
@@ -70,7 +71,8 @@ class Outcome:
 class History:
     """The lives of one broker."""
 
-    def __init__(self, world: Simulation) -> None:
+    def __init__(self, world: Simulation, *, has_policies: bool = False) -> None:
+        self.has_policies = has_policies
         self.truth = Truth()
         self.mood = Mood()
         self.lives = 0
@@ -176,7 +178,15 @@ class History:
         for number in range(2 * len(subjects)):  # two to a subject, so that batches sent again change places
             subject = subjects[number % len(subjects)]
             pace_ms = (40, 120, 250)[rng.below(3)]  # some groups fall behind, others wait for every message
-            producer = Producer(self.scene, self.truth, self.mood, f"p{number}", subject, pace_ms=pace_ms)
+            producer = Producer(
+                self.scene,
+                self.truth,
+                self.mood,
+                f"p{number}",
+                subject,
+                pace_ms=pace_ms,
+                has_keys=self.has_policies,
+            )
             self.producers.append(producer)
             self._start_task(producer.run())
         for number in range(2 + rng.below(2)):
@@ -191,15 +201,25 @@ class History:
         for number in range(2 * self.flavour.has_broadcast):
             config = self.flavour.broadcast()
             self._employ(self._found(f"all{number}", subjects[0], config), config, consumers=1)
+        if self.has_policies:
+            self._hire_by_policy(subjects[0])
         self.operator = Operator(
             self.scene,
             self.truth,
             self.mood,
-            [each for each in self.truth.owners.values() if not each.is_at_most_once],
+            [each for each in self.truth.owners.values() if not each.is_at_most_once and not each.order],
             redrives=self.flavour.is_deadly,
             steers=self.flavour.is_steered,
         )
         self._start_task(self.operator.run())
+
+    def _hire_by_policy(self, subject: str) -> None:
+        rng = self.world.rng.child("policies")
+        for order, config in self.flavour.policies(rng).items():
+            owner = self._found(order, subject, config)
+            owner.order = order
+            owner.policies = encode(config)
+            self._employ(owner, config, consumers=2 + rng.below(2))
 
     def _found(self, group: str, subject: str, config: GroupConfig, *, is_latest: bool = False) -> Owner:
         """A group. It is owed everything, or what is sent from when it is known to have joined: where it begins at the
@@ -253,7 +273,7 @@ class History:
         for host in self.broker.desk.groups:
             end = self.broker.store.messages.end_sequence(host.subject_id)
             seen = host.describe(end, now_ns=self.world.clock.monotonic_ns(), now_ms=self.world.clock.wall_ms())
-            if seen.lag or seen.lots:
+            if seen.lag or seen.lots or seen.parked:
                 left.append(f"{host.name}: {seen}")
         return left
 
@@ -525,10 +545,11 @@ class History:
         await asyncio.sleep(0.02)
 
 
-def run(seed: int) -> Outcome:
-    """One seed, one history; the same seed gives the same trace hash."""
+def run(seed: int, *, has_policies: bool = False) -> Outcome:
+    """One seed, one history; the same seed gives the same trace hash. `has_policies`: with groups that keep an order
+    or merge requests."""
     world = Simulation(seed, steps_max=STEPS_MAX)
-    history = History(world)
+    history = History(world, has_policies=has_policies)
     truth = history.truth
     try:
         with world:

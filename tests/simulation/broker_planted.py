@@ -29,6 +29,7 @@ from fairway.storage.message_log import MessageLog
 from fairway.storage.record import Header
 from fairway.world.disk import File, Part
 from tests.simulation import broker_planted_more as more
+from tests.simulation import broker_planted_order as order
 from tests.simulation.broker_truth import Promise
 from tests.simulation.planted import swapped
 
@@ -41,6 +42,7 @@ class Bug:
     plant: Callable[[], AbstractContextManager[None]]
     caught_by: frozenset[Promise]
     seeds: range = range(20)  # one of these shows it
+    has_policies: bool = False  # in a history with groups that keep an order, or coalesce
 
 
 def ack_before_durable() -> AbstractContextManager[None]:
@@ -170,6 +172,34 @@ BUGS: dict[str, Bug] = {
         "who forgot what it held is not given it again", anybody_may_join_twice, frozenset({_P.LOST, _P.STUCK})
     ),
     "resent-whole": Bug("a part comes again with the rest of its lot", more.resent_whole, frozenset({_P.DUPLICATE})),
+    "keys-not-in-the-picture": Bug(
+        "a checkpoint has no keys",
+        order.keys_forgotten_in_the_picture,
+        frozenset({_P.ORDER}),
+        seeds=range(1, 6),
+        has_policies=True,
+    ),
+    "retry-frees-its-key": Bug(
+        "the next of a key comes before one that failed",
+        order.retry_frees_its_key,
+        frozenset({_P.ORDER}),
+        seeds=range(3, 9),
+        has_policies=True,
+    ),
+    "key-sees-no-one": Bug(
+        "a fresh message goes out beside another of its key",
+        order.key_sees_no_one_before_it,
+        frozenset({_P.ORDER}),
+        seeds=range(3, 9),
+        has_policies=True,
+    ),
+    "youngest-is-active": Bug(
+        "who comes last is active, whatever others hold",
+        order.youngest_is_active,
+        frozenset({_P.ORDER}),
+        seeds=range(4, 9),
+        has_policies=True,
+    ),
     "dying-unwritten": Bug(
         "that a message dies is not written down", more.dying_unwritten, frozenset({_P.BURIED, _P.RISEN})
     ),

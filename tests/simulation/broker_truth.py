@@ -48,9 +48,17 @@ class Promise(enum.Enum):
     EVICTED = "a consumer that speaks keeps its place"
     REPEATED = "a batch is stored once, and always answered with the same place"
     ANSWERED = "after a fault nothing is answered"
+    ORDER = "messages of one key, or all of a group in strict order, are handed out one after another"
+    MERGED = "what is declined is done by another of its key, begun later"
     STUCK = "what can be handed out is handed out, promptly"
     BOUND = "nothing grows beyond its bound"
     BROKE = "nothing raises what it should not"
+
+
+def key_of(payload: bytes) -> str | None:
+    """The key under which a producer sends it; a fifth have none."""
+    number = int(payload.split(b"/")[1])
+    return None if number % 5 == 4 else f"k{number * 7 % 3}"
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,10 @@ class Owner:
     is_broadcast: bool = False
     is_at_most_once: bool = False
     attempts_max: int = 1_000
+    order: str = ""  # key, strict, merged
+    policies: bytes | None = None  # with which it is made
+    begun_ns: dict[str, int] = field(default_factory=dict)  # by key: when a message first went out, the last time
+    reached: dict[str, int] = field(default_factory=dict)  # by key: the highest sequence that went out
     main: Owner | None = None  # of an inbox
     inbox: Owner | None = None
     handed: dict[int, Handed] = field(default_factory=dict)
@@ -258,6 +270,7 @@ class Truth:
         self, owner: Owner, holder: Holder, found: Mapping[int, bytes], *, asked_ns: int, now_ns: int
     ) -> None:
         """These messages have reached this consumer."""
+        may_be_again = holder.lost_ns > holder.got_ns  # what did not arrive went out before
         if found:
             self._check_paused(owner, holder, asked_ns, now_ns)
             holder.got_ns = now_ns
@@ -274,10 +287,44 @@ class Truth:
             before = owner.handed.get(sequence)
             if before is not None and not self._justify(owner, sequence, before, holder, now_ns, is_old=is_old):
                 continue
+            if before is None and owner.order == "merged":
+                owner.begun_ns[key_of(payload) or ""] = now_ns
             owner.handed[sequence] = Handed(holder, asked_ns, "seek" if is_old else "")
             if not is_old:
                 owner.doubted.discard(sequence)
                 owner.acking.discard(sequence)
+        if owner.order and found and not (may_be_again and owner.order == "strict"):
+            self._check_order(owner, holder, found)
+
+    def _check_order(self, owner: Owner, holder: Holder, found: Mapping[int, bytes]) -> None:
+        """Nothing goes out while something that comes before it is not over."""
+        names = self.names.get(owner.subject, {})
+        over = owner.acked | owner.doubted | owner.acking
+        for sequence in sorted(found):
+            key = key_of(found[sequence]) if owner.order != "strict" else ""
+            if key is None:
+                continue
+            if sequence < owner.reached.get(key, -1) and owner.order != "strict":  # there many are out at once
+                self.blame(Promise.ORDER, f"{sequence} of {owner} comes after {owner.reached[key]}, {key!r}")
+            owner.reached[key] = max(sequence, owner.reached.get(key, -1))
+            for earlier, payload in names.items():
+                if earlier >= sequence or earlier in over or (owner.order == "key" and key_of(payload) != key):
+                    continue
+                handed = owner.handed.get(earlier)
+                is_its = handed is not None and handed.holder is holder and handed.reason not in ("retry", "release")
+                if owner.order == "strict" and is_its:  # so far as is known
+                    continue
+                if owner.order == "merged":
+                    continue
+                self.blame(Promise.ORDER, f"{sequence} of {owner} goes to {holder.name} before {earlier}, {key!r}")
+
+    def _undone(self, owner: Owner) -> list[str]:
+        """Keys of which the last message was sent after the last that anybody began."""
+        last: dict[str, int] = {}
+        for payload in self.names.get(owner.subject, {}).values():
+            key = key_of(payload) or ""
+            last[key] = max(last.get(key, 0), self.sent[payload].asked_ns)
+        return sorted(key for key, sent_ns in last.items() if key and owner.begun_ns.get(key, -1) < sent_ns)
 
     def _is_known(self, owner: Owner, sequence: int, payload: bytes) -> bool:
         sent = self.sent.get(payload)
@@ -420,7 +467,7 @@ class Truth:
 
     def owed(self, owner: Owner) -> set[int]:
         """All that this group must have been given in the end."""
-        if owner.from_ns is None or owner.is_at_most_once:
+        if owner.from_ns is None or owner.is_at_most_once or owner.order == "merged":
             return set()
         return {
             sequence
@@ -431,10 +478,15 @@ class Truth:
         }
 
     def is_drained(self) -> bool:
+        merged = [owner for owner in self.owners.values() if owner.order == "merged"]
+        if any(self._undone(owner) for owner in merged):
+            return False
         return all(owner.acked | owner.doubted >= self.owed(owner) for owner in self.owners.values())
 
     def check_drained(self) -> None:
         for owner in self.owners.values():
+            if owner.order == "merged" and (undone := self._undone(owner)):
+                self.blame(Promise.MERGED, f"nobody did what was asked for last of {undone} in {owner}")
             owed = self.owed(owner)
             if missing := sorted(owed - owner.handed.keys()):
                 self.blame(Promise.LOST, f"{len(missing)} of {len(owed)} never reached {owner}: {missing[:5]}")

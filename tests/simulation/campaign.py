@@ -111,6 +111,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--bug", choices=sorted(planted.BUGS | broker_planted.BUGS), help="plant this bug: it must be caught"
     )
+    parser.add_argument("--policies", action="store_true", help="brokers with groups that keep an order, or coalesce")
     parser.add_argument("--minutes", type=float, help="stop after so long, whatever is left")
     parser.add_argument("--processes", type=int, default=PROCESSES)
     parser.add_argument("--json", action="store_true", help="print the counts as JSON, without a progress bar")

@@ -184,9 +184,11 @@ class Stream:
         self.producer_id = producer_id
         self.next = 0
 
-    def batch(self, payloads: Sequence[bytes]) -> bytes:
+    def batch(self, payloads: Sequence[bytes], keys: Sequence[str | None] | None = None) -> bytes:
         """The next batch; keep it to send it again."""
-        data = batch.encode(list(payloads), producer_id=self.producer_id, first_sequence=self.next, created_ms=1)
+        data = batch.encode(
+            list(payloads), producer_id=self.producer_id, first_sequence=self.next, created_ms=1, keys=keys
+        )
         self.next += len(payloads)
         return data
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from tests.tidy.source import Finding, Source
 
 _VALUES = frozenset({"names", "limits", "errors"})
-_GROUND = _VALUES | {"world", "batch"}
+_GROUND = _VALUES | {"world", "batch", "coalesce"}
 _PARTS = frozenset({"protocol", "storage", "groups", "scheduling", "registry"})  # blind to one another
 _SERVERS = frozenset({"broker", "delay", "meta"})  # blind to one another too: `fairway up` joins them, in the cli
 _SHARED = frozenset({"replication", "serving"})  # what servers have in common
@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "limits": frozenset(),
     "names": frozenset({"limits", "errors"}),
+    "coalesce": frozenset({"errors"}),  # a law that clients and groups share
     "world": _VALUES,
     "batch": _VALUES | {"world"},
     **dict.fromkeys(_PARTS, _GROUND),
@@ -27,10 +28,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(_SERVERS, _GROUND | _PARTS | _SHARED),
     "client": _GROUND | _PARTS,  # never a server, nor what only servers need
     "spark": _GROUND | _PARTS | {"client"},
-    **dict.fromkeys(_SURFACE, _GROUND | _PARTS | {"client"}),
-    "testing": _GROUND | _PARTS | _SERVERS | _SHARED | _SURFACE | {"client", "spark"},
+    "sql": _GROUND | _PARTS | {"client", "career"},  # outbox, inbox, fences: what stands on a user's own database
+    "career": _GROUND | _PARTS,  # elections; it sends nothing itself
+    **dict.fromkeys(_SURFACE, _GROUND | _PARTS | {"client", "career"}),
+    "testing": _GROUND | _PARTS | _SERVERS | _SHARED | _SURFACE | {"client", "spark", "sql", "career"},
     "pytest_plugin": frozenset({"testing"}),
-    "cli": _GROUND | _PARTS | _SERVERS | _SHARED | _SURFACE | {"client", "spark"},
+    "cli": _GROUND | _PARTS | _SERVERS | _SHARED | _SURFACE | {"client", "spark", "sql", "career"},
 }
 
 # Lazy where the core install (client and command line) reaches; the rest may take what its extra brings at the top.
@@ -39,7 +42,7 @@ OPTIONAL: dict[str, frozenset[str]] = {
     "numpy": _SERVERS | {"storage", "groups", "scheduling", "replication", "spark"},
     "pyarrow": frozenset({"spark"}),
     "pyspark": frozenset({"spark"}),
-    "sqlalchemy": frozenset(),
+    "sqlalchemy": frozenset({"sql"}),
     "kazoo": frozenset(),
     "uvloop": frozenset(),
     "prometheus_client": frozenset(),

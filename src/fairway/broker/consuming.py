@@ -14,7 +14,7 @@ from fairway.broker.settling import Settler
 from fairway.broker.voices import FENCED
 from fairway.errors import Code, Refused
 from fairway.groups import GroupConfig
-from fairway.groups.config import encode
+from fairway.groups.config import encode, with_policies
 from fairway.names import Consumer, Subject
 from fairway.names import Group as GroupName
 from fairway.protocol import Message
@@ -88,6 +88,8 @@ class ConsumeProcessor:
         name = GroupName.parse(message.group)
         start = log.end_sequence(subject.id) if message.start is Whence.LATEST else log.first_sequence(subject.id)
         config = GroupConfig(version=1, is_broadcast=message.is_broadcast)
+        if message.policies is not None and desk.groups.find(subject.id, name) is None:
+            config = with_policies(config, message.policies)
         host = desk.ensure(subject.id, name, config, start)
         if message.is_broadcast and not host.law.config.is_broadcast:
             raise Refused(Code.BAD_REQUEST, f"group {name} shares its messages among its members: broadcast in another")
@@ -156,7 +158,8 @@ class ConsumeProcessor:
     ) -> Verdict:
         verdict = self._puller.pull(request, message, host, name, actor)
         now_ns = self._desk.clock.monotonic_ns()
-        if verdict is Verdict.WAIT and host.law.is_paused(name) and request.wait_until_ns > now_ns:
+        is_idle = verdict is Verdict.WAIT and request.wait_until_ns > now_ns
+        if is_idle and (host.law.is_paused(name) or host.law.stands_by(name)):
             self._desk.parking.park(host.key, request, self, now_ns)
             return Verdict.DONE
         return verdict

@@ -6,6 +6,7 @@ from __future__ import annotations
 from fairway.broker.desk import Desk
 from fairway.broker.groups import GroupHost
 from fairway.broker.redrive import redriven
+from fairway.groups.config import encode
 from fairway.names import Consumer, Subject
 from fairway.protocol.admin import (
     ActorState,
@@ -79,7 +80,7 @@ def _waiting_in_inbox(desk: Desk, host: GroupHost) -> int:
         return 0
     end = desk.store.messages.end_sequence(host.inbox.subject_id)
     seen = host.inbox.describe(end, now_ns=desk.clock.monotonic_ns(), now_ms=desk.clock.wall_ms())
-    return seen.lag + seen.returned + seen.retrying
+    return seen.lag + seen.returned + seen.retrying + seen.parked
 
 
 def _group(desk: Desk, host: GroupHost, end: int, depth: Depth) -> GroupState:
@@ -118,6 +119,16 @@ def _group(desk: Desk, host: GroupHost, end: int, depth: Depth) -> GroupState:
         consumers=consumers if is_deep else [],
         actor=_actor(desk, host) if is_deep else None,
         oldest_ms=_oldest_ms(desk, host, seen.oldest_unacked, end),
+        order=seen.order,
+        parked=seen.parked,
+        is_full=seen.is_full,
+        halted=seen.halted,
+        declined=seen.declined,
+        coalesce=seen.coalesce,
+        rate_per_s=float(seen.rate_per_s),
+        rate_per_key=float(seen.rate_per_key),
+        active=seen.active,
+        config=encode(host.law.config) if is_deep else None,
     )
 
 

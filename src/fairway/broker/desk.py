@@ -14,7 +14,7 @@ from fairway.broker.groups import WEIGHT_UNIT, GroupHost, Groups
 from fairway.broker.parking import Parking
 from fairway.broker.watching import Watches
 from fairway.errors import Code, FairwayError, Refused
-from fairway.groups import Decision, Dying, GroupConfig, Outcome
+from fairway.groups import Decision, Dying, GroupConfig, Kind, Outcome
 from fairway.names import Group as GroupName
 from fairway.names import Subject
 from fairway.protocol import Message
@@ -34,6 +34,11 @@ _TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds: without it a timer woul
 _FULL_RETRY_MS = 60_000  # a group goes when nobody has used it for days
 
 CallLater = Callable[..., asyncio.TimerHandle]
+
+# In an ordered group something that waited behind these may go out now.
+_FREEING = frozenset({Kind.ACK, Kind.DEAD, Kind.RETRY, Kind.EXPIRE, Kind.LEAVE, Kind.GO_ON, Kind.CURSOR})
+
+_PARTING = frozenset({Kind.EXPIRE, Kind.LEAVE})
 
 _CODES = {
     Outcome.BUSY: Code.BUSY,
@@ -106,9 +111,19 @@ class Desk:
         for host, decision in decisions:
             host.law.apply_all(decision.events, now_ns)
             self.rearm(host)
+            if host.law.is_ordered:
+                self._wake_next(host, decision)
             if decision.dying and self.undertaker is not None:
                 self.undertaker.bury(host, decision.dying)
         return written
+
+    def _wake_next(self, host: GroupHost, decision: Decision) -> None:
+        """In an ordered group: who waited behind something, or stood by, may have it now."""
+        kinds = {event.kind for event in decision.events}
+        if not kinds.isdisjoint(_FREEING):
+            self.scheduler.wake(host.key)
+        if not kinds.isdisjoint(_PARTING):
+            self.parking.release(host.key)
 
     def is_busy(self, now_ns: int) -> bool:
         """Whether groups are at work: something was decided for one of them just now."""
@@ -211,6 +226,7 @@ class Desk:
             host.is_inbox_open = host.inbox is not None
 
     def _revive(self, host: GroupHost) -> None:
+        host.is_revived = True
         if host.weight != 1:
             self.scheduler.set_weight(host.key, host.weight)
         end = self.store.messages.end_sequence(host.subject_id)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,6 +22,10 @@ from fairway.names import Group as GroupName
 from fairway.storage.action_log import Action, ActionKind, unpack
 from fairway.storage.record import Kind as RecordKind
 from fairway.storage.record import Record
+
+if TYPE_CHECKING:
+    from fairway.broker.keying import Window
+    from fairway.broker.pacing import Bucket
 
 WEIGHT_UNIT = 1_000  # an action has no fractions: a weight of 1 is written as this
 _BESIDE_THE_LAW = frozenset({ActionKind.WEIGHT, ActionKind.RATE, ActionKind.REMOVE})
@@ -41,6 +46,9 @@ class GroupHost:
         self.is_inbox_next = False  # the next response is the inbox's, if it has something
         self.rate_per_s = 0  # of an inbox: messages handed out, at most; 0 is without limit
         self.next_handout_ns = 0  # and when the next may be
+        self.bucket: Bucket | None = None  # of a group with a rate, once somebody has pulled
+        self.is_revived = False  # from the life before
+        self.window: Window | None = None  # of a group by key: the keys of what it is to hand out next
         self.redriven: Copies | None = None  # which of its dead letters are in its inbox, once somebody has asked
         self.voices = Voices()
         self._skipped = (0, 0, 0)  # at this cursor, by this configuration: nothing is wanted below the third

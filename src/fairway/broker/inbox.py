@@ -13,7 +13,7 @@ import msgspec
 from fairway.broker.desk import Desk
 from fairway.broker.groups import GroupHost
 from fairway.errors import Code, FairwayError, Refused
-from fairway.groups import Decision, GroupConfig, Outcome, TagFilter
+from fairway.groups import Decision, GroupConfig, Order, Outcome, TagFilter
 from fairway.names import Consumer, Subject
 from fairway.storage.flusher import Outcome as Told
 
@@ -127,7 +127,8 @@ class Inboxes:
         ]
         if unarrived:  # the oldest: to have the later one says that the earlier one arrived
             return (min(unarrived, key=lambda pair: pair[0])[1],)
-        if host.law.is_paused() or host.law.is_paused(name) or not self._may_hand_out(inbox):
+        is_out = host.law.is_paused() or host.law.is_paused(name) or host.law.stands_by(name)
+        if is_out or not self._may_hand_out(inbox):
             return (host,)
         return (inbox, host) if host.is_inbox_next else (host, inbox)
 
@@ -149,4 +150,6 @@ class Inboxes:
 
 
 def _config_for(config: GroupConfig, version: int) -> GroupConfig:
-    return msgspec.structs.replace(config, version=version, tags=TagFilter())
+    # In strict order the group's active member is the only one that looks here.
+    order = Order.NONE if config.order is Order.STRICT else config.order
+    return msgspec.structs.replace(config, version=version, tags=TagFilter(), order=order)

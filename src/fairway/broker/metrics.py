@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fairway.broker.server import Broker
     from fairway.groups import Description
 
-GROUPS_MAX: Final = 500  # shown: ten series each, as many as a scraper likes to take from one address
+GROUPS_MAX: Final = 500  # shown: a dozen series each, as many as a scraper likes to take from one address
 LOOK_NS_MAX: Final = 5_000_000  # at groups, in one scrape: 25 slices
 
 _GROUP_FIGURES: Final = (
@@ -29,6 +29,11 @@ _GROUP_FIGURES: Final = (
     ("retrying", "gauge", "Messages that wait for their next attempt."),
     ("dying", "gauge", "Messages on their way to dead letter."),
     ("lost_total", "counter", "Messages that retention took before the group had them."),
+    ("parked", "gauge", "Messages that wait behind others of their keys."),
+    ("is_full", "gauge", "1: as many are parked as may be, and the group waits."),
+    ("declined_total", "counter", "Messages declined, because others of their keys did what they asked for."),
+    ("rate_per_s", "gauge", "Messages per second that the group may have; 0: without limit."),
+    ("halted", "gauge", "Keys that wait behind a dead letter; 1 for a group of strict order."),
 )
 
 

@@ -1,5 +1,5 @@
-"""Pulls of paused consumers. They wait here, not in the mailbox: there the first that waits is asked on behalf of all,
-and one who may take nothing would keep what comes from the others."""
+"""Pulls of consumers that are paused, or stand by in a group of strict order. They wait here, not in the mailbox: there
+the first that waits is asked on behalf of all, and one who may take nothing would keep what comes from the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Parking:
         self._call_later(max(request.wait_until_ns - now_ns, 0) / 1e9, self._end, key, request)
 
     def release(self, key: Hashable) -> None:
-        """The actor's paused consumers may look again."""
+        """The actor's consumers here may look again."""
         for request, processor in self._parked.pop(key, {}).items():
             try:
                 self._scheduler.dispatch(key, request, processor)

@@ -6,14 +6,18 @@ a crash the group believes the acks of what it forgot that it had handed out."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from fairway import limits
 from fairway.broker import fitting
 from fairway.broker.desk import Desk, refusal
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
+from fairway.broker.keying import Fresh, KeyFinder
+from fairway.broker.pacing import Pace
 from fairway.broker.reading import SKIPPED_BATCHES_MAX, Reader
 from fairway.errors import FairwayError, Refused
-from fairway.groups import Handout, Mode, Outcome, Pulled
+from fairway.groups import Group, Handout, Kind, Mode, Outcome, Pulled, Range
 from fairway.groups import Verdict as Settlement
 from fairway.names import Consumer
 from fairway.protocol import Message, messages
@@ -25,6 +29,7 @@ from fairway.storage.message_log import StoredBatch
 EMPTY = messages.Pulled(0, [], [])
 SKIPPED_MESSAGES_MAX = SKIPPED_BATCHES_MAX  # passed over and not noted; no more than what one look passes over
 _TRIES_MAX = 8  # a pull decides again when what it chose cannot be read or is too much; each try leaves some out
+_PASSED = frozenset({Kind.PARK, Kind.DECLINE})
 _ROOMY_FRAME_BYTES = 128 * limits.KIB  # beside the batches that were chosen by their size there is room in it
 
 
@@ -35,32 +40,59 @@ class Puller:
         self._desk = desk
         self._inboxes = inboxes
         self._reader = reader
+        self._keys = KeyFinder(reader)
+        self._pace = Pace(desk.clock, desk.scheduler, desk.call_later)
         self.pulled_messages = 0
 
     def pull(
         self, request: ServedRequest[Message], message: Pull, host: GroupHost, name: Consumer, actor: Actor
     ) -> Verdict:
-        """WAIT: there is nothing now."""
+        """WAIT: there is nothing now, or the group's rate allows nothing."""
         verdict = Verdict.WAIT
+        paced_max = self._pace.messages_max(host) if host.law.config.rate_per_s else None
+        if paced_max == 0 and self._may_wait(host, name, message.arrived):
+            return verdict
         for source in self._inboxes.sources(host, name, message.arrived):
-            verdict = self._pull_from(source, request, message, name, actor)
+            verdict = self._pull_from(source, request, message, name, actor, paced_max)
             if verdict is not Verdict.WAIT:
                 break
         return verdict
 
+    def _may_wait(self, host: GroupHost, name: Consumer, arrived: int) -> bool:
+        """Whether there is nothing to tell it: neither that it is no member, nor what did not arrive. It has spoken."""
+        beat = host.law.heartbeat(name, arrived=arrived, now_ns=self._desk.clock.monotonic_ns())
+        if beat.outcome is not Outcome.DONE:
+            return False
+        self._inboxes.renew(host, name, arrived)
+        sources = (host,) if host.inbox is None else (host, host.inbox)
+        return not any(each.law.has_unarrived(name) for each in sources)
+
     def _pull_from(
-        self, source: GroupHost, request: ServedRequest[Message], message: Pull, name: Consumer, actor: Actor
+        self,
+        source: GroupHost,
+        request: ServedRequest[Message],
+        message: Pull,
+        name: Consumer,
+        actor: Actor,
+        paced_max: int | None,
     ) -> Verdict:
         if not self._reader.is_indexed(actor, source.subject_id, source.next_fresh):
             return Verdict.AGAIN
         frame_bytes_max = request.session.frame_bytes_max
         messages_max = self._inboxes.messages_max(source, message.messages_max)
+        if paced_max is not None:
+            messages_max = min(messages_max, max(paced_max, 1))  # where there are none, something is sent again
         for _ in range(_TRIES_MAX):
             pulled = self._decide(source, message, name, messages_max, actor)
+            if pulled is None:
+                return Verdict.AGAIN
             refused = refusal(pulled)
             if refused is not None:
                 self._desk.refuse(request, refused)
                 return Verdict.DONE
+            if not pulled.lots and any(event.kind in _PASSED for event in pulled.events):
+                self._desk.carry_out(source, pulled)  # and look behind those that cannot go out
+                continue
             if not pulled.lots:
                 return self._skip(source, request, pulled)
             fitting_count = self._fitting(source, pulled, message.bytes_max, frame_bytes_max)
@@ -87,10 +119,15 @@ class Puller:
             return Verdict.DONE
         return Verdict.AGAIN
 
-    def _decide(self, source: GroupHost, message: Pull, name: Consumer, messages_max: int, actor: Actor) -> Pulled:
+    def _decide(
+        self, source: GroupHost, message: Pull, name: Consumer, messages_max: int, actor: Actor
+    ) -> Pulled | None:
+        """None: what the law must know is being fetched."""
         law = source.law
-        bytes_max = self._reader.response_bytes(actor, message.bytes_max)
-        fresh = self._reader.fresh(source.subject_id, source.next_fresh, law.config, max(messages_max, 1), bytes_max)
+        found = self._fresh(source, message, messages_max, actor)
+        if found is None:
+            return None
+        fresh = found.range
         if fresh is not None and not fresh[1] and fresh[0] - law.cursor < SKIPPED_MESSAGES_MAX:
             source.note_skipped(fresh[0])
             fresh = None
@@ -103,6 +140,23 @@ class Puller:
             now_ns=self._desk.clock.monotonic_ns(),
             now_ms=self._desk.clock.wall_ms(),
             number_after=0 if other is None else other.law.last_number(name),
+            keys=found.keys,
+            beside=() if other is None else self._beside(law, other.law, fresh),
+        )
+
+    def _beside(self, law: Group, other: Group, fresh: Range | None) -> Collection[int]:
+        """Keys that consumers have in hand from the group's inbox, or from the subject where the inbox asks."""
+        if not law.is_ordered or (fresh is None and not law.has_ready(self._desk.clock.wall_ms())):
+            return ()
+        return other.keys_in_hand()
+
+    def _fresh(self, source: GroupHost, message: Pull, messages_max: int, actor: Actor) -> Fresh | None:
+        law = source.law
+        bytes_max = self._reader.response_bytes(actor, message.bytes_max)
+        if law.config.is_keyed:
+            return self._keys.fresh(actor, source, messages_max, bytes_max)
+        return Fresh(
+            self._reader.fresh(source.subject_id, source.next_fresh, law.config, max(messages_max, 1), bytes_max)
         )
 
     def _skip(self, source: GroupHost, request: ServedRequest[Message], pulled: Pulled) -> Verdict:
@@ -120,7 +174,7 @@ class Puller:
     def _fitting(self, source: GroupHost, pulled: Pulled, bytes_max: int, frame_bytes_max: int) -> int | None:
         """How many messages to ask for instead, where these are too many bytes: retries lie far apart."""
         is_fresh = all(lot.first >= source.law.cursor for lot in pulled.lots)  # and so chosen by its size
-        if is_fresh and frame_bytes_max >= _ROOMY_FRAME_BYTES:
+        if is_fresh and frame_bytes_max >= _ROOMY_FRAME_BYTES and not source.law.config.is_keyed:
             return None
         wanted = frame_bytes_max if pulled.is_again else bytes_max  # the first time it was what was wanted
         entries = self._reader.entries(source.subject_id, pulled.lots)
@@ -129,6 +183,7 @@ class Puller:
     def _leave_out(self, source: GroupHost, name: Consumer, absent: list[Handout], pulled: Pulled) -> None:
         """These cannot be read: there is nothing to hand out, now or later. What is fresh of them is stepped over the
         next time, for it is known to be damaged by then."""
+        source.window = None
         if pulled.is_again:  # it was there when it went out the first time, and its consumer holds it
             self._settle(source, name, Settlement.ACK, absent)
             return
@@ -187,8 +242,9 @@ class Puller:
         actor: Actor,
     ) -> None:
         written = self._desk.carry_out(source, pulled)
+        fence = pulled.number if source.law.is_ordered else 0
         lots = [
-            messages.Lot(lot.first, lot.attempt, [messages.Span(first, count) for first, count in lot.ranges])
+            messages.Lot(lot.first, lot.attempt, [messages.Span(first, count) for first, count in lot.ranges], fence)
             for lot in pulled.lots
         ]
         attached = [messages.AttachedBatch(each.entry.first_sequence, each.entry.appended_ms) for each in batches]
@@ -198,6 +254,8 @@ class Puller:
         actor.charge(size_bytes=sum(map(len, attachments)))
         self.pulled_messages += count
         self._inboxes.note_handed_out(source, count)
+        if not pulled.is_again and source.law.config.rate_per_s:
+            self._pace.note_handed_out(source.main or source, count)
         if not pulled.is_durable_first:
             request.respond(answer, attachments)
             return

@@ -16,7 +16,7 @@ is decided twice. They stay on the actor's shelf, and between two answers made o
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import partial
 
 from fairway.broker.fetching import Fetches, Piece, Shelf
@@ -38,6 +38,7 @@ GAP_BYTES_MAX = 64 * KIB  # read over a gap this wide: another read would cost m
 SHARED_BYTES = 2 * MIB  # of the log's end: there many groups read the same, one after another
 ANSWERS_MAX = 1_000  # remembered until the next commit
 ANSWER_BATCHES_MAX = 64  # a longer one is for a group that is behind, and nobody else asks for it
+MANY_RANGES = 8  # of one lot: a look-up costs as much as a walk over dozens of entries
 BEHIND_MAX = 10_000  # actors known to be behind; one that is forgotten misses once more
 
 _Span = tuple[int, int]  # position and size
@@ -147,12 +148,29 @@ class Reader:
         """Of the batches that hold the messages of these lots, in order."""
         wanted: dict[int, Entry] = {}
         for lot in lots:
+            if len(lot.ranges) > MANY_RANGES:
+                wanted |= {entry.first_sequence: entry for entry in self._scattered(subject_id, lot.ranges)}
+                continue
             for first, count in lot.ranges:
                 for entry in self._entries_from(subject_id, first, first + count):
                     if entry.first_sequence >= first + count:
                         break
                     wanted[entry.first_sequence] = entry
         return [wanted[first] for first in sorted(wanted)]
+
+    def _scattered(self, subject_id: int, ranges: Sequence[Range]) -> Iterator[Entry]:
+        """Those that hold any of many short ranges, which lie in one lot: a walk past all of them costs less than to
+        look each of them up."""
+        last, length = ranges[-1]
+        left = iter(ranges)
+        first, count = next(left)
+        for entry in self._entries_from(subject_id, first, last + length):
+            while first + count <= entry.first_sequence and first != last:
+                first, count = next(left)
+            if first + count <= entry.first_sequence:
+                return
+            if first < entry.end_sequence:
+                yield entry
 
     def _entries_from(self, subject_id: int, first: int, end: int) -> Iterable[Entry]:
         """At least up to `end`. Most often it is what `fresh` has just found: a third of a short pull's look-ups."""

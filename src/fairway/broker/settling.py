@@ -84,6 +84,7 @@ class Settler:
             after_ms=outcome.after_ms,
             draw=0.0 if outcome.kind is messages.Settlement.ACK else self._rng.uniform(),
             reason=outcome.reason,
+            fence=outcome.fence if host.law.is_ordered else 0,
         )
 
 

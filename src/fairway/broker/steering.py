@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fairway.batch.hashing import key_hash
 from fairway.broker.describe import describe
 from fairway.broker.desk import Desk, refusal
 from fairway.broker.groups import GroupHost
@@ -104,11 +105,25 @@ class SteeringProcessor:
             self._desk.when_durable(written, lambda outcome: request.settle(outcome, Switched(was_on)))
             return
         host = self._desk.host(message.subject, message.group)
+        if message.lever is Lever.HALT_KEY:
+            self._go_on(request, message, host)
+            return
         consumer = Consumer.parse(message.consumer) if message.lever is Lever.PAUSE_CONSUMER else None
         was_on = host.law.is_paused(consumer)
         turn = host.law.pause if message.is_on else host.law.resume
         decision = turn(consumer, now_ms=self._desk.clock.wall_ms())
         self._carry_out(request, host, decision, Switched(was_on))
+
+    def _go_on(self, request: ServedRequest[Message], message: Switch, host: GroupHost) -> None:
+        """With keys that have halted, in the inbox, too."""
+        if message.is_on:
+            raise Refused(Code.BAD_REQUEST, "a key halts by itself, after a dead letter: it can only be let go on")
+        key = 0 if message.key is None else key_hash(message.key)
+        now_ms = self._desk.clock.wall_ms()
+        beside = [] if host.inbox is None else [(host.inbox, host.inbox.law.go_on(key, now_ms=now_ms))]
+        decision = host.law.go_on(key, now_ms=now_ms)
+        was_on = bool(decision.events) or any(each.events for _, each in beside)
+        self._carry_out(request, host, decision, Switched(was_on), beside)
 
     def _carry_out(
         self,

@@ -14,14 +14,17 @@ from fairway.cli import (
     bench,
     broker,
     config,
+    configure,
     consume,
     dead,
     delay,
     demo,
     doctor,
     inspect,
+    outbox,
     pipeline,
     produce,
+    spool,
     steer,
     subjects,
     tail,
@@ -75,8 +78,11 @@ app.command(rich_help_panel=_STEER)(steer.seek)
 app.command(rich_help_panel=_STEER)(steer.weight)
 app.command(rich_help_panel=_STEER)(steer.pause)
 app.command(rich_help_panel=_STEER)(steer.resume)
+app.command(rich_help_panel=_STEER)(configure.configure)
 app.add_typer(dead.app, name="dead", rich_help_panel=_STEER)
 app.add_typer(delay.app, name="delay", rich_help_panel=_STEER)
+app.add_typer(spool.app, name="spool", rich_help_panel=_STEER)
+app.add_typer(outbox.app, name="outbox", rich_help_panel=_STEER)
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=_DATA)
 app.command(rich_help_panel=_CARE)(doctor.doctor)
 app.command(rich_help_panel=_CARE)(bench.bench)

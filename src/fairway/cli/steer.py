@@ -17,6 +17,10 @@ Weight = Annotated[
 OneConsumer = Annotated[
     str | None, typer.Option("--consumer", metavar="NAME", help="Only this consumer; else the whole group.")
 ]
+OneKey = Annotated[
+    str | None, typer.Option("--key", metavar="KEY", help="Only this key, which had halted behind a dead letter.")
+]
+Halted = Annotated[bool, typer.Option("--halted", help="All keys that had halted behind a dead letter.")]
 
 
 def seek(
@@ -77,15 +81,29 @@ def resume(
     subject: Subject,
     group: Group,
     consumer: OneConsumer = None,
+    key: OneKey = None,
+    halted: Halted = False,
     json: AsJson = False,
     url: Url = None,
     patience_s: Patience = None,
     config: ConfigFile = None,
 ) -> None:
-    """Go on handing out to a group, or to one consumer of it, that was paused."""
+    """Go on handing out to a group, or to one consumer of it, that was paused; or with keys that have halted."""
     with connected("resume", config, url, patience_s) as client:
+        if key is not None or halted:
+            was_on = client.go_on(subject, group, key).was_on
+            _say_keys(subject, group, key, was_on=was_on, as_json=json)
+            return
         was_on = client.resume(subject, group, consumer).was_on
         _say_switch(subject, group, consumer, was_on=was_on, is_on=False, as_json=json)
+
+
+def _say_keys(subject: str, group: str, key: str | None, *, was_on: bool, as_json: bool) -> None:
+    if as_json:
+        output.write_json({"subject": subject, "group": group, "key": key, "was_halted": was_on})
+        return
+    what = "all keys" if key is None else f"key {key}"
+    typer.echo(f"{what} of {group} on {subject}: {'going on' if was_on else 'nothing had halted'}")
 
 
 def _say_switch(subject: str, group: str, consumer: str | None, *, was_on: bool, is_on: bool, as_json: bool) -> None:

@@ -88,19 +88,46 @@ def groups(
                 f"{each.consumers_count:,}",
                 f"{each.lag:,}",
                 f"{each.in_flight:,}",
-                f"{each.returned + each.retrying + each.dying + each.inbox:,}",
+                f"{_waiting(each):,}",
                 f"{each.dead:,}",
                 f"{each.lost:,}",
                 f"{each.weight:g}",
-                "paused" if each.is_paused else "",
+                _remarks(each),
             )
             for on, each in found
         ]
         output.show_rows(table, rows, "no groups yet: nobody has consumed")
 
 
+def _waiting(group: GroupState) -> int:
+    """Messages that are neither in hand nor fresh: handed back, retried, dying, parked, or in the inbox."""
+    return group.returned + group.retrying + group.dying + group.inbox + group.parked
+
+
+def _remarks(group: GroupState) -> str:
+    """What is special about the group, and what keeps it waiting."""
+    remarks = ["paused"] if group.is_paused else []
+    if group.order != "none":
+        remarks.append("by key" if group.order == "key" else group.order)
+    if group.coalesce != "none":
+        remarks.append(f"{group.declined:,} declined")
+    if group.rate_per_s:
+        remarks.append(f"{group.rate_per_s:g}/s")
+    if group.rate_per_key:
+        remarks.append(f"{group.rate_per_key:g}/s a key")
+    if group.is_full:
+        remarks.append(f"waits: {group.parked:,} parked")
+    if group.halted:
+        remarks.append(f"{output.count(group.halted, 'key')} halted")
+    return ", ".join(remarks)
+
+
 def _with_subject(subject: SubjectState, group: GroupState) -> dict[str, object]:
-    return {"subject": subject.name, **output.named(group)}
+    from fairway.groups.config import as_document, decode
+
+    document = {"subject": subject.name, **output.named(group)}
+    document["config"] = None if group.config is None else as_document(decode(group.config))
+    return document
 
 
 def lag(
@@ -124,16 +151,17 @@ def lag(
     if json:
         output.write_json({"groups": [_lag_document(*each) for each in behind]})
     else:
-        table = output.table("lag", "subject", "group", "lag>", "in flight>", "waiting>", "oldest>", "consumers>")
+        table = output.table("lag", "subject", "group", "lag>", "in flight>", "waiting>", "oldest>", "consumers>", "")
         rows = [
             (
                 on.name,
                 each.name,
                 f"{each.lag:,}",
                 f"{each.in_flight:,}",
-                f"{each.returned + each.retrying + each.dying + each.inbox:,}",
+                f"{_waiting(each):,}",
                 "" if oldest_s is None else output.age(oldest_s),
                 f"{each.consumers_count:,}",
+                _remarks(each),
             )
             for on, each, oldest_s in behind
         ]
@@ -154,8 +182,10 @@ def _lag_document(subject: SubjectState, group: GroupState, oldest_s: float | No
         "group": group.name,
         "lag": group.lag,
         "in_flight": group.in_flight,
-        "waiting": group.returned + group.retrying + group.dying + group.inbox,
+        "waiting": _waiting(group),
         "oldest_s": oldest_s,
         "consumers": group.consumers_count,
         "is_paused": group.is_paused,
+        "parked": group.parked,
+        "is_full": group.is_full,
     }

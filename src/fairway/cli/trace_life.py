@@ -22,14 +22,14 @@ WAITING, IN_HAND, RETRYING, ACKED, HANDED_OUT, SKIPPED, UNKNOWN = (
 _AFTER: Final = {
     "pulled": IN_HAND, "acked": ACKED, "retried": RETRYING, "doubted": RETRYING, "released": "returned",
     "expired": "returned", "left": "returned", "rejected": "dying", "dead": "dead", "declined": SKIPPED,
-    "skipped": SKIPPED, "lost": "lost",
+    "skipped": SKIPPED, "lost": "lost", "parked": WAITING,
 }  # fmt: skip
 _DONE: Final = frozenset({ACKED, HANDED_OUT, "dead", SKIPPED, "lost"})
 _CONCERNS: Final = frozenset(
     int(kind)
     for kind in (
         ActionKind.EXPIRE, ActionKind.LEAVE, ActionKind.PULL, ActionKind.ACK, ActionKind.RETRY, ActionKind.DEAD,
-        ActionKind.DECLINE, ActionKind.CURSOR, ActionKind.REMOVE,
+        ActionKind.DECLINE, ActionKind.CURSOR, ActionKind.REMOVE, ActionKind.PARK,
     )
 )  # fmt: skip
 _RANGE: Final = struct.Struct("<QQ")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -44,7 +45,10 @@ from fairway.client.delaying import due_of, dues_of, is_far
 from fairway.client.hand import LEAVE_S
 from fairway.client.many import slices
 from fairway.client.settings import ConsumerSettings, id_of, options_of
-from fairway.errors import BufferFull, Misuse
+from fairway.client.spool import SpoolOptions, SpoolState
+from fairway.client.spool import options_of as options_of_spool
+from fairway.client.spool_keeper import Spooling
+from fairway.errors import BufferFull, Misuse, Unreachable
 from fairway.protocol.admin import Configured, Depth, Described, Redriven, Sought, Switched
 from fairway.protocol.consuming import Consuming
 from fairway.protocol.delivery import Page
@@ -64,6 +68,7 @@ def connect(
     *,
     patience: Duration = 0,
     options: ClientOptions | None = None,
+    spool: str | SpoolOptions | None = None,
     net: Net | None = None,
     clock: Clock | None = None,
     rng: Rng | None = None,
@@ -72,8 +77,12 @@ def connect(
 
     Raises `Unreachable` if nobody answers, after trying again for `patience`. Later on a lost connection is found
     again for ever, whatever the patience. `?delay=HOST:PORT` behind it names a delay server that is elsewhere.
+
+    With a `spool`, a directory, the broker need not be there: messages wait on disk for it (`fairway.SpoolOptions`).
     """
-    return AioClient(url, patience, options, net or RealNet(), clock or RealClock(), rng or RealRng())
+    chosen = options or ClientOptions()
+    chosen = replace(chosen, spool=options_of_spool(spool, chosen.spool))
+    return AioClient(url, patience, chosen, net or RealNet(), clock or RealClock(), rng or RealRng())
 
 
 class AioClient:
@@ -85,12 +94,14 @@ class AioClient:
         self._target = url.parse(where)
         self._patience_s = seconds_of(patience)
         self._options = options or ClientOptions()
+        self._options.check()
         self._net = net
         self._clock = clock
         self._rng = rng
         self.delayed = AioDelayed(self._ask_delayed, clock)
         self._consumers: list[AioConsumer] = []
         self._way_or_none: AioWay | None = None
+        self._spooling: Spooling | None = None
         self._delay_way: AioWay | None = None  # to a delay server that is elsewhere, once it was needed
         self._is_closed = False
 
@@ -100,10 +111,16 @@ class AioClient:
             raise Misuse("a client is opened once: connect again")
         way = self._way_or_none = self._new_way(Goal(self._target.brokers))
         try:
+            if self._options.spool is not None:
+                self._spooling = way.spooling(self._options.spool, self._rng)
             await way.wait_connected(self._patience_s)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Unreachable) and self._spooling is not None:
+                return
             self._is_closed = True
             way.link.abort()
+            if self._spooling is not None:
+                self._spooling.close()
             raise
 
     def _new_way(self, goal: Goal) -> AioWay:
@@ -193,7 +210,12 @@ class AioClient:
             return delaying.put_now(add)
         way = self._way
         producing = way.producing
-        pending = producing.add(subject, payload, key, tags, headers, None if id is None else id_of(id))
+        try:
+            pending = producing.add(subject, payload, key, tags, headers, None if id is None else id_of(id))
+        except BufferFull:
+            if producing.is_crammed:  # room is made, for the next time
+                way.link.stir()
+            raise
         if producing.is_stirred:
             producing.is_stirred = False
             way.link.stir()
@@ -239,6 +261,27 @@ class AioClient:
         """Whether everything is settled by then."""
         flushing = [(way, way.begin_flush()) for way in self._ways()]
         return all([await way.flushed(each, end_ns) for way, each in flushing])
+
+    # --- the spool ---------------------------------------------------------------------------------------------------
+
+    @property
+    def spool(self) -> SpoolState | None:
+        """How the spool stands; None: this client has none."""
+        return None if self._spooling is None else self._spooling.spool.state()
+
+    async def wait_drained(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109
+        """Wait until nothing is in the spool any more, which needs a broker; False: it took too long."""
+        way, spooling = self._way, self._spooling
+        return spooling is None or await way.link.wait(lambda: spooling.spool.is_drained, limit_of(timeout))
+
+    async def _drained(self, way: AioWay, end_ns: int) -> None:
+        """Before the end: as long as it goes on by itself. The rest is for whoever uses the spool next."""
+        spooling, line = self._spooling, way.core.line
+        if spooling is not None:
+            spool = spooling.spool
+            await way.link.wait(
+                lambda: not (spool.messages and line.is_open and spool.draining.trouble is None), way.left_s(end_ns)
+            )
 
     def _raise_unseen(self) -> None:
         unseen = [error for way in self._ways() for error in way.producing.take_unseen()]
@@ -296,6 +339,10 @@ class AioClient:
     async def resume(self, subject: str, group: str, consumer: str | None = None) -> Switched:
         return await self._answer(commands.switch(subject, group, consumer, is_on=False))
 
+    async def go_on(self, subject: str, group: str, key: str | None = None) -> Switched:
+        """With a key that has halted behind a dead letter, or with all that have."""
+        return await self._answer(commands.go_on(subject, group, key))
+
     async def read_only(self, subject: str, is_on: bool) -> Switched:
         """Take no more messages for a subject, or take them again."""
         return await self._answer(commands.read_only(subject, is_on=is_on))
@@ -340,9 +387,12 @@ class AioClient:
             for consumer in tuple(self._consumers):
                 await consumer.close(min(LEAVE_S, way.left_s(end_ns)))
             await self._flushed(end_ns)
+            await self._drained(way, end_ns)
         finally:
             self._is_closed = True
             async with AsyncExitStack() as all_of_them:  # whatever happens to one of them
+                if self._spooling is not None:
+                    all_of_them.callback(self._spooling.close)  # called last
                 for each in self._ways():
                     all_of_them.push_async_callback(each.hang_up, end_ns)
         self._raise_unseen()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from fairway.client.aio_pending import AioBatch, AioPending
 from fairway.client.asking import AnswerT, Command
 from fairway.client.core import ClientOptions, Core, Duration, Goal, no_answer, seconds_of, unreachable
+from fairway.client.spool import SpoolOptions
+from fairway.client.spool_keeper import Spooling
 from fairway.errors import BufferFull, Misuse
+from fairway.protocol.backoff import NS_PER_MS
 from fairway.protocol.frames import Bytes
 from fairway.protocol.pending import Receipt
 from fairway.protocol.producing import Flush
@@ -29,6 +32,7 @@ class AioWay:
     def __init__(self, goal: Goal, options: ClientOptions, net: Net, clock: Clock, rng: Rng) -> None:
         self._goal = goal
         self._clock = clock
+        self._options = options.producer
         self.core: Core[AioPending, AioBatch] = Core(clock, rng, options, pending_type=AioPending, batch_type=AioBatch)
         self.producing = self.core.producing
         self._is_closed = False
@@ -49,28 +53,59 @@ class AioWay:
         if not core.is_connected():
             raise unreachable(self._goal, core.line.trouble)
 
+    def spooling(self, options: SpoolOptions, rng: Rng) -> Spooling:
+        """Another way than this one, for what cannot go to the broker now."""
+        loop = asyncio.get_running_loop()
+
+        def post(callback: Callable[..., None], *args: object) -> None:
+            loop.call_soon_threadsafe(self._on_post, callback, *args)
+
+        made = Spooling(options, self.core, self._clock, rng, post=post, on_change=self.link.stir)
+        made.start()
+        return made
+
+    def _on_post(self, callback: Callable[..., None], *args: object) -> None:
+        callback(*args)
+        self.link.stir()
+
     # --- sending -----------------------------------------------------------------------------------------------------
 
     def put_now(self, add: Callable[[], T]) -> T:
         """Add to what is sent, or raise `BufferFull`; it leaves in this turn of the loop."""
-        added = add()
+        try:
+            added = add()
+        except BufferFull:
+            if self.producing.is_crammed:  # room is made, for the next time
+                self.link.stir()
+            raise
         if self.producing.is_stirred:
             self.producing.is_stirred = False
             self.link.stir()
         return added
 
-    async def put_later(self, add: Callable[[], AioPending], full: BufferFull) -> Receipt:
-        """The same when there is room; returns when it is durable."""
+    def put_later(self, add: Callable[[], AioPending], full: BufferFull) -> Awaitable[Receipt]:
+        """The same when there is room, for who awaits it; where nobody is to wait, raises `BufferFull` now."""
+        if self._options.when_full == "raise":
+            raise full
+        return self._put_later(add, full)
+
+    async def _put_later(self, add: Callable[[], AioPending], full: BufferFull) -> Receipt:
         return await (await self.wait_and_put(add, full))
 
     async def wait_and_put(self, add: Callable[[], T], full: BufferFull) -> T:
-        """There was no room: wait for it, in turn, and try again."""
+        """There was no room: wait for it, in turn, and try again; unless that is not wanted."""
+        if self._options.when_full == "raise":
+            raise full
+        end_ns = self._clock.monotonic_ns() + self._options.block_ms * NS_PER_MS
         while True:
             has_room = asyncio.Event()
             cancel = self.producing.when_room(full.messages, full.size_bytes, has_room.set)
             self.link.stir()
             try:
-                await has_room.wait()
+                async with asyncio.timeout(self.left_s(end_ns)):
+                    await has_room.wait()
+            except TimeoutError:
+                raise full from None
             finally:
                 cancel()
             self.check()

@@ -29,6 +29,7 @@ from fairway.client.aio_face import connect as aio_connect
 from fairway.client.consumer import Consumer
 from fairway.client.core import ClientOptions, Duration, seconds_of
 from fairway.client.handling import is_surprise, settle
+from fairway.client.idempotence import Guarded, Idempotence
 from fairway.client.settings import ConsumerSettings, options_of
 from fairway.client.sync import Client
 from fairway.errors import Misuse
@@ -56,7 +57,16 @@ class Listener:
     options: ConsumingOptions
     concurrency: int
     batch_max: int  # 0: one by one
+    idempotent: Idempotence | None = None
     taken_ns: int = 0  # when a worker last took something
+
+    def __post_init__(self) -> None:
+        self.call: Guarded = self._call
+        if self.idempotent is not None:
+            self.call = self.idempotent.guard(self.handler, is_async=self.is_async, is_batch=self.batch_max > 0)
+
+    def _call(self, messages: Sequence[Message]) -> Any:
+        return self.handler(messages if self.batch_max else messages[0])
 
     @property
     def name(self) -> str:
@@ -99,20 +109,24 @@ class App:
         concurrency: int = 1,
         batch: bool = False,
         batch_max: int = BATCH_MAX,
+        idempotent: Idempotence | None = None,
         **settings: Unpack[ConsumerSettings],
     ) -> Callable[[HandlerT], HandlerT]:
         """Handle the messages of a subject as a member of a group, so many at a time.
 
-        `batch=True` hands over lists of up to `batch_max`. The other settings are those of `Client.consumer`.
+        `batch=True` hands over lists of up to `batch_max`. With `idempotent`, such as `fairway.sql.SqlInbox(engine)`,
+        the effect of a message happens once, however often it comes. The other settings are those of `Client.consumer`.
         """
         if concurrency < 1 or batch_max < 1:
             raise Misuse(f"concurrency={concurrency}, batch_max={batch_max}: both are at least 1")
+        if concurrency > 1 and settings.get("order") == "strict":
+            raise Misuse(f"order='strict' is one message after the other: concurrency is 1, not {concurrency}")
         consuming = options_of(subject, group, settings)
 
         def register(handler: HandlerT) -> HandlerT:
             if self._client is not None:
                 raise Misuse("this app runs already: register its listeners first")
-            self.listeners.append(Listener(handler, consuming, concurrency, batch_max if batch else 0))
+            self.listeners.append(Listener(handler, consuming, concurrency, batch_max if batch else 0, idempotent))
             return handler
 
         return register
@@ -190,7 +204,7 @@ class App:
         """Have a handler handle messages, all at once or just the one, and settle them by how it ends."""
         listener.taken_ns = self._clock.monotonic_ns()
         try:
-            listener.handler(messages if listener.batch_max else messages[0])
+            listener.call(messages)
         except BaseException as error:
             _failed(listener, messages, error)
             if not isinstance(error, Exception):
@@ -234,6 +248,9 @@ class App:
         for task in unfinished:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for listener in self.listeners:
+            if listener.is_async and listener.idempotent is not None:
+                await listener.idempotent.close_async()
         await client.close()
 
     async def _work_async(self, listener: Listener, consumer: AioConsumer) -> None:
@@ -250,7 +267,7 @@ class App:
         """`handle` for a handler that is a coroutine function."""
         listener.taken_ns = self._clock.monotonic_ns()
         try:
-            await listener.handler(messages if listener.batch_max else messages[0])
+            await listener.call(messages)
         except BaseException as error:
             _failed(listener, messages, error)
             if not isinstance(error, Exception):

@@ -87,6 +87,12 @@ def switch(subject: str, group: str, consumer: str | None, *, is_on: bool) -> Co
     return Command(Switch(lever, is_on, str(Subject.parse_any(subject)), str(Group.parse(group)), name), Switched)
 
 
+def go_on(subject: str, group: str, key: str | None) -> Command[Switched]:
+    """With a key that has halted, or with all that have."""
+    subject, group = str(Subject.parse_any(subject)), str(Group.parse(group))
+    return Command(Switch(Lever.HALT_KEY, False, subject, group, key=key), Switched)
+
+
 def read_only(subject: str, *, is_on: bool) -> Command[Switched]:
     return Command(Switch(Lever.READ_ONLY, is_on, str(Subject.parse(subject))), Switched)
 

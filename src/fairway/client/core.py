@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Generic, TypeAlias, TypeVar
 
 from fairway.client.asking import AnswerT, Question, Questions
+from fairway.client.spool import SpoolOptions
 from fairway.client.url import SCHEME, Address
 from fairway.errors import Misuse, Unreachable
 from fairway.protocol.line import Line, LineOptions
@@ -49,6 +50,12 @@ class ClientOptions:
 
     producer: ProducerOptions = field(default_factory=ProducerOptions)
     line: LineOptions = field(default_factory=LineOptions)
+    spool: SpoolOptions | None = None
+
+    def check(self) -> None:
+        """What the parts cannot know of each other."""
+        if self.producer.when_full == "spool" and self.spool is None:
+            raise Misuse("when_full='spool' needs a spool: fairway.connect(url, spool='/var/lib/app/spool')")
 
 
 class Core(Generic[PendingT, BatchT]):

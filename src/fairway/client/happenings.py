@@ -28,6 +28,8 @@ _PLAIN: Final[dict[int, str]] = {
     ActionKind.WEIGHT: "weighed",
     ActionKind.RATE: "paced",
     ActionKind.REMOVE: "removed",
+    ActionKind.PARK: "parked",
+    ActionKind.GO_ON: "gone on",
 }
 _CURSOR: Final = {events.SOUGHT: SOUGHT, events.LOST: "lost"}
 

@@ -8,7 +8,7 @@ from fairway.batch import MessageId
 from fairway.errors import Misuse
 from fairway.protocol.consumption import ConsumingOptions
 from fairway.protocol.messages import Whence
-from fairway.protocol.terms import Wanted
+from fairway.protocol.terms import Coalesce, Order, Wanted
 
 Start: TypeAlias = Literal["earliest", "latest"] | Whence
 
@@ -23,6 +23,10 @@ class ConsumerSettings(TypedDict, total=False):
     is_broadcast: bool
     config_version: int
     wanted: Wanted | None
+    order: Order | None
+    coalesce: Coalesce | None
+    rate_per_s: float | None
+    rate_per_key: float | None
     prefetch_messages: int
     prefetch_bytes: int
     linger_ms: float

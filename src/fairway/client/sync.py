@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -41,8 +42,11 @@ from fairway.client.hand import LEAVE_S
 from fairway.client.many import PendingMany, slices
 from fairway.client.pending import SyncBatch, SyncPending
 from fairway.client.settings import ConsumerSettings, id_of, options_of
+from fairway.client.spool import SpoolOptions, SpoolState
+from fairway.client.spool import options_of as options_of_spool
+from fairway.client.spool_keeper import Spooling
 from fairway.client.sync_way import SyncWay
-from fairway.errors import BufferFull, Misuse
+from fairway.errors import BufferFull, Misuse, Unreachable
 from fairway.protocol.admin import Configured, Depth, Described, Redriven, Sought, Switched
 from fairway.protocol.consuming import Consuming
 from fairway.protocol.delivery import Page
@@ -56,19 +60,31 @@ from fairway.world.rng import RealRng, Rng
 if TYPE_CHECKING:
     from fairway.groups import GroupConfig
 
-SEND_S = 60.0  # that `send` waits for room in the buffer, unless told otherwise
 EXIT_S = 10.0  # for what is buffered to be stored when the program ends without `close`
 
 
-def connect(url: str, *, patience: Duration = 0, options: ClientOptions | None = None) -> Client:
+def connect(
+    url: str,
+    *,
+    patience: Duration = 0,
+    options: ClientOptions | None = None,
+    spool: str | SpoolOptions | None = None,
+) -> Client:
     """A client of the broker at `fairway://HOST:PORT` (several, with commas between them: the first that answers).
 
     Raises `Unreachable` if nobody answers, after trying again for `patience`. Later on a lost connection is found
     again for ever, whatever the patience. `?delay=HOST:PORT` behind it names a delay server that is elsewhere.
+
+    With a `spool`, a directory, the broker need not be there: messages wait on disk for it (`fairway.SpoolOptions`).
     """
-    client = Client(url, options)
+    chosen = options or ClientOptions()
+    client = Client(url, replace(chosen, spool=options_of_spool(spool, chosen.spool)))
     try:
         client.wait_connected(patience)
+    except Unreachable:
+        if client.spool is None:
+            client.abandon()
+            raise
     except BaseException:
         client.abandon()
         raise
@@ -83,6 +99,7 @@ class Client:
     ) -> None:
         self._target = url.parse(where)
         self._options = options or ClientOptions()
+        self._options.check()
         self._clock = clock or RealClock()
         self._rng = rng or RealRng()
         self._patience_s = 0.0
@@ -95,7 +112,17 @@ class Client:
         self._delay_way: SyncWay | None = None  # to a delay server that is elsewhere
         self._core, self._producing = self._way.core, self._way.producing
         self._consumers: list[Consumer] = []
+        self._spooling = self._new_spooling(self._way)
         self._link = self._way.link  # last: other threads go by it
+
+    def _new_spooling(self, way: SyncWay) -> Spooling | None:
+        if self._options.spool is None:
+            return None
+        try:
+            return way.spooling(self._options.spool, self._rng)
+        except BaseException:
+            way.hang_up(self._clock.monotonic_ns())
+            raise
 
     def _new_way(self, goal: Goal) -> SyncWay:
         return SyncWay(goal, self._options, self._clock, self._rng, self._new_link)
@@ -148,12 +175,13 @@ class Client:
         id: MessageId | str | None = None,
         after: Duration | None = None,
         at: datetime | None = None,
-        timeout: Duration = SEND_S,
+        timeout: Duration | None = None,
     ) -> SyncPending:
         """Put a message on its way; `.result()` waits until it is durable and gives its receipt.
 
         With `after` or `at` it is delivered then, and never before; a time that is past means at once. While the buffer
-        is full it waits for room, up to `timeout`, then raises `BufferFull`.
+        is full it waits for room, up to `timeout` (`block_ms` of the options), then raises `BufferFull`; or it raises
+        that at once, or spools, as `when_full` says.
         """
         if after is not None or at is not None:
             due_ms, way = due_of(after, at, self._clock), self._delaying()
@@ -205,7 +233,7 @@ class Client:
         ids: Sequence[MessageId | None] | None = None,
         after: Duration | Sequence[Duration] | None = None,
         at: datetime | Sequence[datetime] | None = None,
-        timeout: Duration = SEND_S,
+        timeout: Duration | None = None,
     ) -> PendingMany:
         """Many messages in their order, in as few batches as there can be; one receipt for each batch.
 
@@ -232,6 +260,32 @@ class Client:
         """Whether everything is settled by then."""
         flushing = [(way, way.begin_flush()) for way in self._ways()]
         return all(way.flushed(each, end_ns) for way, each in flushing)
+
+    # --- the spool ---------------------------------------------------------------------------------------------------
+
+    @property
+    def spool(self) -> SpoolState | None:
+        """How the spool stands; None: this client has none."""
+        if self._spooling is None:
+            return None
+        with self._link.lock:
+            return self._spooling.spool.state()
+
+    def wait_drained(self, timeout: Duration | None = None) -> bool:
+        """Wait until nothing is in the spool any more, which needs a broker; False: it took too long."""
+        self._live()
+        spooling = self._spooling
+        return spooling is None or self._link.wait(lambda: spooling.spool.is_drained, limit_of(timeout))
+
+    def _drained(self, end_ns: int) -> None:
+        """Before the end: as long as it goes on by itself. The rest is for whoever uses the spool next."""
+        spooling, line = self._spooling, self._core.line
+        if spooling is not None and not self._link.in_reader:
+            spool = spooling.spool
+            self._link.wait(
+                lambda: not (spool.messages and line.is_open and spool.draining.trouble is None),
+                self._way.left_s(end_ns),
+            )
 
     def _raise_unseen(self) -> None:
         unseen = [error for way in self._ways() for error in way.take_unseen()]
@@ -290,6 +344,10 @@ class Client:
     def resume(self, subject: str, group: str, consumer: str | None = None) -> Switched:
         return self._answer(commands.switch(subject, group, consumer, is_on=False))
 
+    def go_on(self, subject: str, group: str, key: str | None = None) -> Switched:
+        """With a key that has halted behind a dead letter, or with all that have."""
+        return self._answer(commands.go_on(subject, group, key))
+
     def read_only(self, subject: str, is_on: bool) -> Switched:
         """Take no more messages for a subject, or take them again."""
         return self._answer(commands.read_only(subject, is_on=is_on))
@@ -333,6 +391,7 @@ class Client:
             for consumer in tuple(self._consumers):
                 consumer.close(min(LEAVE_S, self._way.left_s(end_ns)))
             self._flushed(end_ns)
+            self._drained(end_ns)
         finally:
             self._hang_up(end_ns)
         self._raise_unseen()
@@ -346,6 +405,8 @@ class Client:
         with self._link.lock:
             self._is_closed = True
         with ExitStack() as all_of_them:  # whatever happens to one of them
+            if self._spooling is not None:
+                all_of_them.callback(self._spooling.close)  # called last
             for way in self._ways():
                 all_of_them.callback(way.hang_up, end_ns)
 

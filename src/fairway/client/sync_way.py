@@ -13,7 +13,10 @@ from typing import TypeVar
 from fairway.client.asking import AnswerT, Command
 from fairway.client.core import ClientOptions, Core, Duration, Goal, no_answer, seconds_of, unreachable
 from fairway.client.pending import SyncBatch, SyncPending
+from fairway.client.spool import SpoolOptions
+from fairway.client.spool_keeper import Spooling
 from fairway.errors import BufferFull
+from fairway.protocol.backoff import NS_PER_MS
 from fairway.protocol.frames import Bytes
 from fairway.protocol.line import Line
 from fairway.protocol.producing import Flush
@@ -34,6 +37,7 @@ class SyncWay:
     ) -> None:
         self._goal = goal
         self._clock = clock
+        self._options = options.producer
         self.core: Core[SyncPending, SyncBatch] = Core(
             clock, rng, options, pending_type=SyncPending, batch_type=self._batch
         )
@@ -53,9 +57,23 @@ class SyncWay:
         if not core.is_connected():
             raise unreachable(self._goal, core.line.trouble)
 
+    def spooling(self, options: SpoolOptions, rng: Rng) -> Spooling:
+        """Another way than this one, for what cannot go to the broker now."""
+        with self.link.lock:
+            made = Spooling(options, self.core, self._clock, rng, post=self._post, on_change=self.link.stir)
+        made.start()
+        return made
+
+    def _post(self, callback: Callable[..., None], *args: object) -> None:
+        """In a thread of the disk: something is done."""
+        with self.link.lock:
+            callback(*args)
+            self.link.announce()
+        self.link.pump()
+
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    def put(self, add: Callable[[], T], timeout: Duration) -> T:
+    def put(self, add: Callable[[], T], timeout: Duration | None) -> T:
         """Add to what is sent; waits for room where there is none."""
         try:
             return self.put_now(add)
@@ -65,16 +83,24 @@ class SyncWay:
     def put_now(self, add: Callable[[], T]) -> T:
         """The same without a wait: `BufferFull`."""
         producing = self.producing
-        with self.link.lock:
-            added = add()
-            is_stirred, producing.is_stirred = producing.is_stirred, False
+        try:
+            with self.link.lock:
+                added = add()
+                is_stirred, producing.is_stirred = producing.is_stirred, False
+        except BufferFull:
+            if producing.is_crammed:  # room is made, for the next time
+                self.link.pump()
+            raise
         if is_stirred:
             self.link.pump()
         return added
 
-    def wait_and_put(self, add: Callable[[], T], full: BufferFull, timeout: Duration) -> T:
-        """There was no room: wait for it, in turn, and try again."""
-        link, end_ns = self.link, self._clock.monotonic_ns() + int(seconds_of(timeout) * 1e9)
+    def wait_and_put(self, add: Callable[[], T], full: BufferFull, timeout: Duration | None) -> T:
+        """There was no room: wait for it, in turn, and try again; unless that is not wanted."""
+        if self._options.when_full == "raise":
+            raise full
+        wait_ns = self._options.block_ms * NS_PER_MS if timeout is None else int(seconds_of(timeout) * 1e9)
+        link, end_ns = self.link, self._clock.monotonic_ns() + wait_ns
         while not link.in_reader and self._clock.monotonic_ns() < end_ns:
             has_room: list[bool] = []
             with link.lock:

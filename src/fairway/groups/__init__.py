@@ -5,15 +5,17 @@
     lot           a span of messages with a mask; (first sequence, attempt) names it
     member        who holds which lots, in which numbered response
     stock         lots that nobody holds
+    keys          order by key: which keys have a message out, and who is parked behind it
     state         all of it, and `apply`
     pulling, settling, membership, steering    decisions: state and request in, events and answer out
+    choosing, choosing_ordered, ordering       what a pull takes, also where an order is kept
     snapshot, describe                         the state as bytes, and for people
     group         the door
 
 A pull comes from `broker` here, and its lots go to the reader of the message log.
 """
 
-from fairway.groups.config import Backoff, GroupConfig, Mode, TagFilter
+from fairway.groups.config import AfterDead, Backoff, Coalesce, GroupConfig, Mode, Order, TagFilter
 from fairway.groups.decisions import Decision, Dying, Handout, Joined, Outcome, Pulled, Settled, Sought
 from fairway.groups.describe import ConsumerDescription, Description
 from fairway.groups.events import Event, Kind
@@ -22,7 +24,9 @@ from fairway.groups.lot import Range
 from fairway.groups.settling import Verdict
 
 __all__ = [
+    "AfterDead",
     "Backoff",
+    "Coalesce",
     "ConsumerDescription",
     "Decision",
     "Description",
@@ -34,6 +38,7 @@ __all__ = [
     "Joined",
     "Kind",
     "Mode",
+    "Order",
     "Outcome",
     "Pulled",
     "Range",

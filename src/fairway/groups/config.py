@@ -7,15 +7,18 @@ configuration per group, it has a version, and a new version is rolled out by co
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import msgspec
 
 from fairway import limits
 from fairway.batch.hashing import may_hold, tag_mask
-from fairway.errors import Misuse, RemoteProtocolError
+from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
+RATE_MIN = 1 / (DAY_MS / 1_000)  # one a day: what is due later is a delayed message
+RATE_MAX = 10_000_000
 
 
 def _within(what: str, value: int, low: int, high: int) -> None:
@@ -23,9 +26,37 @@ def _within(what: str, value: int, low: int, high: int) -> None:
         raise Misuse(f"{what} of {value}: it is from {low} to {high}")
 
 
+def _within_rates(what: str, value: float) -> None:
+    if value and not RATE_MIN <= value <= RATE_MAX:  # which a NaN is not, either
+        raise Misuse(f"{what} of {value}: it is from {RATE_MIN:g} to {RATE_MAX:,}, or 0 for no limit")
+
+
 class Mode(enum.Enum):
     AT_LEAST_ONCE = "at_least_once"
     AT_MOST_ONCE = "at_most_once"  # settled by being handed out
+
+
+class Order(enum.Enum):
+    """What the members of a group may do at the same time."""
+
+    NONE = "none"  # everything
+    KEY = "key"  # messages of one key one after another; those without a key are free
+    STRICT = "strict"  # all messages one after another, by one member; the others stand by
+
+
+class AfterDead(enum.Enum):
+    """What follows in an ordered group when a message has gone to dead letter."""
+
+    GO_ON = "go on"  # with the next of its key
+    HALT = "halt"  # the key, until somebody says that it may go on
+
+
+class Coalesce(enum.Enum):
+    """What becomes of a request while one of its key is in process and one waits."""
+
+    NONE = "none"  # it waits, too
+    DECLINE = "decline"  # it is declined: the one that waits does what it asks for
+    LATEST = "latest"  # it waits instead of the one that did, which is declined
 
 
 class Backoff(msgspec.Struct, frozen=True, array_like=True):
@@ -82,6 +113,13 @@ class GroupConfig(msgspec.Struct, frozen=True):
     idle_ms_max: int = 30 * DAY_MS  # a group without members for so long is removed
     is_broadcast: bool = False  # the group of one consumer
     broadcast_ms_max: int = 1 * HOUR_MS  # a broadcast consumer away for longer is told that it missed messages
+    order: Order = Order.NONE
+    after_dead: AfterDead = AfterDead.GO_ON
+    parked_max: int = limits.GROUP_PARKED_MAX  # messages behind others of their key; then the group waits
+    rate_per_s: float = 0  # messages handed out to the whole group; 0: without limit
+    burst: int = 0  # so many at once when it has been quiet; 0: what the rate gives in a second, at least one
+    rate_per_key: float = 0  # of each key, in a group by key; 0: without limit
+    coalesce: Coalesce = Coalesce.NONE  # other than that, messages of one key go out one at a time as well
 
     def __post_init__(self) -> None:
         _within("version", self.version, 0, 2**32 - 1)
@@ -93,6 +131,38 @@ class GroupConfig(msgspec.Struct, frozen=True):
         _within("lots_max", self.lots_max, 1, limits.GROUP_LOTS_MAX)
         _within("idle_ms_max", self.idle_ms_max, 1, 3_650 * DAY_MS)
         _within("broadcast_ms_max", self.broadcast_ms_max, 1, 3_650 * DAY_MS)
+        _within("parked_max", self.parked_max, 1, limits.GROUP_PARKED_MAX)
+        _within_rates("rate_per_s", self.rate_per_s)
+        _within_rates("rate_per_key", self.rate_per_key)
+        _within("burst", self.burst, 0, 1_000_000)
+        if self.burst and not self.rate_per_s:
+            raise Misuse("a burst goes with a rate_per_s: give both, or none")
+        if self.coalesce is not Coalesce.NONE and self.order is Order.STRICT:
+            raise Misuse("coalescing is by key, and strict order knows no keys: choose one of the two")
+        if self.rate_per_key and not self.is_keyed:
+            raise Misuse("rate_per_key is for a group by key: give order='key' with it")
+        if self.is_ordered and self.mode is Mode.AT_MOST_ONCE:
+            sentence = "an ordered or coalescing group waits for acks, and an at-most-once group has none: choose one"
+            raise Misuse(f"{sentence} of the two")
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.order is not Order.NONE or self.coalesce is not Coalesce.NONE
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether what is handed out depends on the keys of messages."""
+        return self.order is Order.KEY or self.coalesce is not Coalesce.NONE
+
+    @property
+    def burst_max(self) -> float:
+        """Messages that may go out at once, by the rate of the group."""
+        return self.burst or max(self.rate_per_s, 1)
+
+    @property
+    def key_rest_ms(self) -> int:
+        """How long a key rests after a handout."""
+        return round(1_000 / self.rate_per_key) if self.rate_per_key else 0
 
     @property
     def members_max(self) -> int:
@@ -104,8 +174,28 @@ class GroupConfig(msgspec.Struct, frozen=True):
         return self.broadcast_ms_max if self.is_broadcast else self.idle_ms_max
 
 
+def with_policies(config: GroupConfig, policies: bytes) -> GroupConfig:
+    """The same, with what somebody who makes the group wants otherwise: a map of its fields."""
+    try:
+        stated = msgspec.msgpack.decode(policies, type=dict[str, object])
+        fixed = {name: getattr(config, name) for name in ("version", "is_broadcast")}
+        return msgspec.convert({**msgspec.to_builtins(config), **stated, **fixed}, GroupConfig)
+    except (msgspec.MsgspecError, Misuse) as error:
+        raise Refused(Code.BAD_REQUEST, f"the policies of a new group: {error}") from error
+
+
 def encode(config: GroupConfig) -> bytes:
     return msgspec.msgpack.encode(config)
+
+
+def as_document(config: GroupConfig) -> dict[str, Any]:
+    """By name, in words and numbers, for people and JSON."""
+    document: dict[str, Any] = msgspec.to_builtins(config)
+    first_ms, cap_ms, jitter = document["backoff"]
+    tags, is_all = document["tags"]
+    document["backoff"] = {"first_ms": first_ms, "cap_ms": cap_ms, "jitter": jitter}
+    document["tags"] = {"tags": list(tags), "is_all": is_all}
+    return document
 
 
 def decode(data: bytes) -> GroupConfig:

@@ -21,6 +21,7 @@ class Outcome(enum.Enum):
     EMPTY = "empty"  # nothing to hand out now: wait, or answer so
     BUSY = "busy"  # a bound is reached: later
     PAUSED = "paused"
+    STANDBY = "standby"  # in a group of strict order another member is the active one
     NOT_A_MEMBER = "not_a_member"  # it never joined, or its lease ended: join (again)
     OTHER_VERSION = "other_version"  # the group's configuration is another: join again, with that one
     BAD_REQUEST = "bad_request"  # can never be granted; the sentence says why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from fairway.groups.config import Order
 from fairway.groups.member import Member
 from fairway.groups.state import State
 
@@ -36,12 +37,22 @@ class Description(msgspec.Struct, frozen=True):
     lots: int  # un-acked ranges
     oldest_unacked: int  # the cursor, if nothing below it is owed
     consumers: list[ConsumerDescription]
+    order: str = "none"
+    parked: int = 0  # behind others of their keys, never handed out
+    is_full: bool = False  # as many are parked as may be: nothing fresh goes out until one of them does
+    halted: int = 0  # keys, not messages; 1 for a group of strict order
+    declined: int = 0  # so far: others of their keys did what they asked for
+    coalesce: str = "none"
+    rate_per_s: float = 0
+    rate_per_key: float = 0
+    active: str = ""  # in strict order: the consumer that is handed messages
 
 
 def describe(state: State, end: int, now_ns: int, now_ms: int) -> Description:
     waiting = [lot for lot in state.stock if lot.due_ms > now_ms]
     stocked = sum(lot.open_count for lot in state.stock)
     retrying = sum(lot.open_count for lot in waiting)
+    keys = state.keys
     return Description(
         config_version=state.config.version,
         is_paused=state.is_paused,
@@ -55,13 +66,24 @@ def describe(state: State, end: int, now_ns: int, now_ms: int) -> Description:
         lots=state.in_flight,
         oldest_unacked=oldest_unacked(state),
         consumers=[_consumer(state, member, now_ns) for member in sorted(state.roster, key=lambda each: each.id)],
+        order=state.config.order.value,
+        parked=0 if keys is None else keys.parked_count,
+        is_full=keys is not None and keys.parked_count >= state.config.parked_max,
+        halted=int(state.is_halted) if keys is None else len(keys.halted),
+        declined=state.declined_count,
+        coalesce=state.config.coalesce.value,
+        rate_per_s=state.config.rate_per_s,
+        rate_per_key=state.config.rate_per_key,
+        active=str(state.roster.name_of(state.roster.eldest_id) or "") if state.config.order is Order.STRICT else "",
     )
 
 
 def oldest_unacked(state: State) -> int:
     """The first sequence that the group still owes somebody: what retention must keep."""
     held = (lot for _, lot in state.roster.held())
-    return min((lot.first_open for lots in (held, state.stock, state.dying) for lot in lots), default=state.cursor)
+    oldest = min((lot.first_open for lots in (held, state.stock, state.dying) for lot in lots), default=state.cursor)
+    parked = None if state.keys is None else state.keys.first_parked
+    return oldest if parked is None else min(oldest, parked)
 
 
 def _consumer(state: State, member: Member, now_ns: int) -> ConsumerDescription:

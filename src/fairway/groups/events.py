@@ -10,7 +10,9 @@ same numbers. What a field means for each kind:
     LEAVE         id
     EXPIRE        id                                                                 (its lease ended)
     EXPIRE        id        of lot               name of lot        taken away       (one lot, held too long)
-    PULL          id        of lot               name of lot        handed out       number of the response
+    PULL          id        of lot               name of lot        handed out       number of the response, and in
+                                                                                     a group by key the keys of fresh
+                                                                                     messages
     ACK           id or 0   of lot               name of lot        done             (0: nobody held it)
     RETRY         id        of lot   when again  name of lot        failed           reason
     RETRY         id        of lot   when again  name of lot        in doubt         UNSURE: counts as no attempt
@@ -19,15 +21,22 @@ same numbers. What a field means for each kind:
     DEAD                    of lot               name of lot        in dead letter
     CURSOR                                       new cursor         skipped          why
     CURSOR                                       new cursor         none: a seek     why
+    CURSOR                                       the cursor         lost: parked     LOST
     PAUSE                                        1 pause, 0 resume                   consumer, or empty: all
+    PARK                                         new cursor         behind others    their keys
+                                                                    of their keys
+    DECLINE                                      new cursor         declined         (of a coalescing group)
+    GO_ON                                        key, or 0: all                      (halted keys)
 
-DECLINE belongs to coalescing groups.
+A key is its hash, 8 bytes, little-endian.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
+from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fairway.groups.config import GroupConfig, encode
@@ -61,6 +70,8 @@ class Kind(enum.IntEnum):
     DECLINE = 9
     CURSOR = 10
     PAUSE = 11
+    PARK = 16  # 12 to 15 are the broker's own
+    GO_ON = 17
 
 
 class Event(NamedTuple):
@@ -96,8 +107,23 @@ def held_too_long(consumer_id: int, attempt: int, lot: int, ranges: tuple[Range,
     return Event(Kind.EXPIRE, time_ms, consumer_id, attempt, 0, lot, ranges)
 
 
-def pulled(consumer_id: int, attempt: int, ranges: tuple[Range, ...], number: int, time_ms: int) -> Event:
-    return Event(Kind.PULL, time_ms, consumer_id, attempt, 0, ranges[0][0], ranges, _NUMBER.pack(number))
+def pulled(
+    consumer_id: int, attempt: int, ranges: tuple[Range, ...], number: int, time_ms: int, keys: Sequence[int] = ()
+) -> Event:
+    detail = _NUMBER.pack(number) + array("Q", keys).tobytes() if keys else _NUMBER.pack(number)
+    return Event(Kind.PULL, time_ms, consumer_id, attempt, 0, ranges[0][0], ranges, detail)
+
+
+def parked(cursor: int, ranges: tuple[Range, ...], keys: Sequence[int], time_ms: int) -> Event:
+    return Event(Kind.PARK, time_ms, lot=cursor, ranges=ranges, detail=array("Q", keys).tobytes())
+
+
+def declined(cursor: int, ranges: tuple[Range, ...], time_ms: int) -> Event:
+    return Event(Kind.DECLINE, time_ms, lot=cursor, ranges=ranges)
+
+
+def gone_on(key: int, time_ms: int) -> Event:
+    return Event(Kind.GO_ON, time_ms, lot=key)
 
 
 def acked(consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int) -> Event:
@@ -124,6 +150,10 @@ def skipped(cursor: int, to: int, why: bytes, time_ms: int) -> Event:
     return Event(Kind.CURSOR, time_ms, lot=to, ranges=((cursor, to - cursor),), detail=why)
 
 
+def lost_parked(cursor: int, ranges: tuple[Range, ...], time_ms: int) -> Event:
+    return Event(Kind.CURSOR, time_ms, lot=cursor, ranges=ranges, detail=LOST)
+
+
 def sought(to: int, time_ms: int) -> Event:
     return Event(Kind.CURSOR, time_ms, lot=to, detail=SOUGHT)
 
@@ -134,5 +164,10 @@ def paused(is_paused: bool, name: str, time_ms: int) -> Event:
 
 def number_of(event: Event) -> int:
     """The response that a PULL belongs to."""
-    number: int = _NUMBER.unpack(event.detail)[0]
+    number: int = _NUMBER.unpack_from(event.detail)[0]
     return number
+
+
+def keys_of(event: Event) -> list[int]:
+    """Of the messages of a fresh PULL in a group by key, or of a PARK, in order."""
+    return array("Q", event.detail[_NUMBER.size if event.kind is Kind.PULL else 0 :]).tolist()

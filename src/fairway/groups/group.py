@@ -12,11 +12,11 @@ Apply a decision's events before asking for the next. After a restart: `Group.re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Self
 
 from fairway.groups import describe, membership, pulling, settling, snapshot, steering
-from fairway.groups.config import GroupConfig
+from fairway.groups.config import GroupConfig, Order
 from fairway.groups.decisions import Decision, Dying, Handout, Joined, Outcome, Pulled, Settled, Sought
 from fairway.groups.describe import Description
 from fairway.groups.events import Event
@@ -106,6 +106,8 @@ class Group:
         now_ns: int,
         now_ms: int,
         number_after: int = 0,
+        keys: Sequence[int] = (),
+        beside: Collection[int] = (),
     ) -> Pulled:
         """What to hand to this consumer; renews its lease.
 
@@ -114,6 +116,8 @@ class Group:
         skips. If what was decided turns out to be too many bytes, ask again for fewer messages instead of applying it.
         A new response gets a number above `number_after`: a group and its inbox number the same consumer's responses,
         so each is given the other's `last_number`, and whichever has the `first_unarrived` is asked first.
+
+        In a group by key `keys` are those of the fresh messages, and `beside` the other's `keys_in_hand`.
         """
         member = self._state.roster.get(name)
         if member is None:
@@ -122,7 +126,7 @@ class Group:
             return Pulled(Outcome.BAD_REQUEST, sentence=_BAD_NUMBER)
         self._state.roster.renew(member, now_ns)
         member.hear(arrived)
-        return pulling.decide(self._state, member, messages_max, fresh, now_ms, number_after)
+        return pulling.decide(self._state, member, messages_max, fresh, now_ms, number_after, keys, beside)
 
     def has_unarrived(self, name: Consumer) -> bool:
         """Whether a response to this consumer did not arrive, by what it said last: the next pull sends it again."""
@@ -136,9 +140,9 @@ class Group:
         return next((number for number in member.unarrived if number in member.responses), None)
 
     def last_number(self, name: Consumer) -> int:
-        """Of the responses to this consumer, so far."""
+        """Of the responses to this consumer, so far; in an ordered group, to whomever."""
         member = self._state.roster.get(name)
-        return 0 if member is None else member.number
+        return max(0 if member is None else member.number, self._state.number)
 
     def settle(
         self,
@@ -153,10 +157,12 @@ class Group:
         after_ms: int | None = None,
         draw: float = 0.0,
         reason: str = "",
+        fence: int = 0,
     ) -> Settled:
         """One verdict on ranges of the lot named (first, attempt). `draw` in [0, 1) is the jitter of a retry.
 
         `arrived` is the last response that had reached the member when it said so; 0: whatever it holds is meant.
+        `fence`, of an ordered group, is the number of the response that is meant; 0: any.
 
         Renews no lease: a request may hold many verdicts, so call `heartbeat` once for it.
         """
@@ -175,6 +181,7 @@ class Group:
             after_ms=after_ms,
             draw=draw,
             reason=reason,
+            fence=fence,
         )
 
     def leave(self, name: Consumer, *, now_ms: int) -> Decision:
@@ -237,6 +244,10 @@ class Group:
     def resume(self, name: Consumer | None = None, *, now_ms: int) -> Decision:
         return steering.decide_pause(self._state, False, name, now_ms)
 
+    def go_on(self, key: int = 0, *, now_ms: int) -> Decision:
+        """With a key that has halted, by its hash; 0: with all that have."""
+        return steering.decide_go_on(self._state, key, now_ms)
+
     def seek(self, to: int, *, now_ms: int) -> Sought:
         """Also how a new group gets its start: `earliest` and `latest` are resolved once, by the caller."""
         return steering.decide_seek(self._state, to, now_ms)
@@ -250,6 +261,23 @@ class Group:
     def is_paused(self, name: Consumer | None = None) -> bool:
         """Whether the group is, or one consumer by its name."""
         return self._state.is_paused if name is None else name in self._state.paused
+
+    @property
+    def is_ordered(self) -> bool:
+        return self._state.is_ordered
+
+    def stands_by(self, name: Consumer) -> bool:
+        """Whether it is a member of a group in strict order, and another one is the active member."""
+        state = self._state
+        member = state.roster.get(name) if state.config.order is Order.STRICT else None
+        return member is not None and member.id != state.roster.eldest_id
+
+    def keys_in_hand(self) -> set[int]:
+        """In a group by key: of all messages that consumers hold. Walks over all of them."""
+        keys = self._state.keys
+        if keys is None or not self._state.held_count:
+            return set()
+        return set().union(*(keys.keys_of(lot.ranges) for _, lot in self._state.roster.held()))
 
     @property
     def cursor(self) -> int:

@@ -70,6 +70,18 @@ def full(first: int, count: int, attempt: int) -> Lot:
     return Lot(first, (1 << count) - 1, attempt)
 
 
+def gathered(sequences: Iterable[int]) -> list[Lot]:
+    """Messages that were never handed out, ascending, as few lots."""
+    lots: list[Lot] = []
+    for sequence in sequences:
+        offset = sequence - lots[-1].base if lots else limits.LOT_MESSAGES_MAX
+        if offset < limits.LOT_MESSAGES_MAX:
+            lots[-1].mask |= 1 << offset
+        else:
+            lots.append(Lot(sequence, 1, attempt=1))
+    return lots
+
+
 def mask_of(ranges: Iterable[Range], base: int) -> int:
     """The bits of these ranges. Nothing is shifted that does not lie in a lot at `base`."""
     mask = 0

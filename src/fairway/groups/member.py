@@ -148,6 +148,11 @@ class Roster:
         for member in self:
             member.renewed_ns = now_ns
 
+    @property
+    def eldest_id(self) -> int:
+        """Of the member that has been one for longest; 0: there is none."""
+        return next(iter(self._by_id), 0)  # numbers grow, and so they are in order
+
     def longest_silent(self) -> Member | None:
         return next(iter(self._by_name.values()), None)
 

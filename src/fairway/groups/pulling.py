@@ -5,18 +5,19 @@
     3. retries that are due
     4. fresh messages from the cursor on, as far as the caller says they are there
 
-One response may hold lots of 2, 3 and 4 together.
+One response may hold lots of 2, 3 and 4 together. In a group by key each of them is the first of its key (`keys`), and
+of 4 those are parked that are not (`ordering`).
 """
 
 from __future__ import annotations
 
-from fairway import limits
-from fairway.errors import invariant
-from fairway.groups import events
-from fairway.groups.config import Mode
-from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, Handout, Outcome, Pulled
-from fairway.groups.events import Event
-from fairway.groups.lot import Lot, Range, head_of, ranges_of
+from collections.abc import Collection, Sequence
+
+from fairway.groups.choosing import Choice
+from fairway.groups.choosing_ordered import KeyedChoice, StrictChoice
+from fairway.groups.config import Order
+from fairway.groups.decisions import Handout, Outcome, Pulled
+from fairway.groups.lot import Range, ranges_of
 from fairway.groups.member import Member
 from fairway.groups.state import State
 
@@ -24,7 +25,14 @@ PAUSED_RETRY_AFTER_MS = 1_000
 
 
 def decide(
-    state: State, member: Member, messages_max: int, fresh: Range | None, now_ms: int, number_after: int
+    state: State,
+    member: Member,
+    messages_max: int,
+    fresh: Range | None,
+    now_ms: int,
+    number_after: int,
+    keys: Sequence[int] = (),
+    beside: Collection[int] = (),
 ) -> Pulled:
     """`fresh` is (first, count) at or above the cursor; what lies between is skipped, with a count of 0 as well."""
     if messages_max < 1:
@@ -36,7 +44,15 @@ def decide(
         return again
     if state.is_paused or member.name in state.paused:
         return Pulled(Outcome.PAUSED, retry_after_ms=PAUSED_RETRY_AFTER_MS)
-    return _Choice(state, member, messages_max, now_ms, number_after).made(fresh)
+    if not state.is_ordered:
+        return Choice(state, member, messages_max, now_ms, number_after).made(fresh)
+    if state.is_mixed and state.in_flight:
+        fresh = None
+    if state.config.order is not Order.STRICT:
+        return KeyedChoice(state, member, messages_max, now_ms, number_after, keys, beside).made(fresh)
+    if member.id != state.roster.eldest_id:
+        return Pulled(Outcome.STANDBY)
+    return StrictChoice(state, member, messages_max, now_ms, number_after).made(fresh)
 
 
 def _unarrived(member: Member) -> Pulled | None:
@@ -50,70 +66,3 @@ def _unarrived(member: Member) -> Pulled | None:
         for lot in member.responses[number]
     )
     return Pulled(Outcome.DONE, number=number, lots=lots, is_again=True)
-
-
-class _Choice:
-    """Lots are chosen one after another until a bound is reached."""
-
-    __slots__ = ("_events", "_lots", "_lots_left", "_member", "_messages_left", "_now_ms", "_number", "_state")
-
-    def __init__(self, state: State, member: Member, messages_max: int, now_ms: int, number_after: int) -> None:
-        self._state = state
-        self._member = member
-        self._now_ms = now_ms
-        self._messages_left = messages_max
-        self._lots_left = min(limits.RESPONSE_LOTS_MAX, limits.MEMBER_LOTS_MAX - len(member.lots))
-        # What arrived may be above what is known to have gone out: a crash may have taken the PULL.
-        self._number = max(member.number, member.arrived, number_after) + 1
-        self._lots: list[Handout] = []
-        self._events: list[Event] = []
-
-    def made(self, fresh: Range | None) -> Pulled:
-        is_busy = self._lots_left <= 0
-        if not is_busy:
-            for lot in self._state.stock.ready(self._now_ms):
-                if not self._choose_again(lot):
-                    break
-            if fresh is not None:
-                is_busy = self._choose_fresh(*fresh)
-        happened = tuple(self._events)
-        if not self._lots:
-            outcome = Outcome.BUSY if is_busy else Outcome.EMPTY
-            return Pulled(outcome, happened, retry_after_ms=BUSY_RETRY_AFTER_MS if is_busy else None)
-        is_durable_first = self._state.config.mode is Mode.AT_MOST_ONCE
-        return Pulled(
-            Outcome.DONE, happened, number=self._number, lots=tuple(self._lots), is_durable_first=is_durable_first
-        )
-
-    def _choose_again(self, lot: Lot) -> bool:
-        if not self._messages_left or not self._lots_left:
-            return False
-        mask, count = lot.mask, lot.open_count
-        if count > self._messages_left:
-            count = self._messages_left
-            mask = head_of(mask, count)
-        self._hand_out(lot.attempt, ranges_of(mask, lot.base), count)
-        return True
-
-    def _choose_fresh(self, first: int, count: int) -> bool:
-        """True: the group's bound stands in the way."""
-        state = self._state
-        invariant(first >= state.cursor, "fresh messages begin at or above the cursor")
-        if first > state.cursor:
-            self._events.append(events.skipped(state.cursor, first, events.SKIPPED, self._now_ms))
-        group_left = state.config.lots_max - state.in_flight
-        while count and self._messages_left and self._lots_left:
-            if group_left <= 0:
-                return True
-            taken = min(count, self._messages_left, state.config.lot_messages_max)
-            self._hand_out(1, ((first, taken),), taken)
-            first += taken
-            count -= taken
-            group_left -= 1
-        return False
-
-    def _hand_out(self, attempt: int, ranges: tuple[Range, ...], count: int) -> None:
-        self._messages_left -= count
-        self._lots_left -= 1
-        self._lots.append(Handout(ranges[0][0], attempt, ranges))
-        self._events.append(events.pulled(self._member.id, attempt, ranges, self._number, self._now_ms))

@@ -7,7 +7,8 @@ outcome was said: that is about an earlier handout, which somebody has undone by
 One exception, after a crash. A PULL is written and not awaited, so the broker may have forgotten that it handed
 something out. An ack for what nobody holds, from below the end that the previous life had committed, is believed. What
 lies between the cursor and such an ack may be with somebody, too, so it becomes lots that wait; where these would be
-too many the ack is not believed, and its messages are handed out once more.
+too many the ack is not believed, and its messages are handed out once more. In an ordered group the PULL is awaited, so
+there is nothing to believe.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def decide(
     after_ms: int | None = None,
     draw: float = 0.0,
     reason: str = "",
+    fence: int = 0,
 ) -> Settled:
     complaint = _complaint(first, ranges, after_ms)
     if complaint:
@@ -56,6 +58,8 @@ def decide(
     if lot is None:
         return _decide_unheld(state, member, verdict, first, attempt, said, now_ms)
     settled = said & (lot.open_up_to(arrived) if arrived else lot.mask)
+    if fence:
+        settled &= lot.open_in_response(fence)
     stale = (said ^ settled).bit_count()
     if not settled:
         return Settled(Outcome.DONE, stale=stale)
@@ -122,7 +126,7 @@ def _has_room_below(state: State, ranges: Sequence[Range]) -> bool:
 def _believable(state: State, first: int, attempt: int, said: int) -> int:
     """The messages that may have gone out in a PULL that is lost: nobody holds them, at this attempt."""
     known = state.recovered_end - first
-    if known <= 0 or state.config.mode is Mode.AT_MOST_ONCE:
+    if known <= 0 or state.config.mode is Mode.AT_MOST_ONCE or state.is_ordered:
         return 0
     said &= (1 << min(known, limits.LOT_MESSAGES_MAX)) - 1
     open_ = 0

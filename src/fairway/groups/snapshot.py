@@ -6,6 +6,7 @@ arrived) is left out: two states with the same snapshot are the same group.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from fairway import limits
 from fairway.errors import Misuse, RemoteProtocolError
 from fairway.groups.config import GroupConfig
+from fairway.groups.keys import Keys
 from fairway.groups.lot import Lot
 from fairway.groups.member import Member
 from fairway.groups.state import State
@@ -36,6 +38,20 @@ class _Member(msgspec.Struct, array_like=True, frozen=True):
     lots: list[_Lot]
 
 
+class _Order(msgspec.Struct, array_like=True, frozen=True):
+    """Of an ordered group; u64 each, little-endian, by sequence."""
+
+    number: int
+    is_mixed: bool
+    sequences: bytes = b""  # of open messages that have a key
+    keys: bytes = b""
+    parked: bytes = b""  # sequences
+    halted: bytes = b""  # keys
+    is_halted: bool = False
+    resting: bytes = b""  # keys, in their order
+    rest_until: bytes = b""  # ms since 1970 UTC
+
+
 class _Snapshot(msgspec.Struct, array_like=True, frozen=True):
     format: int
     config: GroupConfig
@@ -50,6 +66,8 @@ class _Snapshot(msgspec.Struct, array_like=True, frozen=True):
     dying: list[_Lot]
     reasons: list[bytes] = []  # of those that die, in the same order
     has_gap: bool = False
+    order: _Order | None = None
+    declined_count: int = 0
 
 
 def write(state: State) -> bytes:
@@ -69,6 +87,8 @@ def write(state: State) -> bytes:
             [_packed(lot, 0) for lot in _by_name(state.dying)],
             [lot.reason for lot in _by_name(state.dying)],
             state.has_gap,
+            _order(state) if state.is_ordered else None,
+            state.declined_count,
         )
     )
 
@@ -81,7 +101,7 @@ def read(data: bytes) -> State:
     if found.format != FORMAT:
         raise RemoteProtocolError(f"a group's snapshot of format {found.format}: this program reads {FORMAT}")
     state = State()
-    state.config = found.config
+    state.set_config(found.config)
     state.cursor = found.cursor
     state.is_paused = found.is_paused
     state.paused = {Consumer(name) for name in found.paused}
@@ -89,6 +109,7 @@ def read(data: bytes) -> State:
     state.absent_since_ms = found.absent_since_ms
     state.lost_count = found.lost_count
     state.has_gap = found.has_gap
+    state.declined_count = found.declined_count
     for each in found.members:
         member = Member(each.id, Consumer(each.name), each.version, each.number)
         for packed in each.lots:
@@ -104,7 +125,55 @@ def read(data: bytes) -> State:
         lot = _lot(packed)
         lot.reason = reason
         state.dying.add(lot)
+    _restore_order(state, found.order)
     return state
+
+
+def _order(state: State) -> _Order:
+    keys = state.keys
+    if keys is None:
+        return _Order(state.number, state.is_mixed, is_halted=state.is_halted)
+    pairs = keys.pairs()
+    return _Order(
+        state.number,
+        state.is_mixed,
+        _numbers(sequence for sequence, _ in pairs),
+        _numbers(key for _, key in pairs),
+        _numbers(keys.parked()),
+        _numbers(sorted(keys.halted)),
+        state.is_halted,
+        _numbers(keys.resting),
+        _numbers(keys.resting.values()),
+    )
+
+
+def _restore_order(state: State, found: _Order | None) -> None:
+    if state.config.is_keyed:
+        state.keys = Keys()
+    if found is None:
+        return
+    state.number, state.is_mixed, state.is_halted = found.number, found.is_mixed, found.is_halted
+    if state.keys is not None:
+        sequences, keys = _read_numbers(found.sequences), _read_numbers(found.keys)
+        if len(sequences) != len(keys):
+            raise RemoteProtocolError("a group's snapshot has not one key for each message")
+        pairs = zip(sequences, keys, strict=True)
+        state.keys.restore(pairs, _read_numbers(found.parked), _read_numbers(found.halted))
+        resting, until_ms = _read_numbers(found.resting), _read_numbers(found.rest_until)
+        if len(resting) != len(until_ms):
+            raise RemoteProtocolError("a group's snapshot has not one time for each key that rests")
+        state.keys.resting.update(zip(resting, until_ms, strict=True))
+
+
+def _numbers(values: Iterable[int]) -> bytes:
+    return array("Q", values).tobytes()
+
+
+def _read_numbers(data: bytes) -> array[int]:
+    try:
+        return array("Q", data)
+    except ValueError as error:
+        raise RemoteProtocolError(f"a group's snapshot cannot be read: {error}") from error
 
 
 def _by_name(lots: Iterable[Lot]) -> list[Lot]:

@@ -9,6 +9,9 @@ Every message is in exactly one place:
       │                └─ RETRY, EXPIRE after the last attempt, or rejected ──► dying ── DEAD ──► done
       └── at and above the cursor
 
+In a group that is ordered by key a fresh message may be parked instead, behind another of its key (`keys`): it goes to
+the stock when that one is done.
+
 The same events give the same state, whether they happen or are read again. `now_ns` only sets when leases begin: a
 replay passes none, and `begin_life` grants fresh ones.
 """
@@ -16,16 +19,17 @@ replay passes none, and `begin_life` grants fresh ones.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from fairway import limits
 from fairway.errors import InvariantViolated, invariant
 from fairway.groups import config as configs
 from fairway.groups import events
-from fairway.groups.config import GroupConfig, Mode
+from fairway.groups.config import AfterDead, GroupConfig, Mode, Order
 from fairway.groups.events import Event, Kind
-from fairway.groups.lot import Lot, full, mask_of
+from fairway.groups.keys import Keys
+from fairway.groups.lot import Lot, full, gathered, mask_of
 from fairway.groups.member import Member, Roster
 from fairway.groups.stock import Shelf, Stock, open_in
 from fairway.names import Consumer
@@ -35,7 +39,7 @@ class State:
     """What is known about the group. Read by everyone in this package, changed by `apply`."""
 
     def __init__(self) -> None:
-        self.config = GroupConfig(version=0)  # 0: nobody has configured it yet
+        self.set_config(GroupConfig(version=0))  # 0: nobody has configured it yet
         self.cursor = 0
         self.is_paused = False
         self.paused: set[Consumer] = set()
@@ -47,6 +51,11 @@ class State:
         self.absent_since_ms = 0  # since when there has been no member
         self.lost_count = 0  # messages that retention took before this group had them
         self.has_gap = False  # its broadcast consumer has missed messages, and may not have heard of it
+        self.keys: Keys | None = None  # of a group by key
+        self.is_mixed = False  # what it has in flight is from before it was ordered
+        self.is_halted = False  # a group of strict order, behind a dead letter
+        self.declined_count = 0  # messages, by a coalescing group
+        self.number = 0  # of an ordered group's last response, to whomever: what fences are made of
         # Not events: they belong to this life.
         self.handling: OrderedDict[Lot, Member] = OrderedDict()  # in the order handed out; empty without max_handling
         self.recovered_end = 0  # below it, a PULL of the previous life may be missing
@@ -74,11 +83,34 @@ class State:
 
     # --- configuration and membership
 
+    def set_config(self, config: GroupConfig) -> None:
+        self.config = config
+        self.is_ordered = config.is_ordered  # asked for every lot
+
     def _configure(self, event: Event, now_ns: int) -> None:
-        self.config = configs.decode(event.detail)
+        before = self.config
+        self.set_config(configs.decode(event.detail))
+        self._order(before, event.time_ms)
         if not len(self.roster) and not self.absent_since_ms:
             self.absent_since_ms = event.time_ms
         self._watch_handling()
+
+    def _order(self, before: GroupConfig, time_ms: int) -> None:
+        """What a new configuration does to the order: nothing fresh beside what went out by another one."""
+        if (self.config.order, self.config.is_keyed) != (before.order, before.is_keyed):
+            self.is_mixed = self.config.is_ordered and self.in_flight > 0
+        self.is_halted = self.is_halted and self._halts
+        keys = self.keys
+        if self.config.is_keyed and keys is None:
+            self.keys = Keys()
+        elif keys is not None and not self.config.is_keyed:
+            self.keys = None
+            self._free(keys.parked(), time_ms)
+            return
+        if keys is not None and not self.config.rate_per_key:
+            keys.resting.clear()
+        if keys is not None and self.config.after_dead is AfterDead.GO_ON:
+            self._free(keys.go_on(0), time_ms)
 
     def _join(self, event: Event, now_ns: int) -> None:
         name = Consumer(event.detail.decode())
@@ -115,14 +147,23 @@ class State:
     def _pull(self, event: Event, now_ns: int) -> None:
         first, count = event.ranges[0]
         if first >= self.cursor:
-            invariant(first == self.cursor and len(event.ranges) == 1, "a fresh lot begins at the cursor")
-            lot = full(first, count, event.attempt)
-            self.cursor = first + count
+            if self.keys is None:
+                invariant(first == self.cursor and len(event.ranges) == 1, "a fresh lot begins at the cursor")
+                lot = full(first, count, event.attempt)
+                self.cursor = first + count
+            else:
+                lot = self._pull_by_key(self.keys, event)
+            self.is_mixed = False
         else:
             lot = self.stock.take((first, event.attempt), event.ranges)
         member = self.roster.of_id(event.consumer_id)
         self.has_gap = False  # whoever pulls has had the answer to its JOIN
         lot.number = events.number_of(event)
+        if self.is_ordered:
+            self.number = max(self.number, lot.number)
+            if self.config.rate_per_key and self.keys is not None:
+                until_ms = event.time_ms + self.config.key_rest_ms
+                self.keys.rest(sorted(self.keys.keys_of(event.ranges)), until_ms, event.time_ms)
         if self.config.mode is Mode.AT_MOST_ONCE:
             member.number = max(member.number, lot.number)
             return
@@ -135,6 +176,33 @@ class State:
         if self.config.max_handling_ms is not None:
             self.handling[lot] = member
 
+    def _pull_by_key(self, keys: Keys, event: Event) -> Lot:
+        """Some may have been parked before it, and in between."""
+        keys.hand_out(event.ranges, events.keys_of(event))
+        last, count = event.ranges[-1]
+        self.cursor = last + count
+        return Lot(event.lot, mask_of(event.ranges, event.lot), event.attempt)
+
+    def _park(self, event: Event, now_ns: int) -> None:
+        """Behind others of their keys, some of which went out just now."""
+        invariant(self.keys is not None, "only a group by key parks messages")
+        if self.keys is not None:
+            self._free(self.keys.park(event.ranges, events.keys_of(event)), event.time_ms)
+        self.cursor = max(self.cursor, event.lot)
+
+    def _decline(self, event: Event, now_ns: int) -> None:
+        """Others of their keys do what they ask for."""
+        invariant(self.keys is not None, "only a group by key declines messages")
+        if self.keys is not None:
+            self.keys.unpark(event.ranges)
+        self.declined_count += sum(count for _, count in event.ranges)
+        self.cursor = max(self.cursor, event.lot)
+
+    def _go_on(self, event: Event, now_ns: int) -> None:
+        self.is_halted = False
+        if self.keys is not None:
+            self._free(self.keys.go_on(event.lot), event.time_ms)
+
     def _ack(self, event: Event, now_ns: int) -> None:
         if not event.consumer_id:
             self.stock.take((event.lot, event.attempt), event.ranges)
@@ -142,6 +210,8 @@ class State:
             self._close(event)
         else:
             self._believe(event)
+        if self.keys is not None:
+            self._free(self.keys.done(event.ranges), event.time_ms)
 
     def _retry(self, event: Event, now_ns: int) -> None:
         taken = self._take(event)
@@ -157,18 +227,37 @@ class State:
         name = event.lot, event.attempt
         if name in self.dying:
             self.dying.take(name, event.ranges)
+            if self.keys is not None:
+                halts = self.config.after_dead is AfterDead.HALT
+                self._free(self.keys.done(event.ranges, halts=halts), event.time_ms)
+            self.is_halted = self.is_halted or self._halts
+
+    @property
+    def _halts(self) -> bool:
+        """Whether a dead letter halts all of it."""
+        return self.config.order is Order.STRICT and self.config.after_dead is AfterDead.HALT
 
     # --- the cursor
 
     def _move(self, event: Event, now_ns: int) -> None:
         if event.ranges:
             first, count = event.ranges[0]
+            if first < self.cursor:
+                self._lose_parked(event)
+                return
             invariant(first == self.cursor and first + count == event.lot, "a skip begins at the cursor")
             if event.detail == events.LOST:
                 self.lost_count += count
         else:
             self._forget_all()
         self.cursor = event.lot
+
+    def _lose_parked(self, event: Event) -> None:
+        """Retention takes what was never handed out."""
+        invariant(self.keys is not None, "only a group by key has parked messages")
+        if self.keys is not None:
+            self.keys.unpark(event.ranges)
+        self.lost_count += sum(count for _, count in event.ranges)
 
     def _forget_all(self) -> None:
         for member in self.roster:
@@ -178,6 +267,9 @@ class State:
         self.handling.clear()
         self.held_count = 0
         self.recovered_end = 0  # what is acked from before the seek must not move the cursor
+        self.is_mixed = self.is_halted = False
+        if self.keys is not None:
+            self.keys.clear()
 
     def _pause(self, event: Event, now_ns: int) -> None:
         is_paused = bool(event.lot)
@@ -207,6 +299,21 @@ class State:
             return self.stock.take((event.lot, event.attempt), event.ranges)
         lot, mask = self._close(event)
         return lot.part(mask, lot.attempt)
+
+    def _free(self, sequences: Iterable[int], time_ms: int) -> None:
+        """They were parked, and are the first of their keys now. Those whose keys rest wait on."""
+        keys = self.keys
+        ready = sequences
+        if keys is not None and keys.resting:
+            ready = []
+            for sequence in sequences:
+                due_ms = keys.rests_until(keys.key_of(sequence), time_ms)
+                if due_ms:
+                    self.stock.add(Lot(sequence, 1, 1, due_ms))
+                else:
+                    ready.append(sequence)
+        for lot in gathered(ready):
+            self.stock.gather(lot)
 
     def _fail(self, lot: Lot, attempt: int, attempts: int, due_ms: int, reason: bytes = b"") -> None:
         """Nobody holds it now: it waits for its next attempt, or has had its last."""
@@ -255,4 +362,7 @@ class State:
         Kind.DEAD: _dead,
         Kind.CURSOR: _move,
         Kind.PAUSE: _pause,
+        Kind.PARK: _park,
+        Kind.DECLINE: _decline,
+        Kind.GO_ON: _go_on,
     }

@@ -8,11 +8,13 @@ from fairway.groups.config import GroupConfig
 from fairway.groups.decisions import Decision, Dying, Handout, Outcome, Sought
 from fairway.groups.events import Event
 from fairway.groups.lot import Lot, Range, ranges_of
+from fairway.groups.ordering import runs_of
 from fairway.groups.state import State
 from fairway.groups.stock import open_in
 from fairway.names import Consumer
 
 RETENTION = "retention could keep it no longer"
+_RANGES_PER_EVENT = 10_000  # an action counts its ranges in 16 bits
 
 
 def decide_configure(state: State, expected_version: int, config: GroupConfig, now_ms: int) -> Decision:
@@ -35,6 +37,12 @@ def decide_pause(state: State, is_paused: bool, name: Consumer | None, now_ms: i
     return Decision(Outcome.DONE, (events.paused(is_paused, name or "", now_ms),))
 
 
+def decide_go_on(state: State, key: int, now_ms: int) -> Decision:
+    halted = set() if state.keys is None else state.keys.halted
+    is_there = bool(halted) or state.is_halted if key == 0 else key in halted
+    return Decision(Outcome.DONE, (events.gone_on(key, now_ms),) if is_there else ())
+
+
 def decide_seek(state: State, to: int, now_ms: int) -> Sought:
     """The cursor goes there, and the group forgets what was in flight: what is asked for is a clean start."""
     if to < 0:
@@ -43,7 +51,7 @@ def decide_seek(state: State, to: int, now_ms: int) -> Sought:
         Outcome.DONE,
         (events.sought(to, now_ms),),
         held=sum(lot.open_count for _, lot in state.roster.held()),
-        waiting=sum(lot.open_count for lot in state.stock),
+        waiting=sum(lot.open_count for lot in state.stock) + (0 if state.keys is None else state.keys.parked_count),
         dying_count=sum(lot.open_count for lot in state.dying),
     )
 
@@ -113,9 +121,19 @@ def decide_forsake(state: State, first_kept: int, now_ms: int) -> Decision:
                 events.returned(consumer_id, lot.attempt, lot.base, ranges, events.REJECTED, reason, now_ms)
             )
             dying.append(Dying(ranges[0][0], lot.attempt, ranges, RETENTION))
+    happened += _lost_parked(state, first_kept, now_ms)
     if first_kept > state.cursor:
         happened.append(events.skipped(state.cursor, first_kept, events.LOST, now_ms))
     return Decision(Outcome.DONE, tuple(happened), tuple(dying))
+
+
+def _lost_parked(state: State, first_kept: int, now_ms: int) -> list[Event]:
+    """What waits behind others of its key and was never handed out."""
+    if state.keys is None:
+        return []
+    ranges = runs_of([each for each in state.keys.parked() if each < first_kept], 0)
+    parts = [ranges[at : at + _RANGES_PER_EVENT] for at in range(0, len(ranges), _RANGES_PER_EVENT)]
+    return [events.lost_parked(state.cursor, part, now_ms) for part in parts]
 
 
 def _below(lot: Lot, end: int) -> tuple[Range, ...]:

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
+from fairway import limits
 from fairway.errors import invariant
 from fairway.groups.lot import Lot, Name, Range, mask_of
 
@@ -81,6 +82,24 @@ class Stock(Shelf):
         for block in _blocks_of(lot):
             self._blocks.setdefault(block, {})[lot.name] = lot
 
+    def gather(self, lot: Lot) -> None:
+        """Add one that is ready, together with another such one where a lot can hold both: what is parked becomes ready
+        message by message, and a response has room for a few lots only."""
+        end = lot.base + lot.mask.bit_length()
+        near = self._blocks.get(lot.base >> _BLOCK_BITS, {}).values()
+        others = [each for each in near if _may_join(each, lot, end)]
+        if not others:
+            self.add(lot)
+            return
+        other = min(others, key=lambda each: each.name)
+        if other.base < lot.base:
+            other.mask |= lot.mask << lot.base - other.base
+            for block in _blocks_of(other):
+                self._blocks.setdefault(block, {})[other.name] = other
+            return
+        self.remove(other.name)
+        self.add(Lot(lot.base, lot.mask | other.mask << other.base - lot.base, lot.attempt))
+
     def remove(self, name: Name) -> Lot:
         lot = super().remove(name)
         if lot.due_ms:
@@ -132,6 +151,14 @@ class Stock(Shelf):
                     return
                 self._due[name] = lot
             heapq.heappop(heap)
+
+
+def _may_join(other: Lot, lot: Lot, end: int) -> bool:
+    """Whether both are ready, at the same attempt, and near enough to each other."""
+    if other.due_ms or other.attempt != lot.attempt:
+        return False
+    span = max(end, other.base + other.mask.bit_length()) - min(other.base, lot.base)
+    return span <= limits.LOT_MESSAGES_MAX
 
 
 def _blocks_of(lot: Lot) -> range:

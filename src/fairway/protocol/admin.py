@@ -123,6 +123,16 @@ class GroupState(Message, frozen=True):
     consumers: list[ConsumerState] = []  # noqa: RUF012  (msgspec copies an empty default)
     actor: ActorState | None = None
     oldest_ms: Natural | None = None  # when the oldest that it is not done with was stored; None: done with all
+    order: str = "none"  # key, strict
+    parked: Natural = 0  # behind others of their keys
+    is_full: bool = False  # as many are parked as may be: nothing that is not yet handed out is, until one of them is
+    halted: Natural = 0  # keys that wait behind a dead letter; 1 where a group of strict order does
+    declined: Natural = 0  # so far, by a coalescing group: others of their keys did what they asked for
+    coalesce: str = "none"  # decline, latest
+    rate_per_s: float = 0.0  # messages handed out at most; 0: without limit
+    rate_per_key: float = 0.0
+    active: str = ""  # in strict order: the consumer that is handed messages, the others stand by
+    config: bytes | None = None  # as in Joined; at depth CONSUMERS
 
 
 class SubjectState(Message, frozen=True):
@@ -178,6 +188,7 @@ class Lever(enum.IntEnum):
     PAUSE_GROUP = 1
     PAUSE_CONSUMER = 2
     READ_ONLY = 3  # a subject
+    HALT_KEY = 4  # of a group that halts after a dead letter; it can be turned off only
 
 
 class Switch(Message, frozen=True):
@@ -188,6 +199,7 @@ class Switch(Message, frozen=True):
     subject: str
     group: str = ""  # unless READ_ONLY
     consumer: str = ""  # PAUSE_CONSUMER
+    key: str | None = None  # HALT_KEY; None: all keys that have halted
 
 
 class Switched(Message, frozen=True):

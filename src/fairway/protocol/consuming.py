@@ -20,10 +20,8 @@ have `asks` called soon.
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 
 from fairway import limits
@@ -31,7 +29,8 @@ from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError
 from fairway.names import Group
 from fairway.protocol import terms as group_terms
 from fairway.protocol.ahead import Ahead
-from fairway.protocol.backoff import NS_PER_MS, Backoff
+from fairway.protocol.attempts import Asked, Attempts, Doing
+from fairway.protocol.backoff import NS_PER_MS
 from fairway.protocol.consumption import (
     ConsumingCounts,
     ConsumingEvent,
@@ -64,8 +63,6 @@ from fairway.protocol.unpacking import Run, Unpacker
 from fairway.world.rng import Rng
 
 _UNREADABLE_MAX = 3  # answers in a row that cannot be read: then it is not the way that damages them
-_BACKOFF_FIRST_MS = 20
-_BACKOFF_MOST_MS = 5_000
 _REJOIN_MS = 1_000  # who has joined within this time and must again waits a little first
 _SOON_MS = 50  # an empty answer that comes sooner than this did not wait: do not ask again at once
 
@@ -83,56 +80,6 @@ _PASSING = frozenset(
     }
 )
 _JOIN_AGAIN = frozenset({Code.NOT_A_MEMBER, Code.STALE_CONFIG, Code.NO_SUCH_GROUP})
-
-
-class _Doing(enum.Enum):
-    """What a request was for; SETTLE has a token of its own."""
-
-    JOIN = "join"
-    PULL = "pull"
-    HEARTBEAT = "heartbeat"
-    LEAVE = "leave"
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The token of a request."""
-
-    doing: _Doing
-    sent_ns: int
-    life: int  # of the connection
-
-
-class _Attempts:
-    """One kind of request: whether it is in flight, and not before when it may be made."""
-
-    __slots__ = ("_backoff", "is_in_flight", "not_before_ns")
-
-    def __init__(self, rng: Rng) -> None:
-        self._backoff = Backoff(rng, first_ms=_BACKOFF_FIRST_MS, most_ms=_BACKOFF_MOST_MS)
-        self.is_in_flight = False
-        self.not_before_ns = 0
-
-    def may_ask(self, now_ns: int) -> bool:
-        return not self.is_in_flight and now_ns >= self.not_before_ns
-
-    def due_ns(self, wanted_ns: int | None) -> int | None:
-        """When what is wanted then may be asked; None: not before something happens."""
-        return None if self.is_in_flight or wanted_ns is None else max(wanted_ns, self.not_before_ns)
-
-    def granted(self) -> None:
-        self.is_in_flight = False
-        self.not_before_ns = 0
-        self._backoff.reset()
-
-    def put_off(self, now_ns: int, retry_after_ms: int | None = None) -> None:
-        self.is_in_flight = False
-        self.not_before_ns = now_ns + self._backoff.next_ns(retry_after_ms)
-
-    def abandon(self) -> None:
-        """Its outcome does not matter any more, or will never come."""
-        self.is_in_flight = False
-        self.not_before_ns = 0
 
 
 class Consuming:
@@ -170,13 +117,14 @@ class Consuming:
         self._arrived = 0
         self._ahead = Ahead(options.prefetch_messages, is_bound=on_messages is None)
         self._pulling = 0  # messages asked for
-        self._attempts = {doing: _Attempts(rng) for doing in _Doing}
+        self._attempts = {doing: Attempts(rng) for doing in Doing}
         self._is_open = False
         self._is_joined = False
         self._joined_ns = 0
         self._is_cramped = False
         self._unreadable = 0
         self._life = 0  # counts connections
+        self._stumbles = 0  # that were seen to
         self._room_since_ns: int | None = None
         self._spoke_ns = 0  # when the last request that renews the lease was sent
         self._renewed_ns: int | None = None  # when the last of those that were answered was sent
@@ -276,7 +224,7 @@ class Consuming:
             self._leave_at_ns = until_ns if self._leave_at_ns is None else min(self._leave_at_ns, until_ns)
         self._is_draining = True
         self._give_back()
-        if self.lease_ms == 0 and not self._attempts[_Doing.JOIN].is_in_flight:
+        if self.lease_ms == 0 and not self._attempts[Doing.JOIN].is_in_flight:
             self._finish(None)  # it never was a member
         self._ledger.call()
 
@@ -300,6 +248,9 @@ class Consuming:
         if self.is_finished:
             return asks
         self._settler.gather(now_ns)
+        if self._stumbles != self._ledger.stumbles:
+            self._stumbles = self._ledger.stumbles
+            self._give_back()
         self._is_cramped = room < 1 or not self._is_open
         if self._is_cramped:
             return asks
@@ -319,7 +270,7 @@ class Consuming:
             return
         if isinstance(token, Settling):
             self._on_settle_outcome(token, outcome, now_ns)
-        elif isinstance(token, _Asked) and token.life == self._life:
+        elif isinstance(token, Asked) and token.life == self._life:
             if isinstance(outcome, Lost):
                 self._is_open = self._is_joined = False
                 self._attempts[token.doing].abandon()
@@ -332,30 +283,29 @@ class Consuming:
         if self.is_finished or self._is_cramped or not self._is_open:
             return None
         if not self._is_joined:
-            return self._attempts[_Doing.JOIN].due_ns(0)
+            return self._attempts[Doing.JOIN].due_ns(0)
         dues = (
             self._settler.deadline_ns(is_urgent=self._is_draining),
-            self._attempts[_Doing.HEARTBEAT].due_ns(self._beat_due_ns()),
-            self._attempts[_Doing.PULL].due_ns(self._pull_due_ns()),
-            self._attempts[_Doing.LEAVE].due_ns(self._leave_due_ns()),
+            self._attempts[Doing.HEARTBEAT].due_ns(self._beat_due_ns()),
+            self._attempts[Doing.PULL].due_ns(self._pull_due_ns()),
+            self._attempts[Doing.LEAVE].due_ns(self._leave_due_ns()),
         )
         return min((due for due in dues if due is not None), default=None)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    def _ask(self, asks: list[Ask], doing: _Doing, message: Control, now_ns: int) -> None:
+    def _ask(self, asks: list[Ask], doing: Doing, message: Control, now_ns: int) -> None:
         self._attempts[doing].is_in_flight = True
         self._spoke_ns = now_ns
-        asks.append(Ask(message, (), _Asked(doing, now_ns, self._life)))
+        asks.append(Ask(message, (), Asked(doing, now_ns, self._life, self._ledger.stumbles)))
 
     def _join(self, asks: list[Ask], now_ns: int) -> None:
-        if self._attempts[_Doing.JOIN].may_ask(now_ns):
+        if self._attempts[Doing.JOIN].may_ask(now_ns):
             options = self.options
-            join = Join(
-                *self._place, options.config_version, self._arrived, options.start, is_broadcast=options.is_broadcast
-            )
+            known = options.config_version, self._arrived
+            join = Join(*self._place, *known, options.start, options.is_broadcast, options.policies.encoded)
             self.counts.joins += 1
-            self._ask(asks, _Doing.JOIN, join, now_ns)
+            self._ask(asks, Doing.JOIN, join, now_ns)
 
     def _settle(self, asks: list[Ask], room: int, now_ns: int) -> None:
         for outcomes, token in self._settler.take(room, now_ns, is_urgent=self._is_draining):
@@ -372,12 +322,12 @@ class Consuming:
         if self._room_since_ns is None:
             self._room_since_ns = now_ns
         due_ns = self._pull_due_ns()
-        if due_ns is None or now_ns < due_ns or not self._attempts[_Doing.PULL].may_ask(now_ns):
+        if due_ns is None or now_ns < due_ns or not self._attempts[Doing.PULL].may_ask(now_ns):
             return
         self._room_since_ns = None
         wait_ms = min(self.options.wait_ms, self.lease_ms // 2)
         self._pulling = messages
-        self._ask(asks, _Doing.PULL, Pull(*self._place, messages, size, wait_ms, self._arrived), now_ns)
+        self._ask(asks, Doing.PULL, Pull(*self._place, messages, size, wait_ms, self._arrived), now_ns)
 
     def _room(self) -> tuple[int, int]:
         """How many messages and bytes more may be held."""
@@ -391,24 +341,26 @@ class Consuming:
         """None: not at all now. A little room waits for more, as long as settlements do: small pulls are dear."""
         if self._is_draining or self.is_paused or self._room_since_ns is None:
             return None
+        if self._ledger.is_strict and not self._settler.is_all_sent:
+            return None  # or what follows upon a failure would come before it
         messages, size = self._room()
         is_much = 2 * messages >= self._ahead.limit and 2 * size >= self.options.prefetch_bytes
         is_wanted = self._on_messages is None and not self._waiting_count
         return 0 if is_much or is_wanted else self._room_since_ns + round(self.options.linger_ms * NS_PER_MS)
 
     def _beat(self, asks: list[Ask], now_ns: int) -> None:
-        if now_ns >= self._beat_due_ns() and self._attempts[_Doing.HEARTBEAT].may_ask(now_ns):
-            self._ask(asks, _Doing.HEARTBEAT, Heartbeat(*self._place, self._arrived), now_ns)
+        if now_ns >= self._beat_due_ns() and self._attempts[Doing.HEARTBEAT].may_ask(now_ns):
+            self._ask(asks, Doing.HEARTBEAT, Heartbeat(*self._place, self._arrived), now_ns)
 
     def _beat_due_ns(self) -> int:
         """A third of a lease after the last word. A pull that waits for half a lease, with nothing held, may do so."""
-        is_waiting = self._attempts[_Doing.PULL].is_in_flight and not self._shelf.owed
+        is_waiting = self._attempts[Doing.PULL].is_in_flight and not self._shelf.owed
         return self._spoke_ns + self.lease_ms * NS_PER_MS * (2 if is_waiting else 1) // 3
 
     def _leave(self, asks: list[Ask], now_ns: int) -> None:
         due_ns = self._leave_due_ns()
-        if due_ns is not None and now_ns >= due_ns and self._attempts[_Doing.LEAVE].may_ask(now_ns):
-            self._ask(asks, _Doing.LEAVE, Leave(*self._place, self._arrived), now_ns)
+        if due_ns is not None and now_ns >= due_ns and self._attempts[Doing.LEAVE].may_ask(now_ns):
+            self._ask(asks, Doing.LEAVE, Leave(*self._place, self._arrived), now_ns)
 
     def _leave_due_ns(self) -> int | None:
         if not self._is_draining:
@@ -421,9 +373,9 @@ class Consuming:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    def _on_answer(self, token: _Asked, outcome: Answer, now_ns: int) -> None:
+    def _on_answer(self, token: Asked, outcome: Answer, now_ns: int) -> None:
         message = outcome.message
-        self._renewed_ns = token.sent_ns if token.doing is not _Doing.JOIN else self._renewed_ns
+        self._renewed_ns = token.sent_ns if token.doing is not Doing.JOIN else self._renewed_ns
         if isinstance(message, Pulled):
             self._on_pulled(token, message, outcome.attachments, now_ns)
             return
@@ -435,16 +387,15 @@ class Consuming:
         elif isinstance(message, Done):
             self._finish(None)
 
-    def _on_joined(self, token: _Asked, told: Joined, now_ns: int) -> None:
+    def _on_joined(self, token: Asked, told: Joined, now_ns: int) -> None:
         try:
             self._terms = group_terms.read(told.config)
         except RemoteProtocolError as error:
             self._finish(error)
             return
-        wanted = self.options.wanted
-        if wanted is not None and not wanted.means(self._terms.tags):
-            sentence = f"group {self.group} wants {self._terms.tags}, this consumer {wanted}: configure the group"
-            self._finish(Refused(Code.STALE_CONFIG, sentence))
+        self._ledger.is_strict = self._terms.order == "strict"
+        if objection := self.options.objection(self._terms):
+            self._finish(Refused(Code.STALE_CONFIG, f"group {self.group} {objection}"))
             return
         is_first = not self.lease_ms
         self.lease_ms = told.lease_ms
@@ -459,8 +410,8 @@ class Consuming:
             self.counts.gaps += 1
             self._tell(Gap())
 
-    def _on_pulled(self, token: _Asked, told: Pulled, attachments: Sequence[Bytes], now_ns: int) -> None:
-        attempts = self._attempts[_Doing.PULL]
+    def _on_pulled(self, token: Asked, told: Pulled, attachments: Sequence[Bytes], now_ns: int) -> None:
+        attempts = self._attempts[Doing.PULL]
         if not told.lots:
             if now_ns - token.sent_ns < _SOON_MS * NS_PER_MS:
                 attempts.put_off(now_ns)
@@ -486,7 +437,7 @@ class Consuming:
         fresh = sum(run.end - run.first for run in unpacked.runs)
         self._waiting_count += fresh
         self._ahead.arrived(self._pulling, fresh + unpacked.filtered)
-        if self._is_draining:
+        if self._is_draining or token.stumbles != self._ledger.stumbles:
             self._give_back()
         self._push()
 
@@ -496,7 +447,7 @@ class Consuming:
         if self._unreadable >= _UNREADABLE_MAX:
             self._finish(error)
         else:
-            self._attempts[_Doing.PULL].put_off(now_ns)
+            self._attempts[Doing.PULL].put_off(now_ns)
 
     def _on_renewed(self, told: Renewed, now_ns: int) -> None:
         if told.config_version != self._config_version:
@@ -520,14 +471,14 @@ class Consuming:
                 self._settler.put_off(now_ns, outcome.retry_after_ms)
             self._heed(outcome, now_ns)
 
-    def _on_refused(self, token: _Asked, refused: Refused, now_ns: int) -> None:
+    def _on_refused(self, token: Asked, refused: Refused, now_ns: int) -> None:
         doing = token.doing
         if refused.code not in _JOIN_AGAIN:
             self._attempts[doing].put_off(now_ns, refused.retry_after_ms)
             self._heed(refused, now_ns)
-        elif doing is _Doing.LEAVE:
+        elif doing is Doing.LEAVE:
             self._finish(None)
-        elif doing is _Doing.JOIN:
+        elif doing is Doing.JOIN:
             self._finish(refused)  # it was written for another configuration
         else:
             self._attempts[doing].abandon()
@@ -552,7 +503,7 @@ class Consuming:
         if self._is_joined:
             self._is_joined = False
             if now_ns - self._joined_ns < _REJOIN_MS * NS_PER_MS:
-                self._attempts[_Doing.JOIN].put_off(now_ns)
+                self._attempts[Doing.JOIN].put_off(now_ns)
 
     def _push(self) -> None:
         if self._on_messages is not None and not self.is_paused and self._waiting_count:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from fairway import limits
 from fairway.errors import FairwayError, Misuse
 from fairway.names import Consumer, Group, Subject
 from fairway.protocol.messages import Whence
-from fairway.protocol.terms import Wanted
+from fairway.protocol.terms import Coalesce, Order, Policies, Terms, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,10 @@ class ConsumingOptions:
     is_broadcast: bool = False  # every consumer gets every message: its group is `group.consumer`, for it alone
     config_version: int = 0  # of the group configuration that the program was written for; 0: whatever holds
     wanted: Wanted | None = None  # the tags that the program expects the group to filter by; None: whatever holds
+    order: Order | None = None  # that the program counts on: a new group gets it; None: whatever holds
+    coalesce: Coalesce | None = None  # the same
+    rate_per_s: float | None = None  # the same
+    rate_per_key: float | None = None  # the same
     prefetch_messages: int = 2_000  # two lots at most: one in the hands of handlers, one ready (see `ahead`)
     prefetch_bytes: int = 8 * limits.MIB
     linger_ms: float = 5.0  # how long settlements wait for company while others are in flight
@@ -40,6 +44,21 @@ class ConsumingOptions:
             raise Misuse("prefetch and settle_messages are at least 1")
         if self.linger_ms < 0 or self.wait_ms < 0:
             raise Misuse("linger_ms and wait_ms are at least 0")
+        if self.order not in (None, *get_args(Order)):
+            raise Misuse(f"order is one of {', '.join(get_args(Order))}, not {self.order!r}")
+        if self.coalesce not in (None, *get_args(Coalesce)):
+            raise Misuse(f"coalesce is one of {', '.join(get_args(Coalesce))}, not {self.coalesce!r}")
+
+    @property
+    def policies(self) -> Policies:
+        return Policies(self.order, self.coalesce, self.rate_per_s, self.rate_per_key)
+
+    def objection(self, terms: Terms) -> str:
+        """What holds otherwise than the program counts on, of its group; empty: nothing."""
+        if self.wanted is not None and not self.wanted.means(terms.tags):
+            return f"wants {terms.tags}, this consumer {self.wanted}: configure the group"
+        difference = self.policies.difference(terms)
+        return f"exists, and {difference}: configure it, or take another group" if difference else ""
 
 
 @dataclass(slots=True)

@@ -114,6 +114,13 @@ class Message(msgspec.Struct, gc=False, eq=False):
         """When the broker stored it, UTC."""
         return _time(self._page.appended_ms)
 
+    @property
+    def fence(self) -> int:
+        """In an ordered group: a number that grows with every handout, of whatever to whomever. Keep the highest with
+        what you change, and refuse a lower one: then a consumer that was given up for dead changes nothing. Otherwise
+        0."""
+        return self._lot.fence
+
     # --- how it stands
 
     @property

@@ -23,6 +23,7 @@ unknown for ever, and its sender is told so.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -58,6 +59,10 @@ class Stream:
         self.is_broken = False  # a range of it will never be stored, or nobody knows
         self.cut_at = NEVER_NS  # certainly nothing is stored from this sequence on
 
+    def copy(self) -> Stream:
+        """The same stream, for somebody who goes on with it by himself."""
+        return copy.copy(self)
+
     def cut(self, sequence: int) -> None:
         """What is numbered so is certainly not stored and will not be."""
         self.is_broken = True
@@ -90,6 +95,13 @@ class Parcel:
     def is_doubtful(self) -> bool:
         """Whether it may be stored."""
         return self.was_lost and self.stream is not None and self.first < self.stream.cut_at
+
+    def twin(self) -> Parcel:
+        """The same batch, to be sent again by somebody else while this one is under way."""
+        other = Parcel(self.lane, self.pending, self.size_bytes, self.deadline_ns)
+        other.data, other.stamp, other.stream, other.first = self.data, self.stamp, self.stream, self.first
+        other.was_lost = True
+        return other
 
     def number(self, stream: Stream) -> None:
         """Give it the next place in a stream; its bytes are fixed from here on."""
@@ -202,6 +214,63 @@ class Lane:
                 parcel.stream = None
                 self._unnumbered += parcel.pending.count
         return True
+
+    # --- by another way ----------------------------------------------------------------------------------------------
+
+    def succeed(self) -> Lane:
+        """A lane in the place of this one, with all that is not settled, from which `hand_over` takes.
+
+        What is under way stays here, too, until it is answered, which interests nobody any more: the same bytes under
+        the same number may be sent twice.
+        """
+        heir = Lane(self.subject, self._rng, self._backoff, self._window, self._settle)
+        heir.filling, self.filling = self.filling, None
+        copies: dict[Stream, Stream] = {}  # what becomes of the old ones is not known to those who go another way
+        for parcel in [*self.parcels()]:
+            if not parcel.is_in_flight:
+                self._remove(parcel)
+                heir._inherit(parcel, copies)
+            elif not parcel.is_abandoned:
+                heir._inherit(parcel.twin(), copies)
+                parcel.is_abandoned = True
+        if not self._stream.is_broken:
+            heir._stream = copies.get(self._stream) or self._stream.copy()
+        return heir
+
+    def _inherit(self, parcel: Parcel, copies: dict[Stream, Stream]) -> None:
+        """It keeps the number under which it may be stored; one in a broken stream where it is not is given up."""
+        parcel.lane = self
+        if parcel.stream is not None:
+            parcel.stream = copies.setdefault(parcel.stream, parcel.stream.copy())
+        stream = parcel.stream
+        if stream is not None and stream.is_broken and not parcel.is_doubtful:
+            stream.cut(parcel.first)
+            parcel.stream = None
+        if parcel.stream is None:
+            self._unnumbered += parcel.pending.count
+        self.waiting.append(parcel)
+
+    def hand_over(self) -> bool:
+        """The oldest that waits is for somebody else to bring to the broker: its number and bytes are fixed from here
+        on. Whether it has been sent before under that number."""
+        parcel = self.waiting.popleft()
+        if parcel.stream is not None:
+            return True
+        self._unnumbered -= parcel.pending.count
+        parcel.number(self._stream)
+        return False
+
+    def take_back(self, parcel: Parcel, *, was_sent: bool) -> None:
+        """It could not be handed over; those behind it were taken back before."""
+        if not was_sent:
+            self._stream.next = parcel.first
+            parcel.stream = None
+            self._unnumbered += parcel.pending.count
+        self.waiting.appendleft(parcel)
+
+    def restart(self) -> None:
+        """All that was handed over is where it belongs, under whatever number: begin a new stream."""
+        self._stream = Stream(self._rng)
 
     # --- back --------------------------------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ Hook = Callable[[FairwayError | None], None]
 class Ledger:
     """What all lots of a consumer share: whose they are, and which of them have something to send."""
 
-    __slots__ = ("dirty", "ended", "group", "is_called", "on_change", "subject")
+    __slots__ = ("dirty", "ended", "group", "is_called", "is_strict", "on_change", "shelf", "stumbles", "subject")
 
     def __init__(self, subject: str, group: str, on_change: Callable[[], None] | None) -> None:
         self.subject = subject
@@ -80,6 +80,15 @@ class Ledger:
         self.dirty: deque[Lot] = deque()
         self.is_called = False  # `on_change` was called, and nobody has looked since
         self.ended: str = ""  # why nothing can be settled any more
+        self.shelf = Shelf()
+        self.is_strict = False  # what follows upon a message that failed must not be begun
+        self.stumbles = 0  # how often one has
+
+    def stumble(self) -> None:
+        """In a group of strict order a message failed: nothing that is here goes before it. Called from any thread."""
+        self.stumbles += 1
+        for lot in list(self.shelf):
+            lot.is_lapsed = not lot.is_final
 
     def call(self) -> None:
         """Somebody must look. Called from any thread."""
@@ -162,6 +171,8 @@ class Lot:
         if note is not None:
             self.notes[index] = note
         self.state[index] = code
+        if self.ledger.is_strict and code != ACK and not self.is_lapsed:
+            self.ledger.stumble()
         if not self.is_dirty:
             self.touch()
 

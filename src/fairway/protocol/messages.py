@@ -157,6 +157,7 @@ class Join(Message, frozen=True):
     arrived: Natural  # the number of the last pull response that reached it; 0 for none
     start: Whence = Whence.EARLIEST  # or LATEST: where a group that is new to this subject begins
     is_broadcast: bool = False  # this consumer is a group of its own
+    policies: bytes | None = None  # of a group that is new, MessagePack: a part of its configuration
 
 
 class Joined(Message, frozen=True):
@@ -184,7 +185,7 @@ class Lot(Message, frozen=True):
     first: Natural
     attempt: Natural
     spans: list[Span]  # the messages that are meant; others in the attached batches are not
-    fence: Natural = 0  # ordered groups: grows with every handout of a key
+    fence: Natural = 0  # of ordered groups: grows with every handout
 
 
 class AttachedBatch(Message, frozen=True):

@@ -53,6 +53,64 @@ class BatchReceipt(msgspec.Struct, frozen=True, gc=False):
         return str(MessageId(self.first_id.producer_id, self.first_id.sequence + index))
 
 
+class SpoolReceipt(Receipt, frozen=True, gc=False):
+    """A message is safe on this host's disk, in the spool, and not yet at the broker: so it has no sequence there.
+
+    Its id is the one that it will have (unless the broker has forgotten its stream by then, and it needs a new one).
+    """
+
+    spool: str  # the directory
+    spooled_ms: int  # by this host's clock, ms since 1970 UTC
+
+    @property  # type: ignore[misc]  # in the place of a field
+    def sequence(self) -> int:
+        """There is none yet."""
+        raise _not_yet(self.subject, self.spool, "sequence")
+
+    @property  # type: ignore[misc]  # in the place of a field
+    def appended_ms(self) -> int:
+        """There is none yet."""
+        raise _not_yet(self.subject, self.spool, "time of its append")
+
+    def __repr__(self) -> str:
+        return f"SpoolReceipt(subject={self.subject!r}, id={self.id!r}, spool={self.spool!r})"
+
+
+class SpoolBatchReceipt(BatchReceipt, frozen=True, gc=False):
+    """The same for a whole batch."""
+
+    spool: str
+    spooled_ms: int
+
+    @property  # type: ignore[misc]  # in the place of a field
+    def first_sequence(self) -> int:
+        """There is none yet."""
+        raise _not_yet(self.subject, self.spool, "sequence")
+
+    @property  # type: ignore[misc]  # in the place of a field
+    def appended_ms(self) -> int:
+        """There is none yet."""
+        raise _not_yet(self.subject, self.spool, "time of its append")
+
+    def __repr__(self) -> str:
+        return f"SpoolBatchReceipt(subject={self.subject!r}, count={self.count}, spool={self.spool!r})"
+
+    @classmethod
+    def of(cls, subject: str, count: int, first_id: MessageId, spool: str, spooled_ms: int) -> SpoolBatchReceipt:
+        return cls(subject, 0, count, 0, False, first_id, spool, spooled_ms)
+
+    def one(self, message_id: MessageId) -> SpoolReceipt:
+        """The receipt of one of its messages."""
+        return SpoolReceipt(self.subject, 0, 0, False, message_id, self.spool, self.spooled_ms)
+
+
+def _not_yet(subject: str, spool: str, what: str) -> Misuse:
+    return Misuse(
+        f"this message to {subject} is in the spool {spool}, not yet at the broker, and has no {what}: "
+        "isinstance(receipt, fairway.SpoolReceipt) tells"
+    )
+
+
 class PendingBatch:
     """The outcome of one batch, shared by its messages. Settled once: by a receipt or by an error."""
 
@@ -141,6 +199,8 @@ class Pending:
         whole = self.batch.receipt()
         explicit = self.batch.ids[self.index] if self.batch.ids is not None else None
         born = MessageId(whole.first_id.producer_id, whole.first_id.sequence + self.index)
+        if isinstance(whole, SpoolBatchReceipt):
+            return whole.one(explicit or born)
         return Receipt(
             whole.subject, whole.first_sequence + self.index, whole.appended_ms, whole.is_duplicate, explicit or born
         )

@@ -25,14 +25,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
-from typing import Final, Generic, TypeVar, cast
+from typing import Final, Generic, Literal, TypeVar, cast
 
 from fairway import batch, limits
 from fairway.batch import Codec, MessageId
-from fairway.errors import BufferFull, CircuitOpen, FairwayError, Misuse, Refused, invariant
+from fairway.errors import BufferFull, CircuitOpen, DiskFull, FairwayError, Misuse, OutcomeUnknown, Refused, invariant
 from fairway.names import Subject
 from fairway.protocol.backoff import NS_PER_MS, Backoff
 from fairway.protocol.breaker import Breaker
+from fairway.protocol.diversion import Diversion, Handed, Way
 from fairway.protocol.filling import Columns, Extras, Filling, check_extras, check_size
 from fairway.protocol.frames import Bytes
 from fairway.protocol.lane import NEVER_NS, Lane, Parcel, not_sent
@@ -47,6 +48,7 @@ PendingT = TypeVar("PendingT", bound=Pending)
 BatchT = TypeVar("BatchT", bound=PendingBatch)
 
 FILLING_MS_MAX: Final = 1_000  # how much younger than its batch a message can be
+HANDED_BYTES_MAX: Final = 8 * limits.MIB  # at a time, to be kept elsewhere: one sync
 FAILURES_KEPT: Final = 1_000  # that nobody has looked at: one per batch, the newest
 
 
@@ -67,6 +69,8 @@ class ProducerOptions:
     fails_fast: bool = False  # `add` raises CircuitOpen while the broker fails again and again
     breaker_failures: int = 5  # in a row
     breaker_ms: int = 5_000  # until one message may try
+    when_full: Literal["block", "raise", "spool"] = "block"  # what `send` does when the buffer has no room
+    block_ms: int = 60_000  # how long it waits for room, unless it is told; then BufferFull
 
     def __post_init__(self) -> None:
         for name, most in (
@@ -82,6 +86,8 @@ class ProducerOptions:
                 raise Misuse(f"{name} is {getattr(self, name)}: 1 to {most} is allowed")
         if self.linger_ms < 0 or self.breaker_ms < 0 or not 1 <= self.backoff_first_ms <= self.backoff_most_ms:
             raise Misuse("linger_ms and breaker_ms are not negative, and backoff_first_ms is 1 to backoff_most_ms")
+        if self.when_full not in ("block", "raise", "spool") or self.block_ms < 0:
+            raise Misuse(f"when_full={self.when_full!r} is 'block', 'raise' or 'spool', and block_ms is 0 or more")
 
 
 class Flush:
@@ -164,6 +170,13 @@ class Producing(Generic[PendingT, BatchT]):
         self._alarm_numbers = count()
         self._waiters: dict[_Waiter, None] = {}
         self._failed: dict[PendingBatch, None] = {}  # nobody has looked at them yet, as far as is known
+        self._diversion: Diversion | None = None
+        self._handed: list[tuple[Parcel, bool]] = []  # under way to the other side; and whether sent before
+        self.is_crammed = False  # the buffer was found full, and the other way is the answer to that
+
+    def divert(self, diversion: Diversion) -> None:
+        """From now on there is another way than the one to the broker."""
+        self._diversion = diversion
 
     # --- adding ------------------------------------------------------------------------------------------------------
 
@@ -293,6 +306,8 @@ class Producing(Generic[PendingT, BatchT]):
             self._cut(lane)
             for parcel in lane.parcels():
                 flush.watch(parcel.pending)
+        for parcel, _ in self._handed:
+            flush.watch(parcel.pending)
         flush.count_down()
         return flush
 
@@ -302,6 +317,9 @@ class Producing(Generic[PendingT, BatchT]):
             self._cut(lane)
             for parcel in [*lane.parcels()]:
                 lane.give_up(parcel, sentence)
+        handed, self._handed = self._handed, []
+        for parcel, _ in handed:
+            self._settled(parcel, OutcomeUnknown(f"whether the spool has kept it is not known: {sentence}"))
 
     def take_unseen(self) -> list[Exception]:
         """Why batches failed that nobody has looked at, each once: for the ExceptionGroup of flush() and close()."""
@@ -327,6 +345,8 @@ class Producing(Generic[PendingT, BatchT]):
             lane.forget_alarm(due_ns)
             self._ready[lane] = None
         asks: list[Ask] = []
+        if self._diversion is not None:
+            room = self._choose_way(self._diversion, room, now_ns)
         for lane in tuple(self._ready):
             leaving = self._work(lane, room - len(asks), now_ns)
             asks += [Ask(lane.request, (parcel.data,), parcel) for parcel in leaving]
@@ -356,7 +376,91 @@ class Producing(Generic[PendingT, BatchT]):
 
     def next_deadline(self) -> int | None:
         """When a batch has lingered long enough, is to be tried again, or has had its time."""
-        return self._alarms[0][0] if self._alarms else None
+        due_ns = self._alarms[0][0] if self._alarms else None
+        if self._diversion is None:
+            return due_ns
+        look_ns = self._diversion.next_look_ns()
+        return look_ns if due_ns is None else due_ns if look_ns is None else min(due_ns, look_ns)
+
+    # --- the other way -----------------------------------------------------------------------------------------------
+
+    def oldest_ns(self) -> int | None:
+        """When the oldest message that is not settled was added."""
+        found: list[int] = []
+        for lane in self._all_lanes():
+            oldest = next((parcel for parcel in lane.parcels() if not parcel.is_abandoned), None)
+            if oldest is not None:
+                found.append(oldest.deadline_ns - self._timeout_ns)
+            elif lane.filling is not None:
+                found.append(lane.filling.opened_ns)
+        return min(found, default=None)
+
+    @property
+    def is_failing(self) -> bool:
+        return self._breaker.is_open
+
+    def note_success(self) -> None:
+        """What went the other way has arrived: the broker is well."""
+        self._breaker.succeeded()
+
+    def _spool_trouble(self) -> str:
+        """Why what waits does not go the other way, in brackets; empty where it does."""
+        diversion = self._diversion
+        if diversion is None or diversion.way is not Way.DIVERT or diversion.room_for(self.messages, self.size_bytes):
+            return ""
+        return f" ({diversion.trouble})"
+
+    def _choose_way(self, diversion: Diversion, room: int, now_ns: int) -> int:
+        """How many batches may leave for the broker now."""
+        before = diversion.way
+        self.is_crammed = self.is_crammed and not self.room_for(1, 1)
+        diversion.look(self, now_ns)
+        way = diversion.way
+        if diversion.fault is not None:
+            self._is_guarded = True  # `add` raises it
+            self.give_up(str(diversion.fault))
+        if before is Way.DIRECT and way is not Way.DIRECT:
+            for lanes in (self._lanes, self._due_lanes):
+                lanes.update({name: lane.succeed() for name, lane in lanes.items()})
+        elif before is not Way.DIRECT and way is Way.DIRECT:
+            for lane in self._all_lanes():
+                lane.restart()
+        if before is not way:
+            self._ready.update(dict.fromkeys(self._all_lanes()))
+        if way is Way.DIVERT and not self._handed:
+            self._hand_over(diversion)
+        return room if way is Way.DIRECT else 0
+
+    def _hand_over(self, diversion: Diversion) -> None:
+        """All that there is room for, in one go; the next follows when it is kept."""
+        handed: list[Handed] = []
+        messages = size_bytes = 0
+        for lane in self._all_lanes():
+            self._cut(lane)
+            while lane.waiting and size_bytes < HANDED_BYTES_MAX:
+                parcel = lane.waiting[0]
+                messages += parcel.pending.count
+                size_bytes += len(parcel.data)
+                if not diversion.room_for(messages, size_bytes):
+                    break
+                was_sent = lane.hand_over()
+                self._handed.append((parcel, was_sent))
+                handed.append(Handed(lane.subject, parcel.pending.count, was_sent, parcel.data))
+        if handed:
+            diversion.keep(handed, partial(self._on_kept, diversion))
+
+    def _on_kept(self, diversion: Diversion, fault: FairwayError | None) -> None:
+        handed, self._handed = self._handed, []
+        if isinstance(fault, DiskFull):
+            for parcel, was_sent in reversed(handed):
+                parcel.lane.take_back(parcel, was_sent=was_sent)
+            return
+        for parcel, _ in handed:
+            if fault is None:
+                receipt = diversion.receipt(parcel.lane.subject, parcel.pending.count, MessageId(*parcel.stamp))
+                self._settled(parcel, receipt)
+            else:
+                self._settled(parcel, OutcomeUnknown(f"whether the spool has kept it is not known: {fault}"))
 
     # --- within ------------------------------------------------------------------------------------------------------
 
@@ -371,12 +475,19 @@ class Producing(Generic[PendingT, BatchT]):
 
     def _admit(self, messages: int, size_bytes: int) -> None:
         """Raises if so much must not be added now."""
-        if self._is_guarded and not self._breaker.admits(self._clock.monotonic_ns()):
+        diversion = self._diversion
+        if self._is_guarded and diversion is None and not self._breaker.admits(self._clock.monotonic_ns()):
             raise CircuitOpen(f"the broker fails again and again, the last time so: {self._breaker.sentence}")
+        if diversion is not None and diversion.fault is not None:
+            raise diversion.fault
         if not self.room_for(messages, size_bytes):
+            if self.options.when_full == "spool":
+                self.is_crammed = self.is_stirred = True
             raise BufferFull(
-                f"{self.messages} messages of {self.size_bytes} bytes wait for the broker: no room for {messages} more "
-                f"of {size_bytes} bytes; wait for room, or choose a larger buffer",
+                f"{self.messages} messages of {self.size_bytes} bytes wait for the broker{self._spool_trouble()}: no "
+                f"room for {messages} more of {size_bytes} bytes in a buffer of {self._messages_max} messages and "
+                f"{self._bytes_max} bytes; wait for room, choose a larger buffer (buffer_messages_max, "
+                f"buffer_bytes_max), or give the client {'a larger' if diversion is not None else 'a'} spool",
                 messages,
                 size_bytes,
             )

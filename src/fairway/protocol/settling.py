@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fairway.errors import FairwayError, Misuse
 from fairway.protocol.backoff import NS_PER_MS, Backoff
 from fairway.protocol.delivery import Message
-from fairway.protocol.lots import ACK, DONE, GONE, OPEN, WAITING, Hook, Ledger, Lot, Piece, Shelf, Stale
+from fairway.protocol.lots import ACK, DONE, GONE, OPEN, WAITING, Hook, Ledger, Lot, Piece, Stale
 from fairway.protocol.messages import Settle, Settled
 from fairway.world.rng import Rng
 
@@ -35,7 +35,7 @@ class Settler:
     """Everything between `message.ack()` and the broker's confirmation."""
 
     def __init__(self, ledger: Ledger, rng: Rng, *, linger_ms: float, enough: int) -> None:
-        self.shelf = Shelf()
+        self.shelf = ledger.shelf
         self._ledger = ledger
         self._linger_ns = round(linger_ms * NS_PER_MS)
         self._enough = enough
@@ -50,6 +50,11 @@ class Settler:
     def is_idle(self) -> bool:
         """Whether the broker has confirmed everything that was said."""
         return not self._ready and not self._in_flight and not self._ledger.dirty
+
+    @property
+    def is_all_sent(self) -> bool:
+        """Whether nothing that was said is still here, be it under way."""
+        return not self._ready and not self._ledger.dirty
 
     def gather(self, now_ns: int) -> None:
         """Look what users have said since the last look."""

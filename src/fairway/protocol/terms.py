@@ -1,16 +1,20 @@
 """What a consumer must know of its group's configuration: how messages are settled, and which are wanted.
 
-The rest of the configuration is the broker's affair. `Joined` carries all of it, as a MessagePack map.
+The rest of the configuration is the broker's affair. `Joined` carries all of it, as a MessagePack map. A program may
+state policies that it counts on: a group that is new is made with them, and one that has others is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from fairway.errors import RemoteProtocolError
+
+Order: TypeAlias = Literal["none", "key", "strict"]
+Coalesce: TypeAlias = Literal["none", "decline", "latest"]
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
@@ -35,11 +39,39 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
         return word.join(self.tags) if self.tags else "every message"
 
 
+class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Fields of a group's configuration, by the same names; None: whatever holds."""
+
+    order: Order | None = None
+    coalesce: Coalesce | None = None
+    rate_per_s: float | None = None
+    rate_per_key: float | None = None
+
+    @property
+    def encoded(self) -> bytes | None:
+        """As JOIN has them; None: nothing is stated."""
+        is_stated = any(value is not None for value in msgspec.structs.asdict(self).values())
+        return msgspec.msgpack.encode(self) if is_stated else None
+
+    def difference(self, terms: Terms) -> str:
+        """What is stated here and holds otherwise, for people; nothing: all of it holds."""
+        stated = msgspec.structs.asdict(self).items()
+        return ", ".join(
+            f"its {name} is {getattr(terms, name)!r} and not {value!r}"
+            for name, value in stated
+            if value is not None and value != getattr(terms, name)
+        )
+
+
 class Terms(msgspec.Struct, frozen=True):
     """Of the configuration in force."""
 
     mode: Literal["at_least_once", "at_most_once"] = "at_least_once"
     tags: Wanted = Wanted()
+    order: Order = "none"
+    coalesce: Coalesce = "none"
+    rate_per_s: float = 0.0
+    rate_per_key: float = 0.0
 
     @property
     def is_at_most_once(self) -> bool:

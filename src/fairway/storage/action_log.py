@@ -51,6 +51,8 @@ class ActionKind(enum.IntEnum):
     READ_ONLY = 13  # a subject's switch: 1 or 0 in the lot's place
     RATE = 14  # messages per second out of a group's inbox, in the lot's place; 0 is without limit
     REMOVE = 15  # a group, with all that is known of it
+    PARK = 16  # in a group by key: behind others of their keys, which are the detail
+    GO_ON = 17  # a key that had halted, in the lot's place; 0: all of them
 
 
 class Action(NamedTuple):

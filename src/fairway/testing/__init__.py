@@ -14,7 +14,8 @@ what happens in them. pytest finds the fixture `fairway_broker` by itself.
 
 from __future__ import annotations
 
+from fairway.testing.expiring_store import AsyncMemoryStore, MemoryStore
 from fairway.testing.memory_broker import Clock, MemoryBroker
 from fairway.testing.memory_link import StillWaiting
 
-__all__ = ["Clock", "MemoryBroker", "StillWaiting"]
+__all__ = ["AsyncMemoryStore", "Clock", "MemoryBroker", "MemoryStore", "StillWaiting"]

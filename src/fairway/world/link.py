@@ -32,6 +32,7 @@ from typing import Any, Protocol, TypeAlias
 from fairway.errors import FairwayError, Misuse
 from fairway.world.clock import Clock
 from fairway.world.dialing import Address, Dialer, silence
+from fairway.world.gate import Gate
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -113,7 +114,7 @@ class Link:
         self._is_napping = False  # the reader looks at `_is_stirred` soon, by itself
         self.is_orphan = False
         self._failure: BaseException | None = None
-        self._gates: set[_Gate] = set()  # of those who wait to be told
+        self._gates: set[Gate] = set()  # of those who wait to be told
         self._finalizer: Any = None
         self._reader = threading.Thread(target=self._run, name="fairway-link", daemon=True)
 
@@ -158,7 +159,7 @@ class Link:
         """
         if self.in_reader:
             raise Misuse("a callback runs in the thread that reads: it must not wait for what that thread brings")
-        gate = _Gate()
+        gate = Gate()
         with self.lock:
             self.check()
             self._gates.add(gate)
@@ -217,6 +218,7 @@ class Link:
         while True:
             with self.lock:
                 if self._socket is None:
+                    self._do_due()
                     return
                 self._unsent.extend(map(memoryview, self.core.take(self._clock.monotonic_ns())))
                 self._changed.notify_all()  # what had its time has ended by it
@@ -229,6 +231,15 @@ class Link:
             while self._unsent:
                 if self._is_full or not self._send_some():
                     return
+
+    def _do_due(self) -> None:
+        """With the lock, not connected: there is nowhere to write, but something may be due, or may go elsewhere."""
+        self.core.take(self._clock.monotonic_ns())
+        self._changed.notify_all()
+        self._errands += self.core.errands()
+        if self._errands:
+            self.stir()
+        self.schedule()
 
     def _cut(self) -> None:
         """What was taken from the core may be lost: end the connection, and the core says it all again on the next."""
@@ -428,23 +439,6 @@ class Link:
             self._socket.close()  # our copy: the parent's conversation goes on
             self._socket = None
         self._close_all()
-
-
-class _Gate:
-    """Opened once, by anybody; one thread waits at it. A lock is the cheapest thing that a thread can wait for."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def open(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it is open
-            self._lock.release()
-
-    def wait(self, timeout_s: float | None) -> bool:
-        return self._lock.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
 
 
 def _send(connection: socket.socket, parts: list[memoryview]) -> int:

@@ -16,15 +16,17 @@ _Job: TypeAlias = Callable[[], None]
 class ReaderPool:
     """A fixed number of threads, started as they are needed. All calls come from one thread, the owner's."""
 
-    def __init__(self, readers: int) -> None:
+    def __init__(self, readers: int, *, is_daemon: bool = False) -> None:
         self._readers = readers
+        self._is_daemon = is_daemon
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     def give(self, job: _Job) -> None:
         """Have it carried out soon. It may not raise."""
         if len(self._threads) < self._readers:
-            thread = threading.Thread(target=self._run, name=f"disk-reader:{len(self._threads)}", daemon=False)
+            name = f"disk-reader:{len(self._threads)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=self._is_daemon)
             self._threads.append(thread)
             thread.start()
         self._jobs.put(job)

@@ -95,9 +95,9 @@ def _wait_exactly() -> None:
 class _Writer:
     """The thread that carries out, one after the other, what was given for one directory."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, *, is_daemon: bool) -> None:
         self._jobs: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"disk-writer:{directory}", daemon=False)
+        self._thread = threading.Thread(target=self._run, name=f"disk-writer:{directory}", daemon=is_daemon)
         self._thread.start()
 
     def _run(self) -> None:
@@ -131,14 +131,18 @@ class RealDisk:
         post: Callable[..., object] | None = None,
         at: Callable[[str], None] | None = None,
         readers: int = READERS,
+        is_guest: bool = False,
     ) -> None:
+        """`is_guest`: in somebody else's program. Its threads do not keep the program from ending, and it leaves the
+        interpreter's switching between threads as it is."""
         self._root = os.path.abspath(os.fspath(root))
+        self._is_guest = is_guest
         self._post = post
         self._at: Callable[[str], None] = at if at is not None else _ignore
         self._pid = os.getpid()
         self._lock_fd: int | None = None
         self._writers: dict[str, _Writer] = {}
-        self._readers = ReaderPool(readers)
+        self._readers = ReaderPool(readers, is_daemon=is_guest)
         self._fetches = 0  # given and not answered
         self._guard = threading.Lock()  # over the two tables of files: writer threads take names out of them
         self._files: dict[str, RealFile] = {}  # what `open` of a name returns
@@ -482,13 +486,13 @@ class RealDisk:
             raise Misuse("this disk has no loop to answer to: pass post=loop.call_soon_threadsafe")
         if self._pid != os.getpid():
             raise Misuse("a disk does not cross a fork: open one of its own in the child")
-        if sys.getswitchinterval() > _SWITCH_S:
+        if not self._is_guest and sys.getswitchinterval() > _SWITCH_S:
             sys.setswitchinterval(_SWITCH_S)
 
     def _writer(self, directory: str) -> _Writer:
         self._check_threads()
         if directory not in self._writers:
-            self._writers[directory] = _Writer(directory or ".")
+            self._writers[directory] = _Writer(directory or ".", is_daemon=self._is_guest)
         return self._writers[directory]
 
     def _forget(self, file: RealFile) -> None:

@@ -94,6 +94,10 @@ class Handed:
         return [each.payload for each in self.messages]
 
     @property
+    def texts(self) -> list[str]:
+        return [each.payload.decode() for each in self.messages]
+
+    @property
     def attempts(self) -> list[int]:
         return [each.attempt for each in self.messages]
 
@@ -125,9 +129,14 @@ class Worker:
         return self.subject, self.group, self.name
 
     async def join(
-        self, *, version: int = 0, start: m.Whence = m.Whence.EARLIEST, is_broadcast: bool = False
+        self,
+        *,
+        version: int = 0,
+        start: m.Whence = m.Whence.EARLIEST,
+        is_broadcast: bool = False,
+        policies: bytes | None = None,
     ) -> m.Joined:
-        join = m.Join(*self._place, version, self.arrived, start, is_broadcast)
+        join = m.Join(*self._place, version, self.arrived, start, is_broadcast, policies)
         return (await self.client.ask(join, m.Joined))[0]
 
     async def pull(self, *, most: int = 1_000, wait_s: float = 0) -> Handed:
@@ -273,6 +282,19 @@ class Scene:
             self._stream.next += 1
             await (await self.control()).produce(subject, data)
 
+    async def send_keyed(self, *texts: str, subject: str = SUBJECT) -> m.Produced:
+        """One batch: "a1" is a message of key a, "-1" one without a key."""
+        keys = [None if text[0] == "-" else text[0] for text in texts]
+        data = batch.encode(
+            [text.encode() for text in texts],
+            producer_id=self._stream.producer_id,
+            first_sequence=self._stream.next,
+            created_ms=self.clock.wall_ms(),
+            keys=keys,
+        )
+        self._stream.next += len(texts)
+        return await (await self.control()).produce(subject, data)
+
     async def configure(
         self, config: GroupConfig, *, expected: int = 0, group: str = GROUP, subject: str = SUBJECT
     ) -> Configured:
@@ -280,9 +302,16 @@ class Scene:
         return answer
 
     async def switch(
-        self, lever: Lever, *, is_on: bool, group: str = GROUP, consumer: str = "", subject: str = SUBJECT
+        self,
+        lever: Lever,
+        *,
+        is_on: bool,
+        group: str = GROUP,
+        consumer: str = "",
+        subject: str = SUBJECT,
+        key: str | None = None,
     ) -> Switched:
-        answer: Switched = await self.ask(Switch(lever, is_on, subject, group, consumer), Switched)
+        answer: Switched = await self.ask(Switch(lever, is_on, subject, group, consumer, key), Switched)
         return answer
 
     async def seek(self, whence: m.Whence, value: int = 0, *, group: str = GROUP, subject: str = SUBJECT) -> Sought:

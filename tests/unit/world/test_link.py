@@ -163,6 +163,10 @@ class Interrupted(Lines):
 
     is_interrupted = False
 
+    def connected(self, now_ns: int) -> None:
+        super().connected(now_ns)
+        self.threads.clear()
+
     def take(self, now_ns: int) -> Sequence[Bytes]:
         said = super().take(now_ns)
         if said and not self.is_interrupted:
@@ -175,7 +179,7 @@ def test_an_interrupt_between_taking_and_writing_ends_the_connection(server: soc
     """Otherwise what was taken would be missing for ever in a conversation that goes on."""
     core = Interrupted()
     with linked(core, port_of(server)) as link, closing(accepted(server)):
-        assert link.wait(lambda: core.connections == 1, WAIT_S)
+        assert link.wait(lambda: core.connections == 1 and bool(core.threads), WAIT_S)  # the reader has looked
         with pytest.raises(KeyboardInterrupt):
             say(link, core, b"lost\n")
         assert link.wait(lambda: core.connections == 2, WAIT_S)

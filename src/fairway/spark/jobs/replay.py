@@ -25,6 +25,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
 from fairway.client import url as urls
+from fairway.client.idempotence import REPLAY_ID
 from fairway.errors import Code, FairwayError, Misuse, Refused
 from fairway.names import Group, Subject
 from fairway.protocol.admin import Depth, Describe, Described
@@ -40,7 +41,7 @@ from fairway.world import host
 
 VERSION: Final = 1
 SLICE_ROWS: Final = 100_000  # sent by one Spark job, which costs about 0.3 s whatever it sends
-HEADER_ID: Final = "fairway.replay.id"
+HEADER_ID: Final = REPLAY_ID  # an inbox takes it for a part of the message's name
 HEADER_SUBJECT: Final = "fairway.replay.subject"  # where the message was
 HEADER_SEQUENCE: Final = "fairway.replay.sequence"
 _ORDER: Final = ("appended_at", "subject", "broker_group", "sequence")

@@ -1,0 +1,292 @@
+"""An election on ZooKeeper: a line of nodes, each of which goes when its candidate resigns or its session ends.
+
+The well-known recipe: a candidate makes a node that is ephemeral and numbered, and whoever has the smallest number
+rules. Each one watches only the node before its own, so that when a leader goes one candidate wakes and not all; and
+whatever wakes it, it looks at the whole line again before it believes that it is elected. What the recipe leaves open:
+
+*The token* is the transaction id by which the own node was made (its `czxid`). ZooKeeper numbers all its changes in one
+order. Nodes before ours in line were made before ours, and an office is only ever taken over from them, so each reign's
+id is larger than those of all reigns before it. That also holds when the folder of the line is removed and made again,
+where the numbers of the nodes start over. (It does not hold for an ensemble whose data is wiped: then fences refuse
+everybody, loudly, until they are told of the new counting.)
+
+*Certainty.* The servers drop a session that they have not heard of for its time-out, T, and so no office is certain for
+longer than that after a question was sent that they answered. A server that we talk to may have failed to pass on that
+it heard of us for half a tick; sessions last at least two ticks, so that is at most T/4. An office is certain for 2 T/3
+after the question and given up for lost after T; six questions are asked in T. Kazoo's own opinion (SUSPENDED) is taken
+too, as soon as it comes. T is what the servers grant, not what was asked for.
+
+*A lost answer.* When the connection breaks while the node is being made, it may or may not be there: each standing has
+a word of its own in the node's name, and the line is searched for it before another node is made.
+
+*A resignation* that cannot be sent ends the session instead; whoever stands again does so with a new one. So a node is
+never left behind by a process that lives.
+
+One thread does all the asking; kazoo's threads only leave notes for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fairway.career.election import Listener
+from fairway.career.law import Confirmation
+from fairway.career.secretary import Note, Secretary
+from fairway.errors import FairwayError, Misuse
+from fairway.world.clock import Clock, RealClock
+from fairway.world.rng import RealRng, Rng
+from fairway.world.workers import Workers
+
+SESSION_MS = 10_000  # short enough to take over soon, long enough for a collector's pause or a server's failover
+SESSION_MS_MIN = 100
+
+_CERTAIN = 2 / 3  # of the session's time-out
+_ASKED_PER_SESSION = 6
+_DROP_S = 2.0  # for a client to say goodbye
+_RETRY_S = 0.2  # after a question that failed for a passing reason
+_RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
+_MARK = "-n_"
+_PLACE = re.compile(rf"[0-9a-f]{{24}}{_MARK}-?\d+")
+
+_log = logging.getLogger("fairway.career")
+
+
+class ElectionFailed(FairwayError):
+    """ZooKeeper refuses what an election needs; the sentence says what."""
+
+
+class ZooKeeperElection(Secretary):
+    """One candidate's place in a line at ZooKeeper."""
+
+    def __init__(
+        self,
+        hosts: str,
+        path: str,
+        *,
+        session_ms: int = SESSION_MS,
+        client_options: Mapping[str, Any] | None = None,
+        clock: Clock | None = None,
+        rng: Rng | None = None,
+    ) -> None:
+        """`hosts` as "one:2181,two:2181"; `path` is the folder of the line, made if need be. `client_options` go
+        to `kazoo.client.KazooClient`: TLS, credentials, access lists."""
+        if not path.startswith("/") or path.endswith("/"):
+            raise Misuse(f"path {path!r} of an election: it begins with a slash and ends without one")
+        if session_ms < SESSION_MS_MIN:
+            raise Misuse(f"session_ms={session_ms}: at least {SESSION_MS_MIN}")
+        super().__init__()
+        self._make_client = _client_maker(hosts, session_ms, client_options or {})
+        self._path = path
+        self._clock = clock or RealClock()
+        self._rng = rng or RealRng()
+        self._client: Any = None
+        self.session_ms = float(session_ms)  # granted by the servers, once they have
+        self._word = ""  # of this standing
+        self._node = ""
+        self._token = 0
+        self._is_elected = False
+        self._is_suspended = False
+        self._is_session_over = False
+
+    # --- the form ----------------------------------------------------------------------------------------------------
+
+    def _attend(self, listener: Listener) -> float | None:
+        from kazoo.exceptions import ConnectionLoss, KazooException, OperationTimeoutError, SessionExpiredError
+        from kazoo.handlers.threading import KazooTimeoutError
+
+        try:
+            return self._pursue(listener)
+        except (ConnectionLoss, SessionExpiredError, OperationTimeoutError, KazooTimeoutError) as error:
+            _log.debug("election %s: %r, asked again soon", self._path, error)
+            return _RETRY_S
+        except KazooException as error:
+            self._is_running = False
+            failure = ElectionFailed(f"ZooKeeper refuses {self._path}: {type(error).__name__} {error}".rstrip())
+            failure.__cause__ = error
+            listener.failed(failure)
+            return None
+
+    def _pursue(self, listener: Listener) -> float | None:
+        from kazoo.exceptions import AuthFailedError
+        from kazoo.protocol.states import KeeperState
+
+        if self._client is None:
+            self._open_client()
+        if self._is_session_over:
+            self._is_session_over = False
+            self._lose(listener)
+        if not self._client.connected:
+            if self._client.client_state == KeeperState.AUTH_FAILED:
+                raise AuthFailedError
+            if self._is_elected and not self._is_suspended:
+                self._is_suspended = True
+                listener.suspended()
+            return None
+        if self._is_elected:
+            self._confirm(listener)
+        elif self._node or self._stand():
+            self._look(listener)
+        return self.session_ms / 1e3 / _ASKED_PER_SESSION if self._is_elected else None
+
+    # --- standing, looking, confirming -------------------------------------------------------------------------------
+
+    def _stand(self) -> bool:
+        """Have a node in the line."""
+        self._ask("ensure_path", self._path)
+        self._word = self._word or f"{self._rng.bits(96):024x}"
+        mine = [name for name in self._ask("get_children", self._path) if name.startswith(self._word)]
+        if mine:  # made by a request whose answer was lost
+            node = f"{self._path}/{mine[0]}"
+            found = self._ask("exists", node)
+            session = self._client.client_id
+            if found is None or session is None or found.ephemeralOwner != session[0]:
+                self._word = ""
+                self._notes.put(Note.LOOK)
+                return False
+        else:
+            prefix = f"{self._path}/{self._word}{_MARK}"
+            node, found = self._ask("create", prefix, ephemeral=True, sequence=True, include_data=True)
+        self._node, self._token = node, found.czxid
+        return True
+
+    def _look(self, listener: Listener) -> None:
+        """Are we the first in line? If not, watch the one before us."""
+        own = self._node.rpartition("/")[2]
+        while True:
+            asked_ns = self._clock.monotonic_ns()
+            line = sorted(filter(_PLACE.fullmatch, self._ask("get_children", self._path)), key=_number_of)
+            if own not in line:  # somebody has removed it, or it was of a session that is over
+                self._forget()
+                self._notes.put(Note.LOOK)
+                return
+            place = line.index(own)
+            if place == 0:
+                self._is_elected, self._is_suspended = True, False
+                listener.elected(self._confirmation(asked_ns))
+                return
+            if self._ask("exists", f"{self._path}/{line[place - 1]}", watch=self._on_watch) is not None:
+                return
+
+    def _confirm(self, listener: Listener) -> None:
+        asked_ns = self._clock.monotonic_ns()
+        if self._ask("exists", self._node) is None:
+            self._lose(listener)
+            return
+        self._is_suspended = False
+        listener.confirmed(self._confirmation(asked_ns))
+
+    def _confirmation(self, asked_ns: int) -> Confirmation:
+        session_ns = self.session_ms * 1e6
+        return Confirmation(self._token, asked_ns + int(_CERTAIN * session_ns), asked_ns + int(session_ns))
+
+    def _ask(self, request: str, *args: Any, **options: Any) -> Any:
+        """No question takes longer than a session lasts: one that is cut off must still hear that it is to end."""
+        return getattr(self._client, f"{request}_async")(*args, **options).get(timeout=self.session_ms / 1e3)
+
+    # --- going -------------------------------------------------------------------------------------------------------
+
+    def _lose(self, listener: Listener) -> None:
+        """The node is gone. Who was waiting stands again; who ruled says so, and waits to be asked."""
+        token, was_elected = self._token, self._is_elected
+        self._forget()
+        if was_elected:
+            self._is_running = False
+            listener.lost(token)
+
+    def _withdraw(self) -> None:
+        from kazoo.exceptions import KazooException, NoNodeError
+        from kazoo.handlers.threading import KazooTimeoutError
+
+        try:
+            if self._node and self._client is not None and self._client.connected:
+                self._ask("delete", self._node)
+                self._word = ""
+        except NoNodeError:
+            self._word = ""
+        except (KazooException, KazooTimeoutError) as error:
+            _log.debug("election %s: the node cannot be deleted, the session is ended: %r", self._path, error)
+        if self._word:
+            self._drop_client()
+        self._forget()
+
+    def _leave(self) -> None:
+        self._drop_client()
+
+    def _forget(self) -> None:
+        self._word = self._node = ""
+        self._is_elected = self._is_suspended = False
+
+    # --- kazoo's client, and what its threads tell -------------------------------------------------------------------
+
+    def _open_client(self) -> None:
+        from kazoo.client import KazooState
+
+        client = self._client = self._make_client()
+        self._is_session_over = False
+
+        def on_state(state: str) -> None:
+            if client is self._client:  # one that was dropped may still say that it is closed
+                self._is_session_over = self._is_session_over or state == KazooState.LOST
+                self._notes.put(Note.LOOK)
+
+        client.add_listener(on_state)
+        _listen_to_grants(client, self._on_granted)
+        client.start_async()
+
+    def _drop_client(self) -> None:
+        """End the session. Kazoo may wait for a connection that never comes: then it does so alone."""
+        client, self._client = self._client, None
+        if client is None:
+            return
+        dropping = Workers()
+        dropping.start("fairway-election-drop", lambda: _stop(client))
+        if unfinished := dropping.join(_DROP_S):
+            _log.debug("election %s: %s goes on by itself", self._path, unfinished)
+
+    def _on_granted(self, session_ms: float) -> None:
+        self.session_ms = session_ms
+
+    def _on_watch(self, _event: object) -> None:
+        self._notes.put(Note.LOOK)
+
+
+def _number_of(name: str) -> int:
+    """Past 2**31 nodes ZooKeeper goes on with negative numbers: those come later, not first."""
+    number = int(name.rpartition(_MARK)[2])
+    return number if number >= 0 else number + (1 << 32)
+
+
+def _client_maker(hosts: str, session_ms: int, options: Mapping[str, Any]) -> Callable[[], Any]:
+    """What makes clients; asked for at once, so that a missing library or a wrong address is said at once."""
+    try:
+        from kazoo.client import KazooClient
+    except ImportError as error:
+        raise Misuse("an election on ZooKeeper needs kazoo: pip install 'fairway[zookeeper]'") from error
+    given = {"connection_retry": _RECONNECT, "command_retry": _RECONNECT, **options}
+    return lambda: KazooClient(hosts, timeout=session_ms / 1e3, **given)
+
+
+def _stop(client: Any) -> None:
+    from kazoo.exceptions import KazooException
+
+    try:
+        client.stop()
+        client.close()
+    except KazooException as error:  # it cannot be stopped: what it holds ends with its session
+        _log.debug("a client of ZooKeeper did not stop: %r", error)
+
+
+def _listen_to_grants(client: Any, on_granted: Callable[[float], None]) -> None:
+    """Kazoo tells nobody what time-out the servers have granted; it follows from the time it waits for an answer, which
+    is two thirds of it."""
+    connect = client._connection._connect
+
+    def connected(*where: Any) -> Any:
+        waits_ms, dials_ms = connect(*where)
+        on_granted(waits_ms * 3 / 2)
+        return waits_ms, dials_ms
+
+    client._connection._connect = connected

@@ -1,0 +1,274 @@
+"""`fairway outbox status|list|show|retry|discard|create|relay`: the table in a user's database, and what lies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fairway.cli import output
+from fairway.cli.client import AsJson, Url
+from fairway.cli.settings import ConfigFile, resolve
+from fairway.errors import FairwayError, Misuse
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from fairway.sql.outbox import Outbox
+    from fairway.sql.relay import Relay
+    from fairway.sql.rows import SetAside
+
+app = typer.Typer(no_args_is_help=True)
+
+_PAYLOAD_CHARS = 200
+_LOOK_S = 0.5
+
+Database = Annotated[
+    str,
+    typer.Option(
+        "--database",
+        envvar="FAIRWAY_DATABASE",
+        metavar="URL",
+        help="SQLAlchemy's address of the database, such as postgresql+psycopg://USER@HOST/NAME.",
+        show_default=False,
+    ),
+]
+TableName = Annotated[str, typer.Option("--table", metavar="[SCHEMA.]NAME", help="The outbox's table.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most so many.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="Its id, as `outbox list` shows it.", show_default=False)]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Which ones.", show_default=False)]
+SomeIds = Annotated[list[str], typer.Argument(metavar="ID...", help="Which ones.", show_default=False)]
+Everything = Annotated[bool, typer.Option("--all", help="All that are there now.")]
+Lease = Annotated[
+    float,
+    typer.Option("--lease-s", min=1, metavar="SECONDS", help="How long rows are kept from other relays."),
+]
+Once = Annotated[bool, typer.Option("--once", help="End when what was there in the beginning is sent, or set aside.")]
+
+_TABLE = "fairway_outbox"
+
+
+@app.callback()
+def _root() -> None:
+    """Messages that wait in a database's outbox: how many, which were refused and why, and a relay that sends them."""
+
+
+@app.command("status")
+def status(database: Database, table: TableName = _TABLE, json: AsJson = False) -> None:
+    """How many messages wait, how old the oldest is, how many were set aside."""
+    with _opened("outbox status", database, table) as outbox:
+        state = outbox.state()
+    if json:
+        output.write_json(state)
+        return
+    typer.echo(
+        f"{output.count(state.pending, 'message')} pending, the oldest {output.age(state.oldest_s)} old; "
+        f"{state.overdue:,} overdue; {state.set_aside:,} set aside"
+    )
+    if state.subjects:
+        shown = output.table("pending", "subject", "messages>")
+        output.show_rows(shown, [(name, f"{messages:,}") for name, messages in state.subjects.items()], "")
+    if state.overdue and state.oldest_s > 60:
+        typer.echo("overdue for more than a minute: is a relay running, and a broker (`fairway outbox relay`)?")
+    if state.set_aside:
+        typer.echo("what was set aside: `fairway outbox list`; once the cause is mended: `fairway outbox retry --all`")
+
+
+@app.command("list")
+def list_rows(database: Database, table: TableName = _TABLE, limit: Limit = 100, json: AsJson = False) -> None:
+    """What was set aside, oldest first, and why."""
+    with _opened("outbox list", database, table) as outbox:
+        found = outbox.set_aside(limit)
+    if json:
+        output.write_json([_told(each) for each in found])
+        return
+    shown = output.table("set aside", "id", "written (UTC)", "subject", "messages>", "error")
+    rows = [(each.id, output.moment(each.created_ms), each.subject, f"{each.messages:,}", each.error) for each in found]
+    output.show_rows(shown, rows, "nothing was set aside", rows_max=limit)
+
+
+@app.command("show")
+def show(database: Database, id: Id, table: TableName = _TABLE, json: AsJson = False) -> None:
+    """One row that was set aside, with its messages."""
+    with _opened("outbox show", database, table) as outbox:
+        found = [each for each in outbox.set_aside(1_000_000) if each.id == id.upper()]
+        if not found:
+            raise FairwayError(f"{id} is not among what was set aside: `fairway outbox list` shows that")
+        [row] = found
+        messages = _messages(row)
+    if json:
+        output.write_json({**_told(row), "contents": messages})
+        return
+    typer.echo(f"{row.id} to {row.subject}, written {output.moment(row.created_ms)}: {row.error}")
+    shown = output.table("messages", "id", "key", "tags", "headers", "payload")
+    lines = [
+        (each["id"], each["key"] or "", " ".join(each["tags"]), str(each["headers"] or ""), each["payload"])
+        for each in messages
+    ]
+    output.show_rows(shown, lines, "its bytes cannot be read")
+
+
+@app.command("retry")
+def retry(
+    database: Database, ids: Ids = None, everything: Everything = False, table: TableName = _TABLE, json: AsJson = False
+) -> None:
+    """Let relays send again what was set aside. Exit status 1 if an id is not among it."""
+    with _opened("outbox retry", database, table) as outbox:
+        if bool(ids) == everything:
+            raise Misuse("name the ids, or say --all")
+        found = outbox.retry(None if everything else [each.upper() for each in ids or ()])
+    _tell("outbox retry", found, ids or [], json, "waits to be sent again")
+
+
+@app.command("discard")
+def discard(database: Database, ids: SomeIds, table: TableName = _TABLE, json: AsJson = False) -> None:
+    """Delete what was set aside: its messages are never sent. Exit status 1 if an id is not among it."""
+    with _opened("outbox discard", database, table) as outbox:
+        found = outbox.discard([each.upper() for each in ids])
+    _tell("outbox discard", found, ids, json, "is deleted")
+
+
+@app.command("create")
+def create(database: Database, table: TableName = _TABLE) -> None:
+    """Make the table and its index, where they are missing."""
+    with output.failures("outbox create"), _engine(database) as engine:
+        _outbox(engine, table).create()
+    typer.echo(f"the table {table} is there")
+
+
+@app.command("relay")
+def relay(
+    database: Database,
+    table: TableName = _TABLE,
+    once: Once = False,
+    lease_s: Lease = 20.0,
+    json: AsJson = False,
+    url: Url = None,
+    config: ConfigFile = None,
+) -> None:
+    """Send what lies in the outbox, until it is told to end (Ctrl-C, SIGTERM). Any number of relays may run."""
+    from fairway.world import host
+
+    with output.failures("outbox relay"), _engine(database) as engine:
+        from fairway.sql.relay import Relay
+        from fairway.sql.relaying import RelayOptions
+
+        options = resolve(config, url=url).options
+        name, schema = _split(table)
+        how = RelayOptions(lease_s=lease_s, answer_s=lease_s / 2)
+        working = Relay(engine, options.url, table=name, schema=schema, options=how)
+        with host.asked_to_end() as ending, working:
+            typer.echo(f"relaying {table} to {options.url}", err=True)
+            if once:
+                _until_empty(working, ending.wait)
+            else:
+                while not ending.wait(1.0):
+                    pass
+    if json:
+        import dataclasses
+
+        output.write_json(dataclasses.asdict(working.counts))
+    else:
+        counts = working.counts
+        typer.echo(
+            f"{output.count(counts.sent, 'message')} sent, {counts.repeats:,} of them stored before; "
+            f"{counts.set_aside:,} set aside"
+        )
+
+
+def _until_empty(working: Relay, wait: Callable[[float], bool]) -> None:
+    """Until nothing is left of what was there in the beginning, but for what is set aside."""
+    from fairway.world.clock import RealClock
+
+    begun_ms = RealClock().wall_ms()
+    while working.left_of(begun_ms) and not wait(_LOOK_S):
+        pass
+
+
+# --- the database -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _engine(database: str) -> Iterator[Engine]:
+    """An engine; what a database says is a sentence and an exit status."""
+    try:
+        import sqlalchemy as sa
+    except ModuleNotFoundError:
+        raise FairwayError(f"an outbox needs SQLAlchemy: {output.install('sql')}") from None
+    try:
+        engine = sa.create_engine(database)
+    except sa.exc.ArgumentError as error:
+        raise Misuse(f"--database {database!r} is no address: {error}; write DIALECT+DRIVER://USER@HOST/NAME") from None
+    except ModuleNotFoundError as error:
+        raise FairwayError(f"the driver {error.name} is not installed: pip install {error.name}") from None
+    try:
+        yield engine
+    except sa.exc.DBAPIError as error:
+        raise FairwayError(f"the database {engine.url.render_as_string()} says: {error.orig}") from error
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _opened(verb: str, database: str, table: str) -> Iterator[Outbox]:
+    with output.failures(verb), _engine(database) as engine:
+        outbox = _outbox(engine, table)
+        outbox.check()
+        yield outbox
+
+
+def _outbox(engine: Engine, table: str) -> Outbox:
+    from fairway.sql.outbox import Outbox
+
+    name, schema = _split(table)
+    return Outbox(engine, table=name, schema=schema)
+
+
+def _split(table: str) -> tuple[str, str | None]:
+    schema, dot, name = table.rpartition(".")
+    return name, schema if dot else None
+
+
+# --- telling ----------------------------------------------------------------------------------------------------------
+
+
+def _told(row: SetAside) -> dict[str, Any]:
+    return {
+        "id": row.id, "subject": row.subject, "messages": row.messages, "created_ms": row.created_ms,
+        "error": row.error,
+    }  # fmt: skip
+
+
+def _messages(row: SetAside) -> list[dict[str, Any]]:
+    from fairway import batch
+    from fairway.errors import RemoteProtocolError
+
+    try:
+        opened = batch.decode(row.body)
+    except RemoteProtocolError:
+        return []
+    return [
+        {
+            "id": str(opened.id(number)),
+            "key": opened.key(number),
+            "tags": opened.tags(number),
+            "headers": opened.headers(number),
+            "due_ms": opened.due_ms(number) or None,
+            "payload": opened.payloads[number].decode("utf-8", "backslashreplace")[:_PAYLOAD_CHARS],
+        }
+        for number in range(len(opened))
+    ]
+
+
+def _tell(verb: str, found: list[str], asked: list[str], json: bool, what: str) -> None:
+    unknown = [each for each in asked if each.upper() not in found]
+    if json:
+        output.write_json({"ids": found, "unknown": unknown})
+    else:
+        typer.echo(f"{output.count(len(found), 'row')}: {what}")
+        for each in unknown:
+            typer.echo(f"fairway {verb}: {each} is not among what was set aside", err=True)
+    if unknown:
+        raise typer.Exit(output.Exit.FAILED)

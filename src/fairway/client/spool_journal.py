@@ -1,0 +1,486 @@
+"""A journal on a disk: entries go in at one end, synced before anybody is told, and out at the other, in order.
+
+    journal = Journal.create(disk, number, clock)        or `Journal.open`, of one that somebody left behind
+    journal.keep(handed, done)                           appended and synced; many calls share one sync
+    journal.load(found)                                  the next entries, off the caller's thread
+    journal.mark_sent(number, done)                      noted before entries up to there are sent for the first time
+    journal.note_done(number)                            the entry is where it belongs; noted with the next sync
+
+Segments of bounded size; one whose entries are all done is removed. Nothing grows with the age of a journal.
+
+Room for marks is claimed with each segment. So where the disk is full entries are refused, while the drain goes on,
+which makes room.
+
+Called under its owner's lock, or from one loop, which is where the disk brings its completions.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from fairway import limits
+from fairway.client.spool_record import (
+    BadRecord,
+    CutShort,
+    Entry,
+    Kind,
+    Marks,
+    Record,
+    Restream,
+    entry_body,
+    entry_of,
+    marks_body,
+    marks_of,
+    pack,
+    parse,
+)
+from fairway.client.spool_recovery import ASIDE, CHUNK_BYTES, KEPT, Damage, Survey, segment_name
+from fairway.errors import DiskFull, RemoteProtocolError, StorageFault, invariant
+from fairway.protocol.diversion import Handed
+from fairway.world.clock import Clock
+from fairway.world.disk import Disk, Done, File
+
+SEGMENT_BYTES = 4 * limits.MIB
+MARK_ROOM_BYTES = 64 * limits.KIB  # claimed behind each segment: some hundred marks, each for up to a MiB of entries
+DONE_NOTED_EVERY = 16  # entries: far fewer than the broker remembers of a stream
+
+Found: TypeAlias = Callable[[list[Entry]], None]
+
+
+class Aside(msgspec.Struct, frozen=True):
+    """An entry that the broker will never take, and why. Its data follows in the file."""
+
+    number: int
+    subject: str
+    messages: int
+    reason: str
+    is_unknown: bool  # it may be stored: nobody can tell any more
+    producer_id: int
+    time_ms: int
+
+
+class _Job(NamedTuple):
+    entry: Handed | None  # None: marks alone
+    done: Done
+    numbered: Callable[[int], None] | None = None  # told which entry it is, just before it is done
+
+
+class _Segment:
+    """One file."""
+
+    __slots__ = ("base", "end", "file", "pending")
+
+    def __init__(self, base: int, end: int, file: File) -> None:
+        self.base = base
+        self.end = end
+        self.file = file
+        self.pending = 0  # entries
+
+
+class Journal:
+    """One journal, owned by this process."""
+
+    def __init__(
+        self, disk: Disk, number: int, clock: Clock, *, segment_bytes: int = SEGMENT_BYTES, is_synced: bool = True
+    ) -> None:
+        self.disk = disk
+        self.number = number
+        self.fault: StorageFault | None = None
+        self.messages = 0  # not done
+        self.sent = 0  # entries with smaller numbers may have been sent
+        self.sent_before = 0  # the same, by an earlier owner
+        self.since_ms = clock.wall_ms()  # when the oldest that is left was written
+        self.damages: list[Damage] = []
+        self.murky: set[int] = set()  # streams with an entry whose fate is unknown; never iterated
+        self._clock = clock
+        self._segment_bytes = segment_bytes
+        self._is_synced = is_synced
+        self._segments: deque[_Segment] = deque()
+        self._pending: dict[int, tuple[int, _Segment]] = {}  # entries that are not done: messages, where
+        self._next = 0  # number
+        self._end = 0
+        self._synced_end = 0
+        self._cursor = 0  # what lies before it was loaded
+        self._restreams: list[Restream] = []
+        self._done_unnoted: list[int] = []
+        self._are_marks_due = False
+        self._jobs: list[_Job] = []
+        self._is_committing = False
+        self._is_loading = False
+
+    # --- beginning ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls, disk: Disk, number: int, clock: Clock, *, segment_bytes: int = SEGMENT_BYTES, is_synced: bool = True
+    ) -> Journal:
+        """One that was left behind; its disk is locked by us. Blocks while all of it is read and checked."""
+        journal = cls(disk, number, clock, segment_bytes=segment_bytes, is_synced=is_synced)
+        survey = Survey(disk, number)
+        journal._read(survey)
+        survey.mend()
+        journal._begin(survey)
+        return journal
+
+    @classmethod
+    def look(cls, disk: Disk, number: int, clock: Clock) -> Journal:
+        """The same without changing anything, also of one that is in use: for a report."""
+        journal = cls(disk, number, clock)
+        journal._read(Survey(disk, number))
+        return journal
+
+    def _read(self, survey: Survey) -> None:
+        for base, record in survey.walk():
+            segment = self._segments[-1] if self._segments else None
+            if segment is None or segment.base != base:
+                segment = _Segment(base, base, self.disk.open(segment_name(base)))
+                self._segments.append(segment)
+                self.since_ms = min(self.since_ms, record.time_ms)
+            segment.end = record.end
+            self._take(record, segment)
+        self._end = self._synced_end = survey.end
+        self.damages = survey.damages
+        for aside in self.asides():
+            self._forget(aside.number)  # whether or not that was noted
+            if aside.is_unknown:
+                self.murky.add(aside.producer_id)
+
+    def _take(self, record: Record, segment: _Segment) -> None:
+        if record.kind == Kind.ENTRY:
+            entry = entry_of(record.body)
+            self._pending[entry.number] = (entry.messages, segment)
+            segment.pending += 1
+            self.messages += entry.messages
+            self._next = max(self._next, entry.number + 1)
+            return
+        marks = marks_of(record.body)
+        for number in marks.done:
+            self._forget(number)
+        self.sent = self.sent_before = max(self.sent, marks.sent)
+        self._next = max(self._next, marks.sent)
+        if marks.restreams:
+            self._restreams = marks.restreams
+
+    def _begin(self, survey: Survey) -> None:
+        kept = frozenset(survey.bases)
+        self._segments = deque(each for each in self._segments if each.base in kept)
+        for segment in self._segments:
+            segment.end = segment.base + segment.file.size
+        self._cursor = self._segments[0].base if self._segments else self._end
+        self._sweep()
+
+    # --- figures -----------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:016x}"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was kept is where it belongs."""
+        return not self._pending
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody waits for the disk."""
+        return self._is_loading or self._is_committing or bool(self._jobs)
+
+    @property
+    def entries(self) -> int:
+        return len(self._pending)
+
+    @property
+    def size_bytes(self) -> int:
+        """On disk."""
+        return sum(segment.end - segment.base for segment in self._segments)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is something to load."""
+        return self._cursor < self._synced_end and bool(self._pending)
+
+    def asides(self) -> list[Aside]:
+        """What was set aside; blocks."""
+        return [self.read_aside(name)[0] for name in self.disk.listing(ASIDE) if not name.endswith(".tmp")]
+
+    def read_aside(self, name: str) -> tuple[Aside, bytes]:
+        file = self.disk.open(f"{ASIDE}/{name}")
+        try:
+            data = file.read(0, file.size)
+        finally:
+            file.close()
+        size = int.from_bytes(data[:4], "little")
+        try:
+            return msgspec.msgpack.decode(data[4 : 4 + size], type=Aside), data[4 + size :]
+        except msgspec.MsgspecError as error:
+            raise RemoteProtocolError(f"{ASIDE}/{name} of journal {self.name} is damaged: {error}") from error
+
+    def kept_pieces(self) -> list[str]:
+        """The names of damaged pieces that were kept, from this opening or earlier ones."""
+        return [f"{KEPT}/{name}" for name in self.disk.listing(KEPT) if not name.endswith(".tmp")]
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+
+    def keep(self, handed: Sequence[Handed], done: Done) -> None:
+        """Append these; `done` when they are safe, or when none of them is (`DiskFull`), or nobody knows."""
+        last = len(handed) - 1
+        self._jobs += [_Job(each, done if index == last else _nobody) for index, each in enumerate(handed)]
+        self._commit()
+
+    def keep_one(self, handed: Handed, numbered: Callable[[int], None], done: Done) -> None:
+        """The same for one, whose number is told when it is safe."""
+        self._jobs.append(_Job(handed, done, numbered))
+        self._commit()
+
+    def mark_sent(self, number: int, done: Done) -> None:
+        """Entries with smaller numbers are about to be sent."""
+        if number <= self.sent:
+            done(None)
+            return
+        self.sent = number
+        self._mark(done)
+
+    def restream(self, old_id: int, first: int, new_id: int, done: Done) -> None:
+        """From `first` on, a stream goes on as another."""
+        self._restreams = [*self._restreams, Restream(old_id, first, new_id)]
+        self._mark(done)
+
+    def identity(self, producer_id: int, sequence: int) -> tuple[int, int]:
+        """Under which number something goes out that was written under this one."""
+        for each in self._restreams:  # in the order in which they were made: one may lead to the next
+            if each.old_id == producer_id and sequence >= each.first:
+                producer_id, sequence = each.new_id, sequence - each.first
+        return producer_id, sequence
+
+    def forget_streams(self) -> None:
+        """Nothing is left of those that were begun anew, and nobody will write under their old numbers again."""
+        invariant(self.is_empty, "streams are forgotten when all that was in them is where it belongs")
+        self._restreams = []
+
+    def note_done(self, number: int) -> None:
+        """The entry is where it belongs."""
+        self._forget(number)
+        self._done_unnoted.append(number)
+        if not self._pending:
+            self._sweep()
+        elif len(self._done_unnoted) >= DONE_NOTED_EVERY:
+            self._sweep()
+            self._mark(_nobody)
+
+    def set_aside(self, entry: Entry, reason: str, producer_id: int, is_unknown: bool, done: Done) -> None:
+        """The broker will never take it: keep it where people find it, and go on."""
+        note = Aside(
+            entry.number, entry.subject, entry.messages, reason, is_unknown, producer_id, self._clock.wall_ms()
+        )
+        said = msgspec.msgpack.encode(note)
+
+        def published(fault: StorageFault | None) -> None:
+            if fault is None:
+                if is_unknown:
+                    self.murky.add(producer_id)
+                self.note_done(entry.number)
+            done(fault)
+
+        parts = [len(said).to_bytes(4, "little"), said, entry.data]
+        self.disk.publish_later(f"{ASIDE}/{entry.number:016x}", parts, published)
+
+    def _mark(self, done: Done) -> None:
+        self._are_marks_due = True
+        self._jobs.append(_Job(None, done))
+        self._commit()
+
+    def _forget(self, number: int) -> None:
+        found = self._pending.pop(number, None)
+        if found is not None:
+            messages, segment = found
+            self.messages -= messages
+            segment.pending -= 1
+
+    # --- commits -----------------------------------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        """One at a time: what is given meanwhile shares the next sync."""
+        if self._is_committing or not self._jobs:
+            return
+        jobs, self._jobs = self._jobs, []
+        if self.fault is not None:
+            _tell(jobs, self.fault)
+            return
+        try:
+            segment = self._active(sum(len(job.entry.data) for job in jobs if job.entry is not None))
+        except StorageFault as fault:
+            self._fail(jobs, fault)
+            return
+        parts, numbers = self._packed(segment, jobs)
+        done_noted, self._done_unnoted, self._are_marks_due = self._done_unnoted, [], False
+        self._is_committing = True
+
+        def committed(fault: StorageFault | None) -> None:
+            self._is_committing = False
+            if fault is None:
+                self._committed(segment, sum(map(len, parts)), numbers)
+                entries = [job for job in jobs if job.entry is not None]
+                for job, (number, _) in zip(entries, numbers, strict=True):
+                    if job.numbered is not None:
+                        job.numbered(number)
+                _tell(jobs, None)
+            else:
+                self._done_unnoted = done_noted + self._done_unnoted
+                self._are_marks_due = True
+                self._fail(jobs, fault)
+            self._commit()
+
+        self.disk.commit(segment.file, parts, committed, sync=self._is_synced)
+
+    def _active(self, entry_bytes: int) -> _Segment:
+        """The segment to append to. Marks alone go into the last one where there is no room for another."""
+        last = self._segments[-1] if self._segments else None
+        is_full = last is None or last.end - last.base >= self._segment_bytes
+        if last is not None and not is_full:
+            return last
+        name = segment_name(self._end)
+        file = self.disk.open(name, create=True)
+        try:
+            self.disk.reserve(file, max(self._segment_bytes, entry_bytes) + MARK_ROOM_BYTES)
+        except DiskFull:
+            file.close()
+            self.disk.remove(name)  # an empty one would lie in the middle of the last, should that grow
+            if last is None or entry_bytes:
+                raise
+            return last
+        self._segments.append(_Segment(self._end, self._end, file))
+        return self._segments[-1]
+
+    def _packed(self, segment: _Segment, jobs: Sequence[_Job]) -> tuple[list[bytes], list[tuple[int, int]]]:
+        """The records of a commit; and which entries they are, with their messages."""
+        parts: list[bytes] = []
+        numbers: list[tuple[int, int]] = []
+        position, now_ms = self._end, self._clock.wall_ms()
+
+        def add(kind: Kind, body: bytes) -> None:
+            nonlocal position
+            parts.append(pack(kind, self.number, position, self._synced_end, now_ms, body))
+            position += len(parts[-1])
+
+        marks = Marks(self._done_unnoted, self.sent, self._restreams)
+        if segment.end == segment.base:
+            add(Kind.HEAD, marks_body(marks))
+        elif self._are_marks_due or self._done_unnoted:
+            add(Kind.MARKS, marks_body(marks))
+        for job in jobs:
+            if job.entry is not None:
+                number = self._next + len(numbers)
+                subject, messages, was_sent, data = job.entry
+                add(Kind.ENTRY, entry_body(Entry(number, subject, messages, was_sent, data)))
+                numbers.append((number, messages))
+        return parts, numbers
+
+    def _committed(self, segment: _Segment, size: int, numbers: Sequence[tuple[int, int]]) -> None:
+        self._end += size
+        segment.end = self._synced_end = self._end
+        for number, messages in numbers:
+            self._pending[number] = (messages, segment)
+            segment.pending += 1
+            self.messages += messages
+            self._next = number + 1
+        if not self._pending:
+            self._sweep()
+
+    def _fail(self, jobs: Sequence[_Job], fault: StorageFault) -> None:
+        """No room: entries are refused, marks wait for the next commit. Anything else: nothing works any more."""
+        if isinstance(fault, DiskFull):
+            for job in jobs:
+                job.done(fault if job.entry is not None else None)
+            return
+        self.fault = fault
+        _tell(jobs, fault)
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def load(self, found: Found, size_bytes: int = CHUNK_BYTES) -> None:
+        """The next entries that are not done, in order; one load at a time. None at all: look at `has_more` again."""
+        invariant(not self._is_loading, "a journal is read from one place at a time")
+        segment = self._segment_at(self._cursor)
+        if segment is None or self.fault is not None:
+            found([])
+            return
+        start = self._cursor
+        self._is_loading = True
+
+        def fetched(data: bytes | StorageFault) -> None:
+            self._is_loading = False
+            if isinstance(data, bytes):
+                self._loaded(segment, start, data, found)
+            else:
+                self.fault = data
+                found([])
+
+        end = min(segment.end, self._synced_end)
+        self.disk.fetch(segment.file, start - segment.base, min(size_bytes, end - start), fetched)
+
+    def _loaded(self, segment: _Segment, start: int, data: bytes, found: Found) -> None:
+        entries: list[Entry] = []
+        position = start
+        damaged = {each.position: each.size_bytes for each in self.damages if each.kind == "rotten"}
+        while position < start + len(data):
+            if position in damaged:
+                position += damaged[position]
+                continue
+            try:
+                record = parse(data, position - start, position, self.number)
+            except CutShort as short:
+                if position == start and short.size_bytes <= segment.end - start:
+                    self.load(found, short.size_bytes)
+                    return
+                if position > start:
+                    break
+                self.fault = StorageFault(f"{segment.file.name} of journal {self.name} ends at {start}, too early")
+                break
+            except BadRecord as error:
+                sentence = f"{segment.file.name} of journal {self.name} is damaged at {position} ({error})"
+                self.fault = StorageFault(f"{sentence} since it was opened: start again, and it is mended")
+                break
+            if record.kind == Kind.ENTRY:
+                entry = entry_of(record.body)
+                if entry.number in self._pending:
+                    entries.append(entry)
+            position = record.end
+        self._cursor = max(self._cursor, position)
+        found(entries)
+
+    def _segment_at(self, position: int) -> _Segment | None:
+        """The segment with something to load from `position` on; the cursor moves to its beginning if need be."""
+        for segment in self._segments:
+            if position < min(segment.end, self._synced_end):
+                self._cursor = max(position, segment.base)
+                return segment
+        return None
+
+    # --- away --------------------------------------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        """Remove segments whose entries are all done: from the front, and all of them when nothing is left."""
+        is_idle = not self._pending and not self._is_committing and not self._jobs
+        while self._segments and not self._segments[0].pending and (len(self._segments) > 1 or is_idle):
+            segment = self._segments.popleft()
+            self._cursor = max(self._cursor, segment.end)
+            self._done_unnoted = [] if is_idle else self._done_unnoted
+            segment.file.close()
+            self.disk.remove_later(segment.file.name, _nobody)
+
+    def close(self) -> None:
+        """Let go of the disk, after what was given. Not under a lock that completions need."""
+        self.disk.close()
+
+
+def _nobody(_: StorageFault | None) -> None:
+    """Nobody waits for it."""
+
+
+def _tell(jobs: Sequence[_Job], fault: StorageFault | None) -> None:
+    for job in jobs:
+        job.done(fault)

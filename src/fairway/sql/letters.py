@@ -1,0 +1,207 @@
+"""Messages on their way into a row: checked when they are given, sealed into batches when their transaction commits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import count
+from typing import Final, NamedTuple
+
+from fairway import batch, limits
+from fairway.batch import Codec, MessageId
+from fairway.client.core import Duration
+from fairway.client.delaying import due_of, is_far
+from fairway.errors import Misuse
+from fairway.names import Subject
+from fairway.protocol.filling import Columns, Extras, check_extras, check_size
+from fairway.sql.streams import Route, Stream, Streams
+from fairway.world.clock import Clock
+from fairway.world.rng import Rng
+
+BATCH_BYTES_MAX: Final = 1 * limits.MIB  # a larger message has a batch of its own
+UNSTAMPED: Final = (1, 0)  # in the body of a batch whose stream a relay chooses
+
+
+class Letter(NamedTuple):
+    """One message."""
+
+    route: Route
+    is_alone: bool  # it may be refused: nobody else is to be refused with it
+    payload: bytes
+    key: str | None
+    tags: tuple[str, ...]
+    headers: dict[str, str] | None
+    id: MessageId
+    due_ms: int
+
+
+class Row:
+    """One batch, as it stands in the table."""
+
+    __slots__ = ("body", "created_ms", "error", "id", "is_due", "messages", "place", "stream", "subject", "wake_ms")
+
+    def __init__(
+        self,
+        id: str,
+        wake_ms: int,
+        subject: str,
+        messages: int,
+        created_ms: int,
+        stream: int | None,
+        place: int | None,
+        body: bytes,
+        error: str | None = None,
+    ) -> None:
+        self.id = id
+        self.wake_ms = wake_ms
+        self.subject = subject
+        self.messages = messages
+        self.created_ms = created_ms
+        self.stream = stream
+        self.place = place
+        self.body = body
+        self.error = error
+        self.is_due = batch.is_delayed(body)
+
+    @property
+    def values(self) -> tuple[str, int, str, int, int, int | None, int | None, bytes]:
+        """In the order of `tables.COLUMNS`."""
+        return (
+            self.id, self.wake_ms, self.subject, self.messages, self.created_ms, self.stream, self.place, self.body
+        )  # fmt: skip
+
+    @property
+    def stamped(self) -> bytes:
+        """The bytes to send: those in the table, under the stream that the table names."""
+        if self.stream is None or self.place is None:
+            raise Misuse(f"the row {self.id} has no place in a stream yet: a relay gives it one")
+        return batch.restamp(self.body, producer_id=self.stream, first_sequence=self.place)
+
+
+class Origin:
+    """Whom the ids of messages come from: one for each process and outbox."""
+
+    __slots__ = ("_numbers", "_producer_id")
+
+    def __init__(self, rng: Rng) -> None:
+        self._producer_id = rng.bits(64) or 1
+        self._numbers = count()
+
+    def next_id(self) -> MessageId:
+        return MessageId(self._producer_id, next(self._numbers))
+
+
+def letter(
+    id: MessageId,
+    clock: Clock,
+    subject: str,
+    payload: bytes,
+    key: str | None,
+    tags: Collection[str],
+    headers: Mapping[str, str] | None,
+    after: Duration | None,
+    at: datetime | None,
+    bytes_max: int | None = None,
+) -> Letter:
+    """A message that can be sent; raises BadName, TypeError or Misuse, with the remedy."""
+    data = payload if type(payload) is bytes else batch.as_bytes(payload)
+    due_ms = 0 if after is None and at is None else due_of(after, at, clock)
+    extras: Extras = (key, tuple(tags), dict(headers) if headers else None, None, due_ms)
+    size_bytes = len(data)
+    if key is not None or tags or headers:
+        size_bytes += check_extras(extras, tags)
+    check_size(size_bytes)
+    if bytes_max is not None and size_bytes > bytes_max:
+        raise Misuse(
+            f"a message of {size_bytes:,} bytes: the database takes at most {bytes_max:,} in one row; send a reference "
+            "to it, or have its administrator allow more (max_allowed_packet)"
+        )
+    route = Route(_name(subject), due_ms > 0)
+    return Letter(
+        route, due_ms > 0 and is_far(due_ms, clock), data, extras[0], extras[1], extras[2], id, due_ms
+    )  # fmt: skip
+
+
+_names: dict[str, str] = {}  # that were parsed before; a program has a few hundred at most
+
+
+def _name(subject: str) -> str:
+    known = _names.get(subject)
+    if known is None:
+        known = str(Subject.parse(subject))
+        if len(_names) < limits.SUBJECTS_MAX:
+            _names[known] = known
+    return known
+
+
+# --- sealing ----------------------------------------------------------------------------------------------------------
+
+
+def sealed(letters: Sequence[Letter], streams: Streams, created_ms: int, wake_ms: int) -> list[tuple[Row, Stream]]:
+    """Rows for the messages of one transaction, each with the stream it is given a place in.
+
+    The streams are the caller's until the outcome is known; each is given to as many rows as there are.
+    """
+    if len(letters) == 1:  # nearly every transaction
+        [only] = letters
+        stream = streams.take(only.route)
+        return [(_alone(only, created_ms, wake_ms, stream.producer_id, stream.next), stream)]
+    found: list[tuple[Row, Stream]] = []
+    taken: dict[Route, tuple[Stream, int]] = {}
+    for route, part in _parts(letters):
+        stream, place = taken.get(route) or (streams.take(route), -1)
+        if place < 0:
+            place = stream.next
+        row = _row(route, part, created_ms, wake_ms, stream.producer_id, place)
+        taken[route] = stream, place + row.messages
+        found.append((row, stream))
+    return found
+
+
+def _alone(only: Letter, created_ms: int, wake_ms: int, producer_id: int, place: int) -> Row:
+    """A row of one message: half the time of what is made for many."""
+    (subject, is_due), _, payload, key, tags, headers, born, due_ms = only
+    body = batch.encode(
+        (payload,), producer_id=producer_id, first_sequence=place, created_ms=created_ms, ids=(born,),
+        keys=None if key is None else (key,), tags=(tags,) if tags else None,
+        headers=None if headers is None else (headers,), due_ms=(due_ms,) if is_due else None,
+    )  # fmt: skip
+    return Row(str(born), wake_ms, subject, 1, created_ms, producer_id, place, body)
+
+
+def unstamped(letters: Sequence[Letter], created_ms: int) -> list[Row]:
+    """The same for rows whose stream is a relay's affair."""
+    return [_row(route, part, created_ms, created_ms, None, None) for route, part in _parts(letters)]
+
+
+def _row(route: Route, part: Columns, created_ms: int, wake_ms: int, stream: int | None, place: int | None) -> Row:
+    producer_id, first = UNSTAMPED if stream is None or place is None else (stream, place)
+    ids = part.ids or ()
+    body = part.encode(producer_id, first, created_ms, Codec.NONE)
+    return Row(str(ids[0]), wake_ms, route.subject, len(part.payloads), created_ms, stream, place, body)
+
+
+def _parts(letters: Sequence[Letter]) -> Iterator[tuple[Route, Columns]]:
+    """The batches, in the order in which their first messages were given."""
+    if len(letters) == 1:
+        yield letters[0].route, _columns(letters)
+        return
+    by_route: dict[tuple[Route, int], list[Letter]] = {}
+    for number, each in enumerate(letters):
+        by_route.setdefault((each.route, number if each.is_alone else -1), []).append(each)
+    for (route, _), of_route in by_route.items():
+        for part in _columns(of_route).parts(limits.LOT_MESSAGES_MAX, BATCH_BYTES_MAX):
+            yield route, part
+
+
+def _columns(letters: Sequence[Letter]) -> Columns:
+    """What nobody has is left out."""
+    _, _, payloads, keys, tags, headers, ids, dues = zip(*letters, strict=True)
+    return Columns(
+        payloads,
+        None if keys.count(None) == len(keys) else keys,
+        tags if any(tags) else None,
+        headers if any(headers) else None,
+        ids,
+        dues if letters[0].route.is_due else None,
+    )

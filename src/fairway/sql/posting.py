@@ -1,0 +1,143 @@
+"""Batches whose bytes are fixed, on their way to a broker: a session of a line, as a producer is.
+
+Nothing is decided here but when to send, and whether to send again. What comes after a rest leaves at once; what comes
+soon after another waits for company, so that under load many requests share a write, a read and a sync of the broker's.
+What a connection took with it leaves once more over the next one, byte for byte, if its sender is still interested.
+Whoever gave a parcel is told how it ended, and the row in the database is there for everything else.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from fairway.errors import Code, InvariantViolated, Refused
+from fairway.protocol.messages import Produce, Produced
+from fairway.protocol.session import Ask, Lost, Outcome
+
+PARCELS_MAX: Final = 10_000  # that wait or are under way; what comes beyond is left to relays
+PARCEL_BYTES_MAX: Final = 64 << 20
+LINGER_PARCELS_MAX: Final = 100  # that wait for company
+
+
+class Fate(enum.Enum):
+    """How a parcel ended."""
+
+    STORED = "stored"  # now, or before
+    LATER = "later"  # the same may be granted another time; or nobody knows
+    GAP = "gap"  # a batch that comes before it in its stream is not stored, or the broker has forgotten the stream
+    REFUSED = "refused"  # it will never be granted
+
+
+_LATER: Final = frozenset(
+    {Code.BUSY, Code.READ_ONLY, Code.NOT_MASTER, Code.EXPIRED, Code.DRAINING, Code.TOO_MANY_CONNECTIONS}
+)
+_FATES: Final = {
+    # Its place in its stream is taken; nobody but this row was ever given that place. So it is stored, so long ago that
+    # the broker no longer has its checksum.
+    Code.SEQUENCE_CONFLICT: Fate.STORED,
+    Code.SEQUENCE_GAP: Fate.GAP,
+    Code.UNKNOWN_PRODUCER: Fate.GAP,  # never heard of, or forgotten
+    **dict.fromkeys(_LATER, Fate.LATER),
+}
+
+
+class Parcel:
+    """One batch under way. `settled` is called once, by whoever drives the line, and must not wait."""
+
+    __slots__ = ("data", "fate", "is_repeat", "is_resent", "sentence", "settled", "subject")
+
+    def __init__(
+        self, subject: str, data: bytes, settled: Callable[[Parcel], None] | None = None, *, is_resent: bool = False
+    ) -> None:
+        self.subject = subject
+        self.data = data
+        self.settled = settled
+        self.is_resent = is_resent  # again, where a connection was lost
+        self.fate: Fate | None = None
+        self.sentence = ""
+        self.is_repeat = False  # the broker had it before
+
+    def settle(self, fate: Fate, sentence: str = "") -> None:
+        self.fate = fate
+        self.sentence = sentence
+        if self.settled is not None:
+            self.settled(self)
+
+
+class Posting:
+    """The session."""
+
+    def __init__(self, linger_ns: int = 0) -> None:
+        self._linger_ns = linger_ns
+        self._leave_ns = 0  # when what waits may leave
+        self._waiting: deque[Parcel] = deque()
+        self._under_way: dict[Parcel, None] = {}
+        self._lost: list[Parcel] = []  # with the last connection, in order
+        self._size_bytes = 0
+
+    @property
+    def unsettled(self) -> int:
+        return len(self._waiting) + len(self._under_way) + len(self._lost)
+
+    def has_room(self, size_bytes: int) -> bool:
+        return self.unsettled < PARCELS_MAX and self._size_bytes + size_bytes <= PARCEL_BYTES_MAX
+
+    def put(self, parcel: Parcel) -> None:
+        self._waiting.append(parcel)
+        self._size_bytes += len(parcel.data)
+
+    def give_up(self, sentence: str) -> None:
+        """What is not answered by now is somebody else's affair."""
+        for parcel in [*self._lost, *self._under_way, *self._waiting]:
+            self._end(parcel, Fate.LATER, sentence)
+        self._lost = []
+        self._under_way.clear()
+        self._waiting.clear()
+
+    # --- Session -----------------------------------------------------------------------------------------------------
+
+    def opened(self, now_ns: int) -> None:
+        self._waiting.extendleft(reversed(self._lost))
+        self._lost = []
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether what waits may leave now."""
+        return now_ns >= self._leave_ns or len(self._waiting) >= LINGER_PARCELS_MAX
+
+    def asks(self, room: int, now_ns: int) -> Iterator[Ask]:
+        if not room or not self._waiting or not self.is_due(now_ns):
+            return
+        self._leave_ns = now_ns + self._linger_ns
+        while room > 0 and self._waiting:
+            parcel = self._waiting.popleft()
+            self._under_way[parcel] = None
+            room -= 1
+            yield Ask(Produce(parcel.subject), (parcel.data,), parcel)
+
+    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+        if not isinstance(token, Parcel):
+            raise InvariantViolated(f"an answer to {token!r}, which was never sent")
+        if token not in self._under_way:
+            return  # it was given up meanwhile
+        del self._under_way[token]
+        if isinstance(outcome, Lost) and token.is_resent:
+            self._lost.append(token)
+        elif isinstance(outcome, Lost):
+            self._end(token, Fate.LATER, outcome.sentence)
+        elif isinstance(outcome, Refused):
+            self._end(token, _FATES.get(outcome.code, Fate.REFUSED), str(outcome))
+        elif isinstance(outcome.message, Produced):
+            token.is_repeat = outcome.message.is_duplicate
+            self._end(token, Fate.STORED)
+        else:
+            raise InvariantViolated(f"PRODUCE was answered with {outcome!r}")
+
+    def next_deadline(self) -> int | None:
+        return self._leave_ns if self._waiting else None
+
+    def _end(self, parcel: Parcel, fate: Fate, sentence: str = "") -> None:
+        self._size_bytes -= len(parcel.data)
+        parcel.settle(fate, sentence)

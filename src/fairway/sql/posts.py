@@ -1,0 +1,195 @@
+"""Where parcels are given in: a line to the broker and one to the delay server, driven by a thread or by a loop.
+
+A post never waits for a broker and never fails for want of one: rows are in the database, and what does not get through
+today is sent another day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from fairway.client import url as urls
+from fairway.client.url import Address
+from fairway.protocol.handshake import Options
+from fairway.protocol.line import Line, LineOptions
+from fairway.sql.posting import Fate, Parcel, Posting
+from fairway.world.clock import Clock
+from fairway.world.link import Link
+from fairway.world.loop_link import LoopLink
+from fairway.world.net import Net
+from fairway.world.rng import Rng
+
+_OPTIONS = LineOptions(hello=Options(name="fairway-outbox"))
+GOODBYE_S = 1.0
+
+
+class _Lane:
+    """A line with its session."""
+
+    def __init__(self, addresses: Sequence[Address], clock: Clock, rng: Rng, linger_s: float) -> None:
+        self.addresses = addresses
+        self.line = Line(rng, _OPTIONS, now_ns=clock.monotonic_ns())
+        self.posting = Posting(int(linger_s * 1e9))
+        self.line.add(self.posting, clock.monotonic_ns())
+
+    def put(self, parcel: Parcel) -> None:
+        """One more, if there is room; and a connection, for one that does not wait for it."""
+        if not (parcel.is_resent or self.line.is_open):
+            parcel.settle(Fate.LATER, self.line.trouble or "no broker answers")
+        elif self.posting.has_room(len(parcel.data)):
+            self.posting.put(parcel)
+        else:
+            parcel.settle(Fate.LATER, "too much is under way already")
+
+
+class Post:
+    """For threads."""
+
+    def __init__(self, url: str, clock: Clock, rng: Rng, at_exit: Callable[[], None], *, linger_s: float = 0.0) -> None:
+        self._clock = clock
+        target = urls.parse(url)
+        new_way = partial(self._new_way, rng, at_exit, linger_s)
+        self._direct = new_way(target.brokers)
+        self._delay = new_way(target.delay) if target.delay else self._direct
+        self._ways = list(dict.fromkeys([self._direct, self._delay]))
+
+    def _new_way(
+        self, rng: Rng, at_exit: Callable[[], None], linger_s: float, addresses: Sequence[Address]
+    ) -> _ThreadWay:
+        return _ThreadWay(_Lane(addresses, self._clock, rng, linger_s), self._clock, at_exit)
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether it belongs to the process that this one was forked from."""
+        return self._direct.link.is_orphan
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything could be sent now."""
+        return any(way.lane.line.is_open for way in self._ways)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why something cannot be sent now."""
+        return next((way.lane.line.trouble for way in self._ways if way.lane.line.trouble), None)
+
+    def put(self, parcels: Sequence[tuple[Parcel, bool]]) -> None:
+        """Send these, each with whether it is due later. Those that cannot be taken are settled at once."""
+        for way in self._ways:
+            mine = [parcel for parcel, is_due in parcels if (self._delay if is_due else self._direct) is way]
+            if mine:
+                way.put(mine)
+
+    def wait(self, parcels: Sequence[Parcel], timeout_s: float) -> bool:
+        """Whether all of them are settled by then."""
+        end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
+        for way in self._ways:
+            left_s = max(end_ns - self._clock.monotonic_ns(), 0) / 1e9
+            way.link.wait(lambda: all(parcel.fate is not None for parcel in parcels), left_s)
+        return all(parcel.fate is not None for parcel in parcels)
+
+    def wait_quiet(self, timeout_s: float) -> bool:
+        """Whether everything that was given in is settled by then."""
+        end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
+        return all(way.wait_quiet(max(end_ns - self._clock.monotonic_ns(), 0) / 1e9) for way in self._ways)
+
+    def wait_open(self, timeout_s: float) -> bool:
+        return self._direct.link.wait(lambda: self.is_open, timeout_s)
+
+    def close(self) -> None:
+        for way in self._ways:
+            way.close()
+
+
+class _ThreadWay:
+    def __init__(self, lane: _Lane, clock: Clock, at_exit: Callable[[], None]) -> None:
+        self.lane = lane
+        self._clock = clock
+        self.link = Link(lane.line, lane.addresses, clock, at_exit=at_exit)
+        self.link.start()
+
+    def put(self, parcels: Sequence[Parcel]) -> None:
+        with self.link.lock:
+            for parcel in parcels:
+                self.lane.put(parcel)
+            is_due = self.lane.posting.is_due(self._clock.monotonic_ns())
+            if not is_due:
+                self.link.schedule()
+        if is_due:
+            self.link.pump()
+
+    def wait_quiet(self, timeout_s: float) -> bool:
+        return self.link.wait(lambda: not self.lane.posting.unsettled, timeout_s)
+
+    def close(self) -> None:
+        link, line = self.link, self.lane.line
+        if link.is_orphan:
+            return
+        with link.lock:
+            self.lane.posting.give_up("the outbox was closed")
+            line.close(self._clock.monotonic_ns())
+            link.announce()
+        link.pump()
+        if not link.in_reader:
+            link.wait(lambda: line.is_closed, GOODBYE_S)
+        link.close(GOODBYE_S)
+
+
+class AioPost:
+    """The same on a loop; to be made there."""
+
+    def __init__(self, url: str, clock: Clock, rng: Rng, net: Net, *, linger_s: float = 0.0) -> None:
+        self._clock = clock
+        target = urls.parse(url)
+        self._direct = _LoopWay(_Lane(target.brokers, clock, rng, linger_s), clock, net)
+        self._delay = _LoopWay(_Lane(target.delay, clock, rng, linger_s), clock, net) if target.delay else self._direct
+        self._ways = list(dict.fromkeys([self._direct, self._delay]))
+
+    @property
+    def is_open(self) -> bool:
+        return any(way.lane.line.is_open for way in self._ways)
+
+    @property
+    def trouble(self) -> str | None:
+        return next((way.lane.line.trouble for way in self._ways if way.lane.line.trouble), None)
+
+    def put(self, parcels: Sequence[tuple[Parcel, bool]]) -> None:
+        for parcel, is_due in parcels:
+            way = self._delay if is_due else self._direct
+            way.lane.put(parcel)
+            way.link.stir()
+
+    async def wait(self, parcels: Sequence[Parcel], timeout_s: float) -> bool:
+        end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
+        for way in self._ways:
+            left_s = max(end_ns - self._clock.monotonic_ns(), 0) / 1e9
+            await way.link.wait(lambda: all(parcel.fate is not None for parcel in parcels), left_s)
+        return all(parcel.fate is not None for parcel in parcels)
+
+    async def wait_quiet(self, timeout_s: float) -> bool:
+        end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
+        quiet = True
+        for way in self._ways:
+            left_s = max(end_ns - self._clock.monotonic_ns(), 0) / 1e9
+            quiet = await way.link.wait(partial(way.is_quiet), left_s) and quiet
+        return quiet
+
+    async def wait_open(self, timeout_s: float) -> bool:
+        return await self._direct.link.wait(lambda: self.is_open, timeout_s)
+
+    async def close(self) -> None:
+        for way in self._ways:
+            way.lane.posting.give_up("the outbox was closed")
+            await way.link.close(GOODBYE_S)
+        await asyncio.sleep(0)  # for the loop to close what was cut
+
+
+class _LoopWay:
+    def __init__(self, lane: _Lane, clock: Clock, net: Net) -> None:
+        self.lane = lane
+        self.link = LoopLink(lane.line, lane.addresses, net, clock)
+
+    def is_quiet(self) -> bool:
+        return not self.lane.posting.unsettled

@@ -1,0 +1,272 @@
+"""The relay: sends what a crash, or a broker that was away, has left in the outbox; in a thread or on a loop.
+
+    with Relay(engine, "fairway://127.0.0.1:20880"): ...                  a thread, until the block ends
+    async with AioRelay(engine, "fairway://127.0.0.1:20880"): ...         a task
+    fairway outbox relay --database URL                                   a process
+
+Any number of them may run. While no broker answers they leave the table alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import Final, Self
+
+from sqlalchemy import Engine, MetaData
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from fairway.errors import FairwayError, Misuse
+from fairway.sql.posts import AioPost, Post
+from fairway.sql.relaying import RelayCounts, Relaying, RelayOptions, Work
+from fairway.sql.rows import OutboxRows, OutboxState, check_engine, own_isolation
+from fairway.sql.tables import NAME, outbox_table
+from fairway.world.clock import Clock, RealClock
+from fairway.world.net import Net, RealNet
+from fairway.world.rng import RealRng, Rng
+from fairway.world.workers import Ending, Workers
+
+TROUBLE_S: Final = 2.0  # between attempts while the database fails
+OPEN_S: Final = 1.0  # for a broker to answer before the table is looked at again
+STOP_S: Final = 30.0
+
+# What a database does now and then: it restarts, finds a deadlock, is locked for too long.
+DATABASE_TROUBLE: Final = (SQLAlchemyError, OSError)
+
+log = logging.getLogger("fairway.outbox")
+
+
+class Relay:
+    """Runs from `start` (or the beginning of its `with`) to `stop`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        url: str,
+        *,
+        table: str = NAME,
+        schema: str | None = None,
+        options: RelayOptions | None = None,
+        clock: Clock | None = None,
+        rng: Rng | None = None,
+    ) -> None:
+        if not isinstance(engine, Engine):
+            raise Misuse(f"a Relay runs on an Engine, not on {type(engine).__name__}; AioRelay on an AsyncEngine")
+        check_engine(engine, is_shared=True)
+        self._clock, self._rng = clock or RealClock(), rng or RealRng()
+        self._url = url
+        self._engine = own(engine)
+        self.rows = OutboxRows(outbox_table(MetaData(), table, schema), engine.dialect)
+        self.steps = Relaying(self.rows, self._clock, self._rng, options or RelayOptions())
+        self.trouble: str | None = None  # why nothing can be sent now, as far as it is known
+        self._post: Post | None = None
+        self._ending = Ending()
+        self._workers = Workers()
+
+    @property
+    def counts(self) -> RelayCounts:
+        return self.steps.counts
+
+    def start(self) -> None:
+        """In a thread of its own. Raises `Misuse` where there is no table."""
+        with self._engine.connect() as connection:
+            self.rows.check_table(connection)
+        post = self._post = Post(self._url, self._clock, self._rng, self.stop)
+        self._workers.start("fairway-outbox-relay", lambda: self.run(post, self._ending))
+
+    def stop(self) -> None:
+        """Let the round that is under way end."""
+        self._ending.ask()
+        self._workers.join(STOP_S)
+        post, self._post = self._post, None
+        if post is not None:
+            post.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def state(self) -> OutboxState:
+        """What lies in the outbox now."""
+        with self._engine.connect() as connection:
+            return self.rows.state(connection, self._clock)
+
+    def left_of(self, before_ms: int) -> int:
+        """Rows that were written by then and are still to be sent."""
+        with self._engine.connect() as connection:
+            return self.rows.left_of(connection, before_ms)
+
+    # --- in the thread -----------------------------------------------------------------------------------------------
+
+    def run(self, post: Post, ending: Ending) -> None:
+        """Round after round, until it is asked to end."""
+        while not ending.is_asked:
+            wait_s = self._round(post)
+            if wait_s:
+                ending.wait(wait_s * (0.75 + self._rng.uniform() / 2))  # a hundred relays do not look all at once
+
+    def _round(self, post: Post) -> float:
+        """One look at the table; how long to wait for the next."""
+        try:
+            if not post.wait_open(OPEN_S):
+                self._note(post.trouble or "no broker answers")
+                return self.steps.options.poll_s
+            work = self.once(post)
+        except DATABASE_TROUBLE as problem:
+            self._note(f"the database: {_first_line(problem)}")
+            return TROUBLE_S
+        except FairwayError as problem:  # the post was closed under us, by a fork or the end of the program
+            self._note(str(problem))
+            return TROUBLE_S
+        self._note(post.trouble)
+        return 0.0 if len(work) == self.steps.options.rows_max else self.steps.options.poll_s
+
+    def once(self, post: Post) -> Work:
+        """Take what there is, send it, settle it."""
+        with self._engine.begin() as connection:
+            work = self.steps.take(connection)
+        self.steps.taken()
+        if work.rows:
+            post.put(work.to_post)
+            left = len(work.parcels) + 1
+            while work.unanswered < left:  # as long as there are answers: what is slow is not to be asked twice
+                left = work.unanswered
+                post.wait(work.parcels, self.steps.options.answer_s)
+        if len(work):
+            with self._engine.begin() as connection:
+                self.steps.settle(connection, work)
+        return work
+
+    def _note(self, trouble: str | None) -> None:
+        """Say it once."""
+        if trouble is not None and trouble != self.trouble:
+            log.warning("the outbox's relay waits: %s", trouble)
+        self.trouble = trouble
+
+
+class AioRelay:
+    """The same as a task on the loop where `start` is called."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        url: str,
+        *,
+        table: str = NAME,
+        schema: str | None = None,
+        options: RelayOptions | None = None,
+        clock: Clock | None = None,
+        rng: Rng | None = None,
+        net: Net | None = None,
+    ) -> None:
+        if not isinstance(engine, AsyncEngine):
+            raise Misuse(f"an AioRelay runs on an AsyncEngine, not on {type(engine).__name__}; Relay on an Engine")
+        check_engine(engine.sync_engine, is_shared=True)
+        self._clock, self._rng, self._net = clock or RealClock(), rng or RealRng(), net or RealNet()
+        self._url = url
+        self._engine = own_async(engine)
+        self.rows = OutboxRows(outbox_table(MetaData(), table, schema), engine.dialect)
+        self.steps = Relaying(self.rows, self._clock, self._rng, options or RelayOptions())
+        self.trouble: str | None = None
+        self._post: AioPost | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ending = asyncio.Event()
+
+    @property
+    def counts(self) -> RelayCounts:
+        return self.steps.counts
+
+    async def start(self) -> None:
+        async with self._engine.connect() as connection:
+            await connection.run_sync(self.rows.check_table)
+        post = self._post = AioPost(self._url, self._clock, self._rng, self._net)
+        self._ending.clear()
+        self._task = asyncio.create_task(self.run(post, self._ending), name="fairway-outbox-relay")
+
+    async def stop(self) -> None:
+        self._ending.set()
+        if self._task is not None:
+            await self._task
+            self._task = None
+        post, self._post = self._post, None
+        if post is not None:
+            await post.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def state(self) -> OutboxState:
+        async with self._engine.connect() as connection:
+            return await connection.run_sync(self.rows.state, self._clock)
+
+    async def run(self, post: AioPost, ending: asyncio.Event) -> None:
+        while not ending.is_set():
+            wait_s = await self._round(post)
+            if wait_s:
+                await heard(ending, wait_s * (0.75 + self._rng.uniform() / 2))
+
+    async def _round(self, post: AioPost) -> float:
+        try:
+            if not await post.wait_open(OPEN_S):
+                self.trouble = post.trouble or "no broker answers"
+                return self.steps.options.poll_s
+            work = await self.once(post)
+        except DATABASE_TROUBLE as problem:
+            self.trouble = f"the database: {_first_line(problem)}"
+            log.warning("the outbox's relay waits: %s", self.trouble)
+            return TROUBLE_S
+        self.trouble = post.trouble
+        return 0.0 if len(work) == self.steps.options.rows_max else self.steps.options.poll_s
+
+    async def once(self, post: AioPost) -> Work:
+        async with self._engine.begin() as connection:
+            work = await connection.run_sync(self.steps.take)
+        self.steps.taken()
+        if work.rows:
+            post.put(work.to_post)
+            left = len(work.parcels) + 1
+            while work.unanswered < left:
+                left = work.unanswered
+                await post.wait(work.parcels, self.steps.options.answer_s)
+        if len(work):
+            async with self._engine.begin() as connection:
+                await connection.run_sync(self.steps.settle, work)
+        return work
+
+
+async def heard(event: asyncio.Event, timeout_s: float) -> bool:
+    """Whether it was set by then."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return event.is_set()
+    return True
+
+
+def own(engine: Engine) -> Engine:
+    """The engine for transactions of ours, on the same pool."""
+    level = own_isolation(engine.dialect)
+    return engine if level is None else engine.execution_options(isolation_level=level)
+
+
+def own_async(engine: AsyncEngine) -> AsyncEngine:
+    level = own_isolation(engine.dialect)
+    return engine if level is None else engine.execution_options(isolation_level=level)
+
+
+def _first_line(problem: BaseException) -> str:
+    return str(problem).partition("\n")[0]

@@ -1,0 +1,209 @@
+"""What a relay does with rows, whoever runs it: take those whose time has come, and settle them by how they fared.
+
+    stored      deleted, all in one statement
+    later       woken again a little later; a broker that is away takes none of their patience
+    gap         the batch before it in its stream is not stored, or the broker knows nothing of the stream. If no row is
+                left that could fill the gap, and the broker still says so afterwards, it is there for ever: nothing
+                more can be stored in that stream, and what is left of it may have another. (If the broker has
+                forgotten the stream, something may be stored already: then it is twice, under the id that it has
+                always had)
+    refused     set aside with the reason
+
+Relays need not know of one another. A row that two of them send is stored once, because both send it under the place
+that the row names; a lease keeps them from doing the same work twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection
+
+from fairway import batch
+from fairway.errors import Misuse, RemoteProtocolError
+from fairway.sql.letters import Row
+from fairway.sql.posting import Fate, Parcel
+from fairway.sql.rows import OutboxRows
+from fairway.sql.streams import Route, Stream, Streams
+from fairway.sql.tables import PARKED_MS
+from fairway.world.clock import Clock
+from fairway.world.lineage import forks
+from fairway.world.rng import Rng
+
+log = logging.getLogger("fairway.outbox")
+
+_DAY_S: Final = 86_400
+_ROWS_MAX: Final = 10_000  # SQLite takes 32,766 parameters in a statement
+GAP: Final = "a batch before it in its stream is not stored yet"
+HOLE: Final = "a batch before it in its stream is not stored, and there is no row for it"
+
+
+@dataclass(frozen=True, slots=True)
+class RelayOptions:
+    """How relays, and the sending after a commit, behave."""
+
+    grace_s: float = 10.0  # after a commit, for the process that committed to send by itself
+    poll_s: float = 1.0  # between two looks at a table with nothing to do
+    rows_max: int = 1_000  # taken at a time
+    lease_s: float = 20.0  # for which rows are kept from other relays: as long as a relay that died delays its rows
+    answer_s: float = 10.0  # for a broker to answer anything
+    retry_s: float = 1.0  # until a row that was refused for now is tried again
+    send_linger_s: float = 0.02  # that a message which comes soon after another waits for company
+    delete_linger_s: float = 0.25  # that rows which were sent wait for company before they are deleted
+    delete_rows_max: int = 1_000  # in one statement
+
+    def __post_init__(self) -> None:
+        for name in ("grace_s", "poll_s", "lease_s", "answer_s", "retry_s", "send_linger_s", "delete_linger_s"):
+            if not 0 <= getattr(self, name) <= _DAY_S:
+                raise Misuse(f"{name} is {getattr(self, name)}: 0 to {_DAY_S} seconds are allowed")
+        for name in ("rows_max", "delete_rows_max"):
+            if not 1 <= getattr(self, name) <= _ROWS_MAX:
+                raise Misuse(f"{name} is {getattr(self, name)}: 1 to {_ROWS_MAX} are allowed")
+
+
+@dataclass
+class RelayCounts:
+    """Of this process."""
+
+    sent: int = 0  # messages that a broker has stored
+    repeats: int = 0  # of them, those that it had stored before
+    set_aside: int = 0
+    restarted: int = 0  # batches that were given another stream
+    rounds: int = 0
+
+
+class Work:
+    """Rows that were taken, and their parcels."""
+
+    def __init__(self, rows: Sequence[Row], broken: Sequence[tuple[Row, str]]) -> None:
+        self.rows = rows
+        self.broken = broken  # that nobody can send
+        self.parcels = [Parcel(row.subject, row.stamped) for row in rows]
+
+    @property
+    def to_post(self) -> list[tuple[Parcel, bool]]:
+        return [(parcel, row.is_due) for parcel, row in zip(self.parcels, self.rows, strict=True)]
+
+    @property
+    def unanswered(self) -> int:
+        return sum(1 for parcel in self.parcels if parcel.fate is None)
+
+    def __len__(self) -> int:
+        return len(self.rows) + len(self.broken)
+
+
+class Relaying:
+    """The steps of a relay. Each is done in a transaction of its own, by whoever runs it."""
+
+    def __init__(self, rows: OutboxRows, clock: Clock, rng: Rng, options: RelayOptions) -> None:
+        self.counts = RelayCounts()
+        self.options = options
+        self._rows = rows
+        self._clock = clock
+        self._rng = rng
+        self._start()
+
+    def _start(self) -> None:
+        self._forks = forks()
+        self._streams = Streams(self._clock, self._rng)
+        self._taken: dict[Stream, int] = {}  # by the transaction that is under way, and how many messages
+
+    # --- taking ------------------------------------------------------------------------------------------------------
+
+    def take(self, connection: Connection) -> Work:
+        """Rows whose time has come; those that have no stream yet are given one. `taken` is called after the commit."""
+        if self._forks != forks():
+            self._start()
+        self._taken = {}
+        now_ms = self._clock.wall_ms()
+        found = self._rows.claim(connection, now_ms, int(self.options.lease_s * 1_000), self.options.rows_max)
+        broken = [(row, problem) for row in found if (problem := _problem(row))]
+        unsound = {row.id for row, _ in broken}
+        sound = [row for row in found if row.id not in unsound]
+        fresh = [row for row in sound if row.stream is None or row.place is None]
+        if fresh:
+            self._stamp(fresh)
+            self._rows.stamp(connection, fresh)
+        sound.sort(key=lambda row: (row.stream, row.place))  # in the order of their streams, or there would be gaps
+        return Work(sound, broken)
+
+    def _stamp(self, rows: Sequence[Row]) -> None:
+        streams: dict[Route, Stream] = {}
+        for row in rows:
+            route = Route(row.subject, row.is_due)
+            stream = streams.get(route) or streams.setdefault(route, self._streams.take(route))
+            row.stream, row.place = stream.producer_id, stream.next + self._taken.get(stream, 0)
+            self._taken[stream] = self._taken.get(stream, 0) + row.messages
+
+    def taken(self) -> None:
+        """The transaction in which rows were taken has committed: its streams go on behind them. Where this is not
+        called, they are never used again."""
+        for stream, messages in self._taken.items():
+            self._streams.give_back(stream, messages)
+        self._taken = {}
+
+    # --- settling ----------------------------------------------------------------------------------------------------
+
+    def settle(self, connection: Connection, work: Work) -> None:
+        """Write down how the parcels fared; one without an answer is treated as lost."""
+        now_ms = self._clock.wall_ms()
+        again_ms = now_ms + int(self.options.retry_s * 1_000)
+        by_fate: dict[Fate, list[tuple[Row, Parcel]]] = {fate: [] for fate in Fate}
+        for row, parcel in zip(work.rows, work.parcels, strict=True):
+            by_fate[parcel.fate or Fate.LATER].append((row, parcel))
+        if stored := by_fate[Fate.STORED]:
+            self._rows.delete(connection, [row.id for row, _ in stored])
+            self.counts.sent += sum(row.messages for row, _ in stored)
+            self.counts.repeats += sum(row.messages for row, parcel in stored if parcel.is_repeat)
+        if later := by_fate[Fate.LATER]:
+            self._rows.wake(connection, [row.id for row, _ in later], again_ms)
+        aside = [(row, PARKED_MS, parcel.sentence) for row, parcel in by_fate[Fate.REFUSED]]
+        aside += [(row, PARKED_MS, problem) for row, problem in work.broken]
+        self.counts.set_aside += sum(row.messages for row, _, _ in aside)
+        gaps, broken = self._judge_gaps(connection, [row for row, _ in by_fate[Fate.GAP]])
+        noted = [*aside, *((row, again_ms, sentence) for row, sentence in gaps)]
+        if noted:
+            self._rows.note(connection, noted)
+        for stream in broken:
+            restarted = self._rows.abandon(connection, stream, now_ms)
+            self.counts.restarted += restarted
+            log.warning(
+                "%d batches have another stream now: what came before them was set aside, or forgotten", restarted
+            )
+        self.counts.rounds += 1
+
+    def _judge_gaps(self, connection: Connection, rows: Sequence[Row]) -> tuple[list[tuple[Row, str]], list[int]]:
+        """Rows that wait, and what is known of them; and streams in which nothing can be stored any more.
+
+        The order matters: first nobody is found who could fill the gap, then the broker is asked once more. The other
+        way round, somebody may have filled it in between. And it is known of the first row alone: those behind it may
+        have found a gap because of that one.
+        """
+        waiting: list[tuple[Row, str]] = []
+        broken: list[int] = []
+        seen: set[int] = set()
+        for row in rows:  # in the order of their streams
+            if row.stream is None or row.stream in broken:
+                continue
+            if row.stream in seen:
+                waiting.append((row, GAP))
+            elif row.error == HOLE:
+                broken.append(row.stream)
+            else:
+                waiting.append((row, GAP if self._rows.has_before(connection, row) else HOLE))
+            seen.add(row.stream)
+        return waiting, broken
+
+
+def _problem(row: Row) -> str:
+    """What is wrong with the bytes in a row: a broker would end the connection for it, and take the others along."""
+    try:
+        header = batch.decode(row.body).header
+    except RemoteProtocolError as error:
+        return f"the row's body is damaged: {error}"
+    if header.count != row.messages:
+        return f"the row's body holds {header.count} messages, and the row says {row.messages}"
+    return ""

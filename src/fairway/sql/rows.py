@@ -1,0 +1,285 @@
+"""What is said to the database about the outbox's rows: a few statements, each for many rows at once.
+
+All of it on a connection that is given, so that threads and asyncio (`run_sync`) share it. A row that is written costs
+one statement of a fixed text, with the values as the driver takes them: in the middle of somebody's transaction every
+microsecond counts (bench/outbox).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Dialect, Engine, Table
+
+from fairway.errors import Misuse
+from fairway.sql.letters import Row
+from fairway.sql.tables import COLUMNS, ERROR_CHARS_MAX, PARKED_MS
+from fairway.world.clock import Clock
+
+ROWS_MAX: Final = 500  # per INSERT; SQLite takes 32,766 parameters, PostgreSQL 65,535
+INSERT_BYTES_MAX: Final = 4 << 20  # per INSERT; MySQL takes 16 MiB unless told otherwise
+PACKET_SPARE_BYTES: Final = 64 << 10  # of MySQL's largest packet, for the rest of a row
+
+# How a driver marks where a value goes, by what PEP 249 calls it; the last two are SQLAlchemy's for asyncpg.
+MARKS: Final = {
+    "qmark": "?", "format": "%s", "pyformat": "%s", "numeric": ":{}", "numeric_dollar": "${}"
+}  # fmt: skip
+
+
+def insert_text(table_name: str, paramstyle: str, rows: int, *, is_hex: bool = False) -> str:
+    """An INSERT of so many rows; `is_hex`: their bodies are given as text."""
+    mark = MARKS.get(paramstyle)
+    if mark is None:
+        raise Misuse(f"the paramstyle {paramstyle!r} is none of {', '.join(MARKS)}")
+    forms = [f"UNHEX({mark})" if is_hex and name == "body" else mark for name in COLUMNS]
+    width = len(COLUMNS)
+    tuples = (
+        ", ".join(form.format(row * width + column) for column, form in enumerate(forms, 1)) for row in range(rows)
+    )
+    return f"INSERT INTO {table_name} ({', '.join(COLUMNS)}) VALUES ({'), ('.join(tuples)})"  # noqa: S608  no values
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxState:
+    """What lies in the outbox. Counts are of messages."""
+
+    pending: int = 0  # not yet sent, as far as the database knows
+    oldest_s: float = 0.0  # of them: how long ago it was written
+    overdue: int = 0  # of them, those that a relay should have taken by now
+    set_aside: int = 0
+    rows: int = 0  # batches of all these
+    subjects: dict[str, int] = field(default_factory=dict)  # pending messages, by subject
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A batch that a broker refused for good."""
+
+    id: str
+    subject: str
+    messages: int
+    created_ms: int
+    error: str
+    body: bytes
+
+
+class OutboxRows:
+    """The statements for one table, as one kind of database takes them."""
+
+    def __init__(self, table: Table, dialect: Dialect) -> None:
+        self.table = table
+        self._name = dialect.identifier_preparer.format_table(table)
+        self._paramstyle = dialect.paramstyle
+        # aiomysql 0.3 asks PyMySQL to quote bytes by a function that PyMySQL 1.2 no longer has.
+        self._is_hex = dialect.driver == "aiomysql"
+        self._inserts: dict[int, str] = {}
+        columns = table.c
+        self._reading = sa.select(*(columns[name] for name in COLUMNS), columns.error)
+        some: sa.BindParameter[list[str]] = sa.bindparam("ids", expanding=True)
+        self._deleting = sa.delete(table).where(columns.id.in_(some))
+        self._waking = sa.update(table).where(columns.id.in_(some)).values(wake_ms=sa.bindparam("wake"))
+        self._unstamping = (
+            sa.update(table)
+            .where(columns.id.in_(some))
+            .values(wake_ms=sa.bindparam("wake"), stream=None, place=None, error=None)
+        )
+        one = columns.id == sa.bindparam("one")
+        self._stamping = sa.update(table).where(one).values(stream=sa.bindparam("into"), place=sa.bindparam("at"))
+        self._noting = sa.update(table).where(one).values(wake_ms=sa.bindparam("wake"), error=sa.bindparam("sentence"))
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def insert(self, connection: Any, rows: Sequence[Row]) -> None:
+        """In the transaction that the driver's connection is in."""
+        cursor = connection.cursor()
+        try:
+            if len(rows) == 1:
+                cursor.execute(self._insert(1), self._values(rows[0]))
+                return
+            for some in _portions(rows):
+                cursor.execute(self._insert(len(some)), tuple(chain.from_iterable(map(self._values, some))))
+        finally:
+            cursor.close()
+
+    def _values(self, row: Row) -> tuple[Any, ...]:
+        return (*row.values[:-1], row.body.hex()) if self._is_hex else row.values
+
+    def _insert(self, rows: int) -> str:
+        text = self._inserts.get(rows)
+        if text is None:
+            text = insert_text(self._name, self._paramstyle, rows, is_hex=self._is_hex)
+            self._inserts[rows] = text
+        return text
+
+    def delete(self, connection: Connection, ids: Sequence[str]) -> int:
+        """In one statement; how many were still there."""
+        return connection.execute(self._deleting, {"ids": sorted(ids)}).rowcount
+
+    # --- for relays --------------------------------------------------------------------------------------------------
+
+    def claim(self, connection: Connection, now_ms: int, lease_ms: int, rows_max: int) -> list[Row]:
+        """Rows whose time has come. No other relay gets them before the lease ends; the caller commits."""
+        dialect, columns = connection.dialect, self.table.c
+        if dialect.name == "sqlite":  # a write that changes nothing: from here on the database is ours
+            connection.execute(self._waking, {"ids": [""], "wake": now_ms})
+        query = self._reading.where(columns.wake_ms <= now_ms).order_by(columns.wake_ms).limit(rows_max)
+        query = query.with_for_update(skip_locked=skips_locked(dialect))
+        rows = [_row(each) for each in connection.execute(query)]
+        if rows:
+            connection.execute(self._waking, {"ids": sorted(row.id for row in rows), "wake": now_ms + lease_ms})
+        return rows
+
+    def stamp(self, connection: Connection, rows: Sequence[Row]) -> None:
+        """Write down under which streams these rows are sent."""
+        connection.execute(self._stamping, [{"one": row.id, "into": row.stream, "at": row.place} for row in rows])
+
+    def wake(self, connection: Connection, ids: Sequence[str], wake_ms: int) -> None:
+        """They are to be looked at then."""
+        connection.execute(self._waking, {"ids": sorted(ids), "wake": wake_ms})
+
+    def note(self, connection: Connection, noted: Sequence[tuple[Row, int, str]]) -> None:
+        """Rows that were refused: when they are to be looked at again, and why they were."""
+        connection.execute(
+            self._noting,
+            [{"one": row.id, "wake": wake_ms, "sentence": text[:ERROR_CHARS_MAX]} for row, wake_ms, text in noted],
+        )
+
+    def unstamp(self, connection: Connection, ids: Sequence[str], wake_ms: int) -> int:
+        """Let a relay choose another stream for them: they are stored nowhere, or nobody can say."""
+        return connection.execute(self._unstamping, {"ids": sorted(ids), "wake": wake_ms}).rowcount
+
+    def abandon(self, connection: Connection, stream: int, wake_ms: int) -> int:
+        """The same for all that is still to be sent in a stream."""
+        columns = self.table.c
+        statement = (
+            sa.update(self.table)
+            .where(columns.stream == stream, columns.wake_ms < PARKED_MS)
+            .values(wake_ms=wake_ms, stream=None, place=None, error=None)
+        )
+        return connection.execute(statement).rowcount
+
+    def has_before(self, connection: Connection, row: Row) -> bool:
+        """Whether a batch that comes before this one in its stream is still to be sent."""
+        columns = self.table.c
+        query = (
+            sa.select(sa.literal(1))
+            .where(columns.stream == row.stream, columns.place < row.place, columns.wake_ms < PARKED_MS)
+            .limit(1)
+        )
+        return connection.execute(query).first() is not None
+
+    # --- for people --------------------------------------------------------------------------------------------------
+
+    def state(self, connection: Connection, clock: Clock) -> OutboxState:
+        columns, now_ms = self.table.c, clock.wall_ms()
+        is_parked = (columns.wake_ms >= PARKED_MS).label("is_parked")
+        messages = sa.func.sum(columns.messages)
+        overdue = sa.func.sum(sa.case((columns.wake_ms <= now_ms, columns.messages), else_=0))
+        query = sa.select(
+            columns.subject, is_parked, messages, sa.func.count(), sa.func.min(columns.created_ms), overdue
+        ).group_by(columns.subject, is_parked)
+        found = connection.execute(query).all()
+        waiting = [each for each in found if not each.is_parked]
+        oldest_ms = min((each[4] for each in waiting), default=now_ms)
+        return OutboxState(
+            pending=int(sum(each[2] for each in waiting)),
+            oldest_s=max(now_ms - oldest_ms, 0) / 1_000,
+            overdue=int(sum(each[5] for each in waiting)),
+            set_aside=int(sum(each[2] for each in found if each.is_parked)),
+            rows=int(sum(each[3] for each in found)),
+            subjects={each[0]: int(each[2]) for each in sorted(waiting, key=lambda each: str(each[0]))},
+        )
+
+    def left_of(self, connection: Connection, before_ms: int) -> int:
+        """Rows that were written by then and are still to be sent."""
+        columns = self.table.c
+        query = sa.select(sa.func.count()).where(columns.created_ms <= before_ms, columns.wake_ms < PARKED_MS)
+        return int(connection.execute(query).scalar_one())
+
+    def set_aside(self, connection: Connection, limit: int) -> list[SetAside]:
+        """Oldest first."""
+        columns = self.table.c
+        query = (
+            sa.select(columns.id, columns.subject, columns.messages, columns.created_ms, columns.error, columns.body)
+            .where(columns.wake_ms >= PARKED_MS)
+            .order_by(columns.created_ms, columns.id)
+            .limit(limit)
+        )
+        return [SetAside(*each[:4], each[4] or "", each[5]) for each in connection.execute(query)]
+
+    def parked_ids(self, connection: Connection, ids: Sequence[str] | None, limit: int) -> list[str]:
+        """Of these, those that are set aside; None: of all."""
+        columns = self.table.c
+        query = sa.select(columns.id).where(columns.wake_ms >= PARKED_MS).order_by(columns.id).limit(limit)
+        if ids is not None:
+            query = query.where(columns.id.in_(sorted(ids)))
+        return [str(each) for each in connection.execute(query).scalars()]
+
+    # --- whether it is there -----------------------------------------------------------------------------------------
+
+    def check_table(self, connection: Connection) -> None:
+        """`Misuse` where there is no such table."""
+        if not sa.inspect(connection).has_table(self.table.name, schema=self.table.schema):
+            raise Misuse(
+                f"there is no table {self._name} in {connection.engine.url.render_as_string()}: call outbox.create() "
+                "once, `fairway outbox create`, or make it with your migrations (fairway.sql.outbox_table)"
+            )
+
+
+def _row(found: Sequence[Any]) -> Row:
+    """In the order of `COLUMNS`, with the error behind them."""
+    return Row(*found)
+
+
+def bytes_max(connection: Connection) -> int | None:
+    """What the database takes as one value, where that is less than a message may have."""
+    if connection.dialect.name not in ("mysql", "mariadb"):
+        return None
+    packet = connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()
+    return (int(packet) - PACKET_SPARE_BYTES) // 2  # where the driver escapes bytes, each may become two
+
+
+def skips_locked(dialect: Dialect) -> bool:
+    """Whether rows that another relay holds can be passed over."""
+    version = dialect.server_version_info or ()
+    if dialect.name == "postgresql":
+        return version >= (9, 5)
+    if dialect.name in ("mysql", "mariadb"):
+        return version >= ((10, 6) if getattr(dialect, "is_mariadb", False) else (8, 0, 1))
+    return False
+
+
+def check_engine(engine: Engine, *, is_shared: bool) -> None:
+    """`Misuse` for what an outbox cannot live in."""
+    if engine.dialect.name not in ("sqlite", "postgresql", "mysql", "mariadb"):
+        raise Misuse(
+            f"{engine.dialect.name} is not one of the databases that Fairway knows: SQLite, PostgreSQL, MySQL, MariaDB"
+        )
+    is_in_memory = engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:")
+    if is_shared and (is_in_memory or isinstance(engine.pool, sa.StaticPool)):
+        raise Misuse(
+            "an SQLite in memory, or a StaticPool, has one connection for all, and whoever commits commits for all: "
+            "use a file, or leave the URL of the broker out and run a relay of your own"
+        )
+
+
+def own_isolation(dialect: Dialect) -> str | None:
+    """The level for transactions of ours: where readers lock gaps, relays would stop those who write."""
+    return "READ COMMITTED" if dialect.name in ("mysql", "mariadb") else None
+
+
+def _portions(rows: Sequence[Row]) -> list[list[Row]]:
+    """In order, each small enough for one statement."""
+    portions: list[list[Row]] = [[]]
+    size_bytes = 0
+    for row in rows:
+        if portions[-1] and (len(portions[-1]) >= ROWS_MAX or size_bytes + len(row.body) > INSERT_BYTES_MAX):
+            portions.append([])
+            size_bytes = 0
+        portions[-1].append(row)
+        size_bytes += len(row.body)
+    return portions

@@ -1,0 +1,67 @@
+"""The streams of a process: under which number each of its batches is sent.
+
+A broker stores a batch once that is sent twice under the same place in the same stream, and refuses one that comes
+behind a gap. So a batch is given its place when it is written, in the same transaction; and what must not happen is
+that a place is skipped, because its transaction was rolled back. Therefore a stream belongs to one transaction at a
+time, from just before its commit until the outcome is known: committed, the next one goes on behind it; rolled back,
+the next one takes the same place. Where the outcome is not known, or a broker has refused a batch, the stream is left
+and never used again. There are as many streams as transactions that commit at the same moment: a handful.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from fairway.world.clock import Clock
+from fairway.world.rng import Rng
+
+IDLE_NS_MAX: Final = 3_600 * 1_000_000_000  # an hour: long before a broker forgets a stream
+
+
+class Route(NamedTuple):
+    """What the batches of one stream have in common."""
+
+    subject: str
+    is_due: bool  # delayed messages are stored elsewhere, and so have streams of their own
+
+
+class Stream:
+    """One producer id, and places from 0 on."""
+
+    __slots__ = ("is_left", "next", "producer_id", "route", "used_ns")
+
+    def __init__(self, route: Route, producer_id: int) -> None:
+        self.route = route
+        self.producer_id = producer_id
+        self.next = 0
+        self.used_ns = 0
+        self.is_left = False  # never to be used again
+
+
+class Streams:
+    """Those of one process. For any number of threads: a deque gives each stream to one of them only."""
+
+    def __init__(self, clock: Clock, rng: Rng) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._idle: dict[Route, deque[Stream]] = {}
+
+    def take(self, route: Route) -> Stream:
+        """A stream that nobody else has."""
+        idle = self._idle.get(route)
+        oldest_ns = self._clock.monotonic_ns() - IDLE_NS_MAX
+        while idle:
+            try:
+                stream = idle.pop()  # the one that was used last: the others may rest, and be forgotten
+            except IndexError:  # somebody was faster
+                break
+            if not stream.is_left and stream.used_ns > oldest_ns:
+                return stream
+        return Stream(route, self._rng.bits(63) or 1)  # 63 bits: what databases call BIGINT has a sign
+
+    def give_back(self, stream: Stream, messages: int) -> None:
+        """Its transaction has committed so many messages in it, or was certainly rolled back with none."""
+        stream.next += messages
+        stream.used_ns = self._clock.monotonic_ns()
+        self._idle.setdefault(stream.route, deque()).append(stream)

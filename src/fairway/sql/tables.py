@@ -1,0 +1,69 @@
+"""The outbox's table: a row for each batch that is to be sent, as it will go over the wire.
+
+    id          of the first message in the batch: 26 characters, as `fairway trace` takes it
+    wake_ms     when a relay may take the row; far in the future: it is set aside, and `error` says why
+    subject     where the messages go
+    messages    how many they are
+    created_ms  when they were written, by the clock of whoever wrote them
+    stream      under which the batch is sent, and its place there. Both are written before it is first sent and stay as
+    place       they are, so that a broker recognises the batch whoever sends it again. NULL: a relay chooses
+    body        the batch: payloads, keys, tags, headers, ids, due times
+    error       what a broker said when it refused it
+
+The one index is what relays go by. Rows that were set aside lie at its far end, where nobody looks for work.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql
+
+from fairway import limits
+from fairway.batch.identity import TEXT_CHARS
+from fairway.errors import Misuse
+
+NAME: Final = "fairway_outbox"
+PARKED_MS: Final = 1 << 62  # the wake time of what was set aside
+COLUMNS: Final = ("id", "wake_ms", "subject", "messages", "created_ms", "stream", "place", "body")  # of a new row
+ERROR_CHARS_MAX: Final = limits.SENTENCE_CHARS_MAX
+
+_NAME_CHARS_MAX: Final = 48  # leaves room for the name of the index in the 63 characters of PostgreSQL
+_NARROW: Final = {"charset": "ascii", "collation": "ascii_bin"}  # four times smaller in MySQL's indexes than UTF-8
+
+
+def outbox_table(metadata: sa.MetaData, name: str = NAME, schema: str | None = None) -> sa.Table:
+    """The table, in metadata of yours: for `metadata.create_all`, and for Alembic's autogenerate."""
+    if not name.isidentifier() or len(name) > _NAME_CHARS_MAX:
+        raise Misuse(
+            f"the table name {name!r}: letters, digits and _ are allowed, and at most {_NAME_CHARS_MAX} of them"
+        )
+    found = metadata.tables.get(name if schema is None else f"{schema}.{name}")
+    if found is not None:
+        return found
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("id", _text(TEXT_CHARS, is_fixed=True), primary_key=True),
+        sa.Column("wake_ms", sa.BigInteger, nullable=False),
+        sa.Column("subject", _text(limits.NAME_CHARS_MAX), nullable=False),
+        sa.Column("messages", sa.Integer, nullable=False),
+        sa.Column("created_ms", sa.BigInteger, nullable=False),
+        sa.Column("stream", sa.BigInteger),
+        sa.Column("place", sa.BigInteger),
+        sa.Column("body", sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"), nullable=False),
+        sa.Column("error", sa.Text),
+        sa.Index(f"ix_{name}_wake_ms", "wake_ms"),
+        schema=schema,
+        mysql_engine="InnoDB",
+        mariadb_engine="InnoDB",
+    )
+
+
+def _text(chars: int, *, is_fixed: bool = False) -> sa.types.TypeEngine[str]:
+    """ASCII, compared byte by byte."""
+    kind = sa.CHAR(chars) if is_fixed else sa.String(chars)
+    narrow = (mysql.CHAR if is_fixed else mysql.VARCHAR)(chars, **_NARROW)
+    plain = postgresql.VARCHAR(chars, collation="C")  # CHAR is padded, and gains nothing there
+    return kind.with_variant(narrow, "mysql", "mariadb").with_variant(plain, "postgresql")

@@ -1,0 +1,111 @@
+"""A directory that several processes of one host share: each has disks of its own in it, and takes over those of the
+dead.
+
+    DIR/lock             held for moments, by whoever makes, claims or discards a disk
+    DIR/<16 digits>/     one disk, with a lock of its own that ends with the process which holds it
+
+Because of the first lock nobody finds a disk that is half made or half gone. Because of the second, which the kernel
+lets go of when a process ends in whatever way, exactly one process at a time has a disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+
+from fairway.errors import DirectoryLocked, Misuse, WrongDirectory
+from fairway.world.disk import LOCK_NAME
+from fairway.world.real_disk import RealDisk
+from fairway.world.real_file import faults
+from fairway.world.rng import Rng
+
+_NAME = re.compile(r"[0-9a-f]{16}")
+
+
+class Yard:
+    """One process's view of the directory. `post` brings completions of its disks back to their owner."""
+
+    def __init__(self, directory: str | os.PathLike[str], *, post: Callable[..., object] | None = None) -> None:
+        self.directory = os.path.abspath(os.fspath(directory))
+        self._post = post
+        self._guard = threading.Lock()  # a lock of the kernel's is the whole process's
+
+    def disk(self, name: str) -> RealDisk:
+        """A disk that is there, or will be, without its lock: to look at."""
+        return RealDisk(self._path(name), post=self._post, is_guest=True)
+
+    def exists(self) -> bool:
+        return os.path.isdir(self.directory)
+
+    def names(self) -> list[str]:
+        """The disks that are there, whoever has them."""
+        try:
+            found = os.listdir(self.directory)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise WrongDirectory(f"cannot list {self.directory}: {error.strerror or error}") from error
+        return sorted(name for name in found if _NAME.fullmatch(name))
+
+    def make(self, rng: Rng) -> tuple[int, RealDisk]:
+        """A new disk, locked, and its number."""
+        number = rng.bits(64) or 1
+        with self._locked():
+            disk = self.disk(f"{number:016x}")
+            disk.lock()
+        return number, disk
+
+    def claim(self, name: str) -> RealDisk | None:
+        """A disk whose owner is dead, locked; None: it lives, or the disk is gone."""
+        with self._locked():
+            if not os.path.isdir(self._path(name)):
+                return None
+            disk = self.disk(name)
+            if disk.owner() is not None:
+                return None
+            try:
+                disk.lock()
+            except DirectoryLocked:
+                return None
+            return disk
+
+    def discard(self, name: str, disk: RealDisk) -> bool:
+        """Close a disk of ours, and remove it if it is empty; False: something is in it, so it stays."""
+        path = self._path(name)
+        with self._locked():
+            disk.close()  # finishes what it was given; nobody can claim it while we have the other lock
+            with faults("look into", path):
+                inner = [each for each in os.listdir(path) if each != LOCK_NAME]
+                if any(os.listdir(os.path.join(path, each)) for each in inner):
+                    return False
+                for each in inner:
+                    os.rmdir(os.path.join(path, each))
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(path, LOCK_NAME))
+                os.rmdir(path)
+        return True
+
+    def _path(self, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise Misuse(f"{name!r} is no disk of {self.directory}: their names have 16 digits")
+        return os.path.join(self.directory, name)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        path = os.path.join(self.directory, LOCK_NAME)
+        with self._guard:
+            with faults("create", self.directory):
+                os.makedirs(self.directory, exist_ok=True)
+            with faults("open", path):
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                with faults("lock", path):
+                    fcntl.flock(fd, fcntl.LOCK_EX)
+                yield
+            finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)  # to close it is not enough if a child was forked meanwhile
+                os.close(fd)

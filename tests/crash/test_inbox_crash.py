@@ -1,0 +1,23 @@
+"""Payments booked by programs that are killed, into three databases: each once. And proof that the books would show it:
+without an inbox, the same crashes book some of them twice."""
+
+from __future__ import annotations
+
+from tests.crash import inbox_rounds
+from tests.crash.inbox_rounds import InboxCounts
+
+SECONDS = 2.0
+
+
+def test_every_payment_is_booked_once(postgres_url: str, mariadb_url: str) -> None:
+    servers = [("postgresql", postgres_url), ("mariadb", mariadb_url)]
+    counts = inbox_rounds.run(SECONDS, 3, InboxCounts(), servers, faces=1)
+    assert counts.clean, (counts.figures(), counts.failures)
+    assert counts.dooms > 0
+    assert counts.booked == counts.payments >= 300
+
+
+def test_without_an_inbox_crashes_book_twice() -> None:
+    counts = inbox_rounds.run(SECONDS, 4, InboxCounts(), [], faces=2, is_idempotent=False)
+    assert (counts.failures, counts.missing) == ([], 0)
+    assert counts.twice_by_crash > 0

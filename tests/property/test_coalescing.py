@@ -1,0 +1,76 @@
+"""Coalescing against a naive model, and proof that the model finds what it is for: books with one fault each."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from fairway.client.coalescing import Book, Place, Standing, _Desk
+from tests.property.coalescing_model import BookMachine
+
+TestBook = BookMachine.TestCase
+TestBook.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+class EndsForAnybody(Book[str]):
+    """As the machine was first written down: whoever calls it, the head is gone."""
+
+    def end(self, place: Place[str], now_ns: int) -> bool:
+        desk = self._desks.get(place.key)
+        return desk is not None and desk.head is not None and super().end(desk.head, now_ns)
+
+
+class NeverEvicts(Book[str]):
+    def _evict(self, key: str, desk: _Desk[str], now_ns: int) -> None:
+        desk.due_ns = now_ns + 1
+
+
+class KeepsIdleMachines(Book[str]):
+    def sweep(self, now_ns: int) -> int:
+        return 0
+
+
+class ForgetsWhoWaits(Book[str]):
+    """The head takes the tail with it."""
+
+    def _dequeue(self, key: str, desk: _Desk[str], now_ns: int) -> None:
+        if desk.tail is not None:
+            desk.withdraw(desk.tail)
+        super()._dequeue(key, desk, now_ns)
+
+
+class LetsANewHeadInheritTheDeadline(Book[str]):
+    def _lead(self, key: str, desk: _Desk[str], now_ns: int) -> None:
+        """Nothing."""
+
+
+class WithdrawsTheHead(Book[str]):
+    def withdraw(self, place: Place[str]) -> bool:
+        return super().withdraw(place) or (place.standing is Standing.ACCEPTED and self.end(place, 0))
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        EndsForAnybody,
+        NeverEvicts,
+        KeepsIdleMachines,
+        ForgetsWhoWaits,
+        LetsANewHeadInheritTheDeadline,
+        WithdrawsTheHead,
+    ],
+)
+def test_model_finds_a_planted_fault(planted: type[Book[str]]) -> None:
+    machine = type(f"With{planted.__name__}", (BookMachine,), {"book_type": planted})
+    chosen = settings(
+        max_examples=500,
+        stateful_step_count=30,
+        phases=[Phase.generate],
+        database=None,
+        derandomize=True,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    with pytest.raises((AssertionError, KeyError)):
+        run_state_machine_as_test(machine, settings=chosen)

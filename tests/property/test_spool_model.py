@@ -1,0 +1,140 @@
+"""Whatever happens to broker, wire, process and disk: what has a receipt of either kind is stored once, in order."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairway.client.spool_drain import Parcel
+from fairway.client.spool_journal import Journal
+from fairway.errors import NotSent, OutcomeUnknown, Refused, StorageFault
+from fairway.protocol.lane import Lane
+from fairway.protocol.pending import SpoolBatchReceipt
+from tests.property.spool_world import SpoolWorld
+
+STEPS = 300
+
+
+def run(seed: int) -> SpoolWorld:
+    world = SpoolWorld(seed)
+    for _ in range(STEPS):
+        world.step()
+    world.heal()
+    return world
+
+
+def check(world: SpoolWorld) -> Counter[str]:
+    """The promises, one by one; how often each kind of outcome came."""
+    stored = Counter(slot.payload for slot in world.broker.log)
+    places = {slot.payload: slot.sequence for slot in world.broker.log}
+    aside = {payload: note for note, payloads in world.asides for payload in payloads}
+    assert stored.keys() <= {each.payload for each in world.sent}, "nothing is invented"
+    assert stored.total() == len(stored), f"nothing is stored twice: {stored.most_common(3)}"
+    last: dict[str, int] = {}
+    outcomes: Counter[str] = Counter({"lives": world.lives, "power cuts": world.power_cuts})
+    for each in world.sent:
+        assert each.batch.done(), "everything is settled in the end"
+        error = each.batch.exception()
+        outcomes[type(error).__name__] += 1
+        if error is None:
+            is_spooled = isinstance(each.batch.receipt(), SpoolBatchReceipt)
+            outcomes["spooled"] += is_spooled
+            if is_spooled and each.payload in aside:
+                outcomes["aside"] += 1
+                assert aside[each.payload].is_unknown or not stored[each.payload], "set aside: not stored"
+                continue
+            assert stored[each.payload] == 1, f"a receipt: stored ({each.payload!r}, spooled: {is_spooled})"
+            sequence = places[each.payload]
+            assert sequence > last.get(each.subject, -1), "in the order in which they were sent"
+            last[each.subject] = sequence
+        elif not isinstance(error, OutcomeUnknown):
+            assert isinstance(error, (NotSent, Refused)), error
+            if "the process died" not in str(error):  # nobody heard that
+                assert stored[each.payload] == 0, f"certainly not stored: {error}"
+    assert world.spool.messages == 0, "the spool is drained"
+    assert (world.producing.messages, world.producing.size_bytes) == (0, 0)
+    return outcomes
+
+
+def check_all(seeds: int) -> Counter[str]:
+    met: Counter[str] = Counter()
+    for seed in range(seeds):
+        met += check(run(seed))
+    return met
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32))
+def test_receipts_of_both_kinds_tell_the_truth(seed: int) -> None:
+    check(run(seed))
+
+
+def test_every_kind_of_outcome_is_met() -> None:
+    """The model would prove nothing if it met only fair weather."""
+    met = check_all(15)
+    assert met["lives"] > 30
+    assert met["power cuts"] > 10
+    assert met["spooled"] > 300
+    assert met["aside"] > 0
+    assert met["NoneType"] > met["spooled"]
+
+
+def test_a_disk_that_fails_a_sync_ends_the_spool_and_says_so() -> None:
+    """Nobody knows what is on it: no more receipts, and the next message is refused with the reason."""
+    world = SpoolWorld(3)
+    world.broker.is_away = True
+    world.disks[world.own.number].fail_sync()
+    while not world.sent:
+        world.send()
+    for _ in range(200):
+        world.clock.advance(20)
+        world.move(is_whole=True)
+    assert [type(each.batch.exception()) for each in world.sent] == [OutcomeUnknown] * len(world.sent)
+    with pytest.raises(StorageFault, match=r"the spool spool has failed: cannot sync"):
+        world.producing.add("red", b"x")
+
+
+def test_a_spool_that_gives_new_numbers_to_what_was_sent_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may be stored under its number goes out under another."""
+    monkeypatch.setattr(Lane, "hand_over", _as_if_new)
+    with pytest.raises(AssertionError):
+        check_all(60)
+
+
+def _as_if_new(lane: Lane) -> bool:
+    parcel = lane.waiting.popleft()
+    if parcel.stream is None:
+        lane._unnumbered -= parcel.pending.count
+    parcel.number(lane._stream)
+    return False
+
+
+def test_a_spool_that_answers_before_the_sync_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Journal.__init__
+
+    def hasty(self: Journal, *args: object, **settings: object) -> None:
+        make(self, *args, **{**settings, "is_synced": False})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Journal, "__init__", hasty)
+    with pytest.raises(AssertionError):
+        check_all(60)
+
+
+def test_a_drain_that_forgets_its_doubts_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a lost connection it begins the stream anew, as if nothing had arrived."""
+    from fairway.client import spool_drain
+
+    judge = spool_drain.Draining._mend
+
+    def careless(self: spool_drain.Draining, flow: spool_drain.Flow, now_ns: int) -> None:
+        head: Parcel = flow.parcels[0]
+        judge(self, flow, now_ns)
+        if not flow.is_held and head.is_doubtful:
+            self._restream(head.journal, flow, head)
+
+    monkeypatch.setattr(spool_drain.Draining, "_mend", careless)
+    with pytest.raises(AssertionError):
+        check_all(60)

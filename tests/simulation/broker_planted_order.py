@@ -1,0 +1,48 @@
+"""Bugs that a broker might have in groups that keep an order or merge requests. As in `broker_planted`, which gathers
+them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from fairway.groups import ordering, snapshot
+from fairway.groups.config import GroupConfig
+from fairway.groups.keys import Keys
+from fairway.groups.lot import Lot
+from fairway.groups.member import Roster
+from fairway.groups.ordering import Chosen
+from fairway.groups.state import State
+from tests.simulation.planted import swapped
+
+
+def keys_forgotten_in_the_picture() -> AbstractContextManager[None]:
+    def order(state: State) -> object:
+        return snapshot._Order(state.number, state.is_mixed)
+
+    return swapped(snapshot, "_order", order)
+
+
+def retry_frees_its_key() -> AbstractContextManager[None]:
+    right = State._fail
+
+    def fail(self: State, lot: Lot, attempt: int, attempts: int, due_ms: int, reason: bytes = b"") -> None:
+        right(self, lot, attempt, attempts, due_ms, reason)
+        if self.keys is not None:
+            self._free(self.keys._advance(self.keys.keys_of(lot.ranges)), 0)
+
+    return swapped(State, "_fail", fail)
+
+
+def key_sees_no_one_before_it() -> AbstractContextManager[None]:
+    right = ordering.choose
+
+    def choose(keys: Keys, first: int, fresh: Sequence[int], most: int, config: GroupConfig, *rest: object) -> Chosen:
+        return right(Keys(), first, fresh, most, config, (), 0)
+
+    return swapped(ordering, "choose", choose)
+
+
+def youngest_is_active() -> AbstractContextManager[None]:
+    return swapped(Roster, "eldest_id", property(lambda self: max(self._by_id, default=0)))

@@ -1,0 +1,219 @@
+"""Relays: what a crash has left is sent, once; what is refused is set aside, and holds nobody up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from fairway.errors import Misuse
+from fairway.sql import Outbox, Relay, RelayOptions
+from fairway.sql.relaying import Relaying
+from fairway.sql.rows import OutboxRows
+from fairway.world.clock import ManualClock
+from fairway.world.rng import SeededRng
+from tests.support.outboxes import NIMBLE, TABLE, Up, arrived, eventually, payloads, rows
+from tests.support.outboxes import up as running
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[sa.Engine]:
+    made = sa.create_engine(database_url)
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def lite(tmp_path: Path) -> Iterator[sa.Engine]:
+    made = sa.create_engine(f"sqlite:///{tmp_path / 'lite.db'}", connect_args={"timeout": 30})
+    yield made
+    made.dispose()
+
+
+def written(engine: sa.Engine) -> Outbox:
+    """An outbox that sends nothing by itself: so a process that dies right after its commit leaves the table."""
+    outbox = Outbox(engine)
+    outbox.create()
+    return outbox
+
+
+def put(engine: sa.Engine, outbox: Outbox, subject: str, *messages: bytes) -> None:
+    for payload in messages:
+        with engine.begin() as connection:
+            outbox.send(connection, subject, payload)
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+def contents(engine: sa.Engine) -> list[sa.RowMapping]:
+    with engine.connect() as connection:
+        return list(connection.execute(sa.select(TABLE).order_by(TABLE.c.id)).mappings())
+
+
+def test_a_relay_sends_what_was_left_in_its_order(engine: sa.Engine, up: Up, subject: str) -> None:
+    outbox = written(engine)
+    put(engine, outbox, subject, *numbered(30))
+    assert (outbox.state().pending, outbox.state().overdue, outbox.state().subjects) == (30, 30, {subject: 30})
+    with Relay(engine, up.url, options=NIMBLE) as relay:
+        assert payloads(up.url, subject, 30) == numbered(30)
+        eventually(lambda: rows(engine) == 0, "they are deleted")
+    assert (relay.counts.sent, relay.counts.repeats, outbox.state().pending) == (30, 0, 0)
+
+
+def test_several_relays_send_everything_once(engine: sa.Engine, up: Up, subject: str) -> None:
+    outbox = written(engine)
+    put(engine, outbox, subject, *numbered(120))
+    few = RelayOptions(grace_s=0.2, poll_s=0.02, rows_max=7)
+    with ExitStack() as running_together:
+        relays = [running_together.enter_context(Relay(engine, up.url, options=few)) for _ in range(3)]
+        found = payloads(up.url, subject, 120)
+        eventually(lambda: rows(engine) == 0, "they are deleted")
+    assert sorted(found) == sorted(numbered(120))
+    assert sum(relay.counts.sent for relay in relays) == 120
+
+
+def test_a_row_that_was_sent_and_not_deleted_is_recognised_by_the_broker(
+    engine: sa.Engine, up: Up, subject: str
+) -> None:
+    with Outbox(engine, up.url, relays=False, options=RelayOptions(grace_s=0, delete_linger_s=60)) as outbox:
+        outbox.create()
+        put(engine, outbox, subject, *numbered(100))
+        assert payloads(up.url, subject, 100) == numbered(100)
+        left = contents(engine)
+        assert len(left) == 100, "as if the process had died before it deleted them"
+        with Relay(engine, up.url, options=NIMBLE) as relay:
+            eventually(lambda: rows(engine) == 0, "a relay deletes them")
+        assert payloads(up.url, subject, 100) == numbered(100), "and nothing was stored again"
+        assert relay.counts.sent == 100
+        assert relay.counts.repeats >= 64, "those whose receipts a broker still has; of the rest it knows their place"
+
+
+def test_a_relay_that_dies_after_sending_leaves_what_the_next_one_repeats_harmlessly(
+    lite: sa.Engine, up: Up, subject: str
+) -> None:
+    outbox = written(lite)
+    put(lite, outbox, subject, *numbered(5))
+    rows_of = OutboxRows(TABLE, lite.dialect)
+    with Relay(lite, up.url, options=NIMBLE) as relay:
+        eventually(lambda: relay.counts.sent == 5, "sent")
+    put(lite, outbox, subject, b"later")
+    clock = ManualClock(int(datetime.now(UTC).timestamp() * 1_000))
+    dying = Relaying(rows_of, clock, SeededRng(1), RelayOptions(lease_s=0))
+    with lite.begin() as connection:
+        work = dying.take(connection)  # it wrote down the stream, and died before or after it sent
+    assert [(row.stream is not None, row.place) for row in work.rows] == [(True, 5)]
+    with Relay(lite, up.url, options=NIMBLE):
+        eventually(lambda: rows(lite) == 0, "another one goes on")
+    [_, _, _, _, _, message] = arrived(up.url, subject, 6)
+    assert message.payload == b"later"
+
+
+def test_what_is_refused_is_set_aside_and_holds_nobody_up(engine: sa.Engine, up: Up, subject: str) -> None:
+    far = datetime.now(UTC) + timedelta(days=5 * 365)
+    with Outbox(engine, up.url, options=NIMBLE) as outbox:
+        outbox.create()
+        for number in range(3):
+            with engine.begin() as connection:
+                outbox.send(connection, subject, b"%d" % number, at=far if number == 1 else None)
+        with engine.begin() as connection:
+            outbox.send(connection, subject, b"soon", after=0.1)
+        assert sorted(payloads(up.url, subject, 3)) == [b"0", b"2", b"soon"]
+        eventually(lambda: outbox.state().set_aside == 1, "the one that is due in five years")
+        [refused] = outbox.set_aside()
+        assert (refused.subject, refused.messages) == (subject, 1)
+        assert "BAD_REQUEST" in refused.error or "731" in refused.error, refused.error
+        assert outbox.state().pending == 0
+        assert outbox.discard([refused.id, "0" * 26]) == [refused.id]
+        assert rows(engine) == 0
+
+
+def test_what_was_set_aside_can_be_sent_again(lite: sa.Engine, up: Up, subject: str) -> None:
+    outbox = written(lite)
+    put(lite, outbox, subject, b"damaged", b"sound")
+    [first, _] = contents(lite)
+    with lite.begin() as connection:
+        connection.execute(sa.update(TABLE).where(TABLE.c.id == first["id"]).values(body=b"not a batch"))
+    with Relay(lite, up.url, options=NIMBLE) as relay:
+        assert payloads(up.url, subject, 1) == [b"sound"]
+        eventually(lambda: outbox.state().set_aside == 1, "the damaged one")
+        assert "damaged" in outbox.set_aside()[0].error
+        with lite.begin() as connection:
+            connection.execute(sa.update(TABLE).where(TABLE.c.id == first["id"]).values(body=first["body"]))
+        assert outbox.retry() == [first["id"]]
+        assert payloads(up.url, subject, 2) == [b"sound", b"damaged"]
+        eventually(lambda: rows(lite) == 0, "all of it")
+    assert relay.counts.set_aside == 1
+
+
+def test_rows_behind_one_that_was_set_aside_get_another_stream(
+    lite: sa.Engine, up: Up, subject: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process died and left five rows of one stream. One of them is bad: what is behind it finds a gap for ever."""
+    with Outbox(lite, "fairway://127.0.0.1:1", relays=False, options=RelayOptions(grace_s=0)) as outbox:
+        outbox.create()
+        put(lite, outbox, subject, *numbered(5))
+        left = contents(lite)
+        assert len({row["stream"] for row in left}) == 1
+        with lite.begin() as connection:
+            connection.execute(sa.update(TABLE).where(TABLE.c.id == left[2]["id"]).values(body=b"not a batch"))
+    with caplog.at_level(logging.WARNING), Relay(lite, up.url, options=NIMBLE) as relay:
+        assert sorted(payloads(up.url, subject, 4)) == [b"0", b"1", b"3", b"4"]
+        eventually(lambda: rows(lite) == 1, "all but the bad one")
+    assert relay.counts.restarted == 2
+    assert "another stream" in caplog.text
+    found = arrived(up.url, subject, 4)
+    assert {str(message.id) for message in found} == {row["id"] for row in left if row is not left[2]}, "the ids stay"
+
+
+def test_a_broker_that_has_forgotten_everything_gets_what_is_left(
+    lite: sa.Engine, subject: str, tmp_path: Path
+) -> None:
+    with running(tmp_path / "data") as broker:
+        with Outbox(lite, broker.url, relays=False, options=RelayOptions(grace_s=0)) as outbox:
+            outbox.create()
+            put(lite, outbox, subject, b"lost with the broker's disk")
+            assert outbox.flush()
+            broker.kill()
+            put(lite, outbox, subject, b"left")
+            assert [row["place"] for row in contents(lite)] == [1]
+        broker.forget()
+        with Relay(lite, broker.url, options=NIMBLE):
+            assert payloads(broker.url, subject, 1) == [b"left"]
+
+
+def test_a_relay_waits_for_its_broker_and_leaves_the_table_alone(lite: sa.Engine) -> None:
+    outbox = written(lite)
+    put(lite, outbox, "s", b"x")
+    before = contents(lite)
+    with Relay(lite, "fairway://127.0.0.1:1", options=NIMBLE) as relay:
+        eventually(lambda: relay.trouble is not None, "it says why")
+    assert contents(lite) == before
+    assert relay.counts.rounds == 0
+
+
+def test_a_relay_survives_its_database(lite: sa.Engine, up: Up, subject: str) -> None:
+    outbox = written(lite)
+    with Relay(lite, up.url, options=NIMBLE) as relay:
+        TABLE.drop(lite)
+        eventually(lambda: "the database" in (relay.trouble or ""), "it says so")
+        outbox.create()
+        put(lite, outbox, subject, b"x")
+        assert payloads(up.url, subject, 1) == [b"x"]
+
+
+def test_mistakes(lite: sa.Engine) -> None:
+    with pytest.raises(Misuse, match=r"outbox\.create"):
+        Relay(lite, "fairway://127.0.0.1:1").start()
+    with pytest.raises(Misuse, match="AioRelay on an AsyncEngine"):
+        Relay("sqlite://", "fairway://127.0.0.1:1")  # type: ignore[arg-type]
+    with pytest.raises(Misuse, match="rows_max is 0"):
+        RelayOptions(rows_max=0)
+    with pytest.raises(Misuse, match="grace_s is -1"):
+        RelayOptions(grace_s=-1)

@@ -206,6 +206,17 @@ class Stage:
 
     # --- the run -----------------------------------------------------------------------------------------------------
 
+    def run(self, seconds: float, tick: Callable[[], object]) -> None:
+        """Play, drain, judge, and leave nothing running. What had to be given up is a failure."""
+        try:
+            self.play(seconds, tick)
+            self.drain()
+            self.judge()
+        except FairwayError as error:
+            self._counts.failures.append(f"given up: {error}")
+        finally:
+            self.close()
+
     def play(self, seconds: float, tick: Callable[[], object]) -> None:
         self.start_broker()
         self.start_clients()
@@ -291,12 +302,5 @@ def run(seconds: float, seed: int, counts: Counts, tick: Callable[[], object] = 
     """One run of so many seconds, drained and judged."""
     with tempfile.TemporaryDirectory(prefix="fairway-broker-") as name:
         stage = Stage(Path(name), seed, counts)
-        try:
-            stage.play(seconds, tick)
-            stage.drain()
-            stage.judge()
-        except FairwayError as error:
-            counts.failures.append(f"given up: {error}")
-        finally:
-            stage.close()
+        stage.run(seconds, tick)
     return counts

@@ -20,7 +20,6 @@ import msgspec
 import sqlalchemy as sa
 
 import fairway
-from fairway.errors import FairwayError
 from fairway.groups.config import encode
 from tests.crash.broker_rounds import DRAIN_S_MAX, START_S_MAX, Counts, Process, Stage
 from tests.crash.broker_worker import CONFIG
@@ -266,12 +265,5 @@ def run(
         for book in books:
             prepare(book.url)
         stage = InboxStage(Path(name), seed, counts, books, faces=faces, is_idempotent=is_idempotent)
-        try:
-            stage.play(seconds, tick)
-            stage.drain()
-            stage.judge()
-        except FairwayError as error:
-            counts.failures.append(f"given up: {error}")
-        finally:
-            stage.close()
+        stage.run(seconds, tick)
     return counts

@@ -289,12 +289,5 @@ def run(
         for shop in shops:
             prepare(shop.url)
         stage = OutboxStage(Path(name), seed, counts, shops, faces=faces, sellers=sellers, is_flawed=is_flawed)
-        try:
-            stage.play(seconds, tick)
-            stage.drain()
-            stage.judge()
-        except FairwayError as error:
-            counts.failures.append(f"given up: {error}")
-        finally:
-            stage.close()
+        stage.run(seconds, tick)
     return counts

@@ -173,7 +173,7 @@ def transaction(engine: sa.Engine, number: int, way: Way) -> None:
 def work(database: str, url: str, first: int) -> None:
     """Reads `way seconds` from stdin, does it, and prints transactions, and the seconds of work and of the rest."""
     engine = sa.create_engine(database)
-    bare = sa.create_engine(database)  # without the outbox's listeners
+    bare = sa.create_engine(database)  # without the outbox's hooks
     with fairway.connect(url) as client, Outbox(engine, url, relays=False) as outbox:
         ways: dict[str, tuple[sa.Engine, Way]] = {
             "none": (bare, Nothing()),

@@ -17,7 +17,6 @@ ENTRY_POINTS: dict[str, str] = {
     "pyspark_fairway_delayed": "the same for what is pending",
     "pyspark_fairway_events": "the same for events",
     "fairway.pytest_plugin": "what pytest finds by its entry point",
-    "fairway.delay.engine": "the delay server joins it next",
     "fairway.world.simulation": "loop, clock, net and chance of a simulated run: what tests run a whole cluster on",
     "fairway.world.sim_disk": "the simulated disk, for the same",
 }

@@ -63,7 +63,7 @@ class Scale:
     share_batches: int = 3_000
     large: int = 100
     cold_rounds: int = 10
-    cold_s: float = 1.0
+    cold_s: float = 3.0  # 750 pulls: of fewer a p99 is mostly luck
     cold_batches: int = 2_500
     cold_consumers: int = 20
     crowd_groups: int = 70

@@ -47,7 +47,7 @@ from fairway.world.process import Child
 from tests.support.databases import postgresql
 
 BAR = 0.85
-REST_S_MAX = 1.0  # four times as long as rows that were sent wait for company before they are deleted
+REST_S_MAX = 1.0  # as long as rows that were sent wait for company before they are deleted
 WORKERS = 4
 ACCOUNTS = 1_000
 PAYLOAD = b"x" * 200

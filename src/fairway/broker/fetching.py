@@ -8,7 +8,7 @@ and an errand of many reads goes to the back of the queue after each. A group fa
 
 Fair shares of the loop are not enough: a group that drains a backlog also keeps the device, the interpreter and the
 other cores busy, so that everybody waits a little longer for everything. So while others are at work, each answer is
-followed by a rest, twice as long as it took until then. Nobody there, no rest. And what is about to begin, a fetch or
+followed by a rest, eight times as long as it took until then. Nobody there, no rest. And what is about to begin, a fetch or
 an answer, stands aside for a moment after somebody else was served: the kernel likes to wake whoever gets an answer
 on the core that sent it, and there he would wait until the loop sleeps.
 
@@ -34,9 +34,9 @@ from fairway.world.disk import Fetched
 SHELVES_BYTES_MAX = 16 * MIB  # fetched and not yet used, of all actors; one that lost its own fetches again
 
 # Hot pulls beside a cold reader, p99 against that alone: 3.5 without a rest, 2.1 with one of twice the time and a fetch
-# for every answer, about 1.6 with several answers to a fetch and the loop standing aside; longer rests do not help
-# (bench/fairness).
-REST_FACTOR = 2
+# for every answer, 1.2 to 1.4 with several answers to a fetch and the loop standing aside, 1.15 to 1.25 with a rest of
+# eight times the time, which costs the cold reader a third of its rate (bench/fairness).
+REST_FACTOR = 8
 _TOOK_NS_MAX = 5_000_000  # longer than that the group was waiting, not working
 _BUSY_NS = 50_000_000  # others who had a slice within this time are at work
 _REST_NS_MIN = 1_000_000  # also before it is known how long it takes

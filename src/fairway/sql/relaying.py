@@ -51,8 +51,8 @@ class RelayOptions:
     lease_s: float = 20.0  # for which rows are kept from other relays: as long as a relay that died delays its rows
     answer_s: float = 10.0  # for a broker to answer anything
     retry_s: float = 1.0  # until a row that was refused for now is tried again
-    send_linger_s: float = 0.02  # that a message which comes soon after another waits for company
-    delete_linger_s: float = 0.25  # that rows which were sent wait for company before they are deleted
+    send_linger_s: float = 0.1  # that a message which comes soon after another waits for company
+    delete_linger_s: float = 1.0  # that rows which were sent wait for company before they are deleted
     delete_rows_max: int = 1_000  # in one statement
 
     def __post_init__(self) -> None:

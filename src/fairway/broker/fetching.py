@@ -8,9 +8,9 @@ and an errand of many reads goes to the back of the queue after each. A group fa
 
 Fair shares of the loop are not enough: a group that drains a backlog also keeps the device, the interpreter and the
 other cores busy, so that everybody waits a little longer for everything. So while others are at work, each answer is
-followed by a rest, eight times as long as it took until then. Nobody there, no rest. And what is about to begin, a fetch or
-an answer, stands aside for a moment after somebody else was served: the kernel likes to wake whoever gets an answer
-on the core that sent it, and there he would wait until the loop sleeps.
+followed by a rest, eight times as long as it took until then. Nobody there, no rest. And what is about to begin, a
+fetch or an answer, stands aside for a moment after somebody else was served: the kernel likes to wake whoever gets an
+answer on the core that sent it, and there he would wait until the loop sleeps.
 
 What was fetched lies on the actor's shelf until its next read, whichever of its requests that is: those that wait are
 handed the same range. It dies there if nobody comes for it: shelves have a bound, and the oldest is cleared first.

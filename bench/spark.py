@@ -35,7 +35,7 @@ SUBJECT = "bench"
 TASKS = 2  # as many as there are cores to run them
 
 READ, LEAN, PARQUET_READ = "fairway → noop", "fairway, three columns → noop", "Parquet → noop"
-READY, ARCHIVE = "ready → Parquet", "fairway → archive"
+READY_READ, READY, ARCHIVE = "ready → noop", "ready → Parquet", "fairway → archive"
 ROWS, KAFKA = "rows made in Python → noop", "Kafka → noop"
 MADE, SINK = "made by Spark → noop", "made by Spark → fairway"
 
@@ -154,6 +154,7 @@ def _ways(spark: SparkSession, stage: Stage) -> Iterator[Way]:
     spark_ways.lay_ready(url, SUBJECT, home / "ready")
     spark.dataSource.register(spark_ways.ready_source())
     ready = spark.read.format("ready").option("folder", str(home / "ready")).load()
+    yield Way(READY_READ, rows, lambda: _to_noop(ready))
     parquet = str(home / "parquet")
     yield Way(READY, rows, lambda: ready.write.mode("overwrite").parquet(parquet))
     yield Way(ARCHIVE, rows, lambda: _archive(spark, url, home / "archive"))

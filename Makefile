@@ -17,7 +17,7 @@ $(READY): again
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: again help java databases run test spark check sim crash bench fuzz clean
+.PHONY: again help java databases run cluster test spark check sim crash bench fuzz clean
 .NOTPARALLEL:
 
 help: ## this list
@@ -25,6 +25,9 @@ help: ## this list
 
 run: $(READY) ## see it work: a broker, orders, three groups, a live table  (DEMO_SECONDS=20 ends by itself)
 	@$(py) -m fairway.cli.main demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS)) $(ARGS)
+
+cluster: $(READY) java ## a whole cluster on this machine, live: kill something and watch  (CLUSTER_SECONDS=20 ends by itself)
+	@$(py) -m fairway.cli.main demo cluster $(if $(CLUSTER_SECONDS),--seconds $(CLUSTER_SECONDS)) $(ARGS)
 
 test: check java databases ## check, then every test that is not marked slow  (ARGS="tests/unit -k name")
 	@echo "make test: pytest, $(JOBS) at a time"

@@ -44,8 +44,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bench import machine
-from bench.cluster import BrokerProcess
 from bench.loads import Crowd, CrowdProcess, PacedProcess, PaceProducer, fill, seek
+from bench.processes import BrokerProcess
 
 KINDS = {"actors": False, "plain queue": True}
 PACE_PER_S = 250

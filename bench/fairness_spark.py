@@ -15,9 +15,9 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
 
-from bench.cluster import BrokerProcess, Child
 from bench.fairness import PACE_PER_S, percentile
 from bench.loads import PacedProcess, fill
+from bench.processes import BrokerProcess, Child
 
 START_S_MAX = 300  # of a session that yields to everybody
 BATCHES, MESSAGES, PAYLOAD_BYTES = 2_500, 100, 1_000

@@ -11,7 +11,7 @@ from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
-from bench.cluster import Child, commands
+from bench.processes import Child, commands
 from bench.wire import Wire
 from fairway import batch
 from fairway.errors import Code, Refused

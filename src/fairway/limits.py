@@ -53,6 +53,7 @@ PINGS_MAX = 100  # heard in one heartbeat interval: one is due, and an answer co
 HANDSHAKE_MS = 10_000  # from the connection to the end of the handshake; a slow sender holds a place no longer
 REDRIVE_IDS_MAX = 10_000  # named in one request; 28 bytes each, so a control message holds them
 RETRACE_BYTES_MAX = 512 * KIB  # of a log in one answer, which a control message holds
+ROUTE_SUBJECTS_MAX = 5_000  # asked for in one request, long polls included: with the longest names 1 MB
 NAMES_MAX = 1_000  # asked for in one request: with the longest ones a control message holds them
 
 # --- groups ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,16 +81,16 @@ class Counts:
 
 
 class Process:
-    """A child, what it says in a file, what it complains about in another."""
+    """A child, what it says in a file, what it complains about in another. `under`: a command that starts it."""
 
-    def __init__(self, folder: Path, name: str, module: str, *arguments: str) -> None:
+    def __init__(self, folder: Path, name: str, module: str, *arguments: str, under: Sequence[str] = ()) -> None:
         self.name = name
         self.said = folder / f"{name}.said"
         self._errors = folder / f"{name}.errors"
         environment = {"PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}", "PYTHONDONTWRITEBYTECODE": "1"}
         with self.said.open("ab") as out, self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments], stdout=out, stderr=errors, env=environment
+                [*under, sys.executable, "-m", module, *arguments], stdout=out, stderr=errors, env=environment
             )
 
     @property
@@ -130,6 +130,7 @@ class Stage:
         self._rng = random.Random(f"broker/{seed}")
         self._clock = RealClock()
         self._own: list[list[Any]] = []  # lines of our own
+        self._host = "127.0.0.1"
         self._port = 0
         self._lives = 0
         self._broker: Process | None = None
@@ -265,7 +266,7 @@ class Stage:
         while left and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
             with contextlib.suppress(FairwayError):
-                client = await Client.connect(RealNet(), self._clock, "127.0.0.1", self._port)
+                client = await Client.connect(RealNet(), self._clock, self._host, self._port)
                 try:
                     described, _ = await client.ask(Describe(Depth.GROUPS), Described)
                 finally:

@@ -14,7 +14,9 @@
                      it without a fence, which must show what deposed leaders did
     --outbox-s N     programs that sell and say so through outboxes in the same databases, their relays and the broker,
                      all of them killed (`outbox_rounds`)
-    --part P         storage, broker, clients, delay, inbox, spool, career or outbox: only this one
+    --minutes N      a broker group of two and of three copies on a real ZooKeeper, with programs that use it: killed,
+                     stopped, cut off, wiped, restarted (`cluster_rounds`)
+    --part P         storage, broker, clients, delay, inbox, spool, career, outbox or cluster: only this one
     --json           the counts for a program
 
 After each round a copy of the directory is recovered and judged (`ledger`), every few rounds once more without its
@@ -49,6 +51,8 @@ from tests.crash import (
     broker_rounds,
     career_rounds,
     clients_rounds,
+    cluster_report,
+    cluster_rounds,
     delay_rounds,
     inbox_rounds,
     outbox_rounds,
@@ -63,6 +67,9 @@ from tests.crash.power import NotAllowed, Rack, rack
 from tests.crash.streams import VISITORS_FROM
 from tests.crash.writer import Doom, Orders
 from tests.support.databases import mariadb, postgresql
+from tests.support.namespaces import NamespaceWires
+from tests.support.namespaces import NotAllowed as NoNamespaces
+from tests.support.wires import ProxyWires
 from tests.support.zookeeper import ensemble
 
 KILLS = 400
@@ -76,6 +83,8 @@ SPOOL_S = 120
 INBOX_S = 120
 OUTBOX_S = 120
 CAREER_S = 180
+CLUSTER_MINUTES = 6.0
+CLUSTER_RUN_S = 100  # then another group, of two and of three copies in turn
 UNFENCED_S = 30  # without a fence, to prove the instrument
 BARE_S = 15  # without an inbox, to prove the instrument
 UNSYNCED_CUTS = 6  # to prove the instrument
@@ -444,6 +453,22 @@ def run_career(seconds: float, seed: int, *, quiet: bool = True) -> tuple[Career
     return counts, bare
 
 
+def run_cluster(minutes: float, seed: int, *, quiet: bool = True) -> cluster_rounds.ClusterCounts:
+    """On three servers of ZooKeeper, which all share; in namespaces, where the machine allows that, or with proxies."""
+    counts = cluster_rounds.ClusterCounts()
+    runs = max(1, round(minutes * 60 / CLUSTER_RUN_S))
+    with ensemble(3) as zookeeper, _progress("cluster runs", runs, quiet) as tick:
+        for number in range(runs):
+            copies, lay = 2 + number % 2, (NamespaceWires, ProxyWires)[number // 2 % 2]
+            try:
+                cluster_rounds.run(minutes * 60 / runs, seed + number, counts, zookeeper, copies=copies, lay=lay)
+            except NoNamespaces as reason:
+                counts.wires[f"proxies: {reason}"] += 1
+                cluster_rounds.run(minutes * 60 / runs, seed + number, counts, zookeeper, copies=copies)
+            tick()
+    return counts
+
+
 def show_unfenced(bare: CareerCounts) -> None:
     word = "the instrument works" if bare.breaches else "THE INSTRUMENT SHOWS NOTHING"
     print(f"without a fence: {len(bare.breaches)} deeds of deposed leaders in {bare.rows} rows: {word}")
@@ -467,7 +492,7 @@ def show_broker(what: str, counts: Reckoning) -> None:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="real crashes of real processes: what is lost? nothing")
-    parts = ["storage", "broker", "clients", "delay", "inbox", "spool", "career", "outbox"]
+    parts = ["storage", "broker", "clients", "delay", "inbox", "spool", "career", "outbox", "cluster"]
     parser.add_argument("--part", choices=parts, help="only this one")
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--power-cuts", type=int, default=POWER_CUTS)
@@ -479,6 +504,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--outbox-s", type=float, default=OUTBOX_S)
     parser.add_argument("--spool-s", type=float, default=SPOOL_S)
     parser.add_argument("--career-s", type=float, default=CAREER_S)
+    parser.add_argument("--minutes", type=float, default=CLUSTER_MINUTES, help="of the part cluster; %(default)s")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the counts as JSON, without a progress bar")
     return parser.parse_args(argv)
@@ -528,6 +554,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not options.json:
             show_broker("career", career)
             show_unfenced(unfenced)
+    if options.part in (None, "cluster"):
+        cluster = run_cluster(options.minutes, options.seed, quiet=options.json)
+        told["cluster"] = cluster.figures()
+        is_clean = is_clean and cluster.clean
+        if not options.json:
+            cluster_report.show(cluster)
     if options.json:
         print(json.dumps({**told, "clean": is_clean}))
     return 0 if is_clean else EXIT_DAMAGE

@@ -96,7 +96,7 @@ class ClientStage(Stage):
         self.start(cast(self._seed, self._port, CAST))
 
     def start(self, everybody: Sequence[Orders]) -> None:
-        with fairway.connect(f"fairway://127.0.0.1:{self._port}") as client:
+        with fairway.connect(f"fairway://{self._host}:{self._port}") as client:
             config = encode(msgspec.structs.replace(CONFIG, version=1))
             for subject, group in sorted({(each.subject, each.group) for each in everybody if each.group}):
                 client.configure(subject, group, config, expected_version=0)

@@ -43,10 +43,11 @@ class Orders(msgspec.Struct, frozen=True):
     life: int = 0  # others of that name were killed before
     is_named: bool = True  # a consumer that takes the place of the one before; otherwise it is somebody new each time
     flaw: str = ""  # planted: see `tests/crash/test_clients_crash.py`
+    place: str = ""  # the URL, where it is not one broker at that port
 
     @property
     def url(self) -> str:
-        return f"fairway://127.0.0.1:{self.port}"
+        return self.place or f"fairway://127.0.0.1:{self.port}"
 
     @property
     def member(self) -> str:

@@ -144,7 +144,7 @@ def _judge_messages(store: Store, ledger: Ledger, judgement: Judgement) -> None:
     expected: dict[int, int] = {}  # by producer: where its stream goes on
     for state in store.messages.views.subjects:
         following: int | None = None
-        for stored in _batches(store, state.id):
+        for stored in batches(store, state.id):
             key = Key(stored.entry.producer_id, stored.entry.producer_sequence)
             judgement.batches += 1
             if key not in ledger.sent or subject_of(key.producer_id) != state.name:
@@ -164,7 +164,7 @@ def _judge_messages(store: Store, ledger: Ledger, judgement: Judgement) -> None:
             judgement.note("lost", f"{key} was acknowledged at {place}, found at {found.get(key)}")
 
 
-def _batches(store: Store, subject_id: int) -> Iterator[StoredBatch]:
+def batches(store: Store, subject_id: int) -> Iterator[StoredBatch]:
     sequence = 0
     while stored := store.messages.read(subject_id, sequence, messages_max=10_000, bytes_max=1 << 20):
         yield from stored

@@ -84,6 +84,33 @@ from fairway.protocol.messages import (
     Welcome,
     Whence,
 )
+from fairway.protocol.replicating import (
+    Chunk,
+    Compare,
+    Compared,
+    Extent,
+    Follow,
+    Followed,
+    Mark,
+    Mend,
+    Mended,
+    Replicate,
+    Replicated,
+)
+from fairway.protocol.routing import (
+    Act,
+    Asker,
+    Change,
+    Copy,
+    Govern,
+    Governed,
+    GroupRoute,
+    Register,
+    Registered,
+    Route,
+    Routed,
+    SubjectRoute,
+)
 from fairway.protocol.tracing import Index, Indexed, Named, Names, NumberedConsumer, Retrace, Retraced
 
 FOLDER = Path(__file__).parent / "frame-v1"
@@ -91,6 +118,7 @@ FOLDER = Path(__file__).parent / "frame-v1"
 BATCH = encode([b"paid"], producer_id=0x0123_4567_89AB_CDEF, first_sequence=0, created_ms=1_700_000_000_000)
 APPENDED_MS = 1_700_000_000_123
 DUE_MS = 1_750_000_000_000
+STRETCH = bytes(range(20))  # of a log, between copies
 CONFIG = b"\x80"
 ID = "0000000000000G00000000000Z"
 MEMBER = ("order.changed", "billing", "billing-1")
@@ -126,6 +154,13 @@ ASKED: list[Message] = [
     Names([1], [3], [NumberedConsumer(3, 7)]),
     Index("order.changed", Whence.SEQUENCE, 4_200, 5_000, 8_192, 77, True),
     History(Chronicle.DECIDED, Whence.SEQUENCE, 4_200, 5_000, 3, 700, 79),
+    Route(Asker.PRODUCER, ["order.changed"], 7, 30_000, True, "order.cancelled"),
+    Register(Act.CREATE, 77, "/fairway/metas/m", b"{}", 3, True, True, 30_000),
+    Govern(Change.EXTEND, "order.changed", ["east", "west"], 2, True, False, {"ordered": "true"}),
+    Follow("east", 3, 161),
+    Compare(0, [4_200, 8_400]),
+    Replicate("east", 3, 161, 1, [8_400, 96], [8_400, 96], 1_000),
+    Mend(1, 4_200, 80),
 ]
 
 CONSUMER = ConsumerState("billing-1", 100, 2, 7, 14_000, 3, False, "127.0.0.1:50000")
@@ -177,6 +212,19 @@ ANSWERED: list[tuple[Verb, Message]] = [
     ),
 ]
 
+COPY = Copy("00000000000000a1", "10.0.0.7:20880", "master", 3, [4_200, 96], True, "fairway 1.0", 9_090, {"x": 2.5}, 1)
+EAST = GroupRoute("east", "broker", 3, "10.0.0.7:20880", ["10.0.0.8:20880"], False, "drained", True, 2, [COPY])
+ORDERS = SubjectRoute("order.changed", ["east", "west"], ["west"], True, True, ["billing"], "closed", {"team": "shop"})
+ANSWERED += [
+    (Verb.ROUTE, Routed(9, [ORDERS], [EAST], True, ["10.0.0.9:20882"], True)),
+    (Verb.REGISTER, Registered("stale", "/fairway/metas/m0000000003", b"{}", 4, 77, ["a", "b"], 5, True)),
+    (Verb.GOVERN, Governed("subject order.changed is on east, west", ["east", "west"])),
+    (Verb.FOLLOW, Followed(3, [Extent(77, 4_096, 8_400, 8_320), Extent(78, 0, 96, 96)])),
+    (Verb.COMPARE, Compared([Mark(2, 3_735_928_559), Mark(0, 0)])),
+    (Verb.REPLICATE, Replicated(3, [Chunk(0, 4_096, 8_400)], [8_400, 96], [4_096, 0])),
+    (Verb.MEND, Mended(4_200)),
+]
+
 # The same with the fields that were added later; what was written without them is still read.
 TIMED = Described(
     msgspec.structs.replace(
@@ -215,7 +263,7 @@ CORRELATION = 258  # 02 01 on the wire, so that the order of bytes shows
 def _frame(verb: int, flags: int, message: Message) -> bytes:
     """What one side writes, before (HELLO) or after the handshake."""
     is_own = verb < messages.FIRST_REQUEST_VERB
-    attachments = [BATCH] * codec.attachments_of(message)
+    attachments = attached_to(message)
     parts = frames.write(
         verb, flags, int(verb != Verb.HELLO), 0 if is_own else CORRELATION, codec.encode(message), attachments
     )
@@ -249,6 +297,12 @@ def write(folder: Path) -> None:
             continue
         file.write_bytes(_frame(*case))
         print(f"{name}: {file.stat().st_size} bytes written")
+
+
+def attached_to(message: Message) -> list[bytes]:
+    """A batch for each that goes with it, or a stretch of a log."""
+    attached = frames.stretch(STRETCH) if isinstance(message, Replicated | Mended) else BATCH
+    return [attached] * codec.attachments_of(message)
 
 
 def encoded(name: str) -> bytes:

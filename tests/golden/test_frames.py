@@ -9,7 +9,7 @@ import pytest
 from fairway.protocol import FrameReader, codec
 from fairway.protocol.frames import REFUSED, RESPONSE
 from fairway.protocol.messages import FIRST_REQUEST_VERB, Verb
-from tests.golden.frames import BATCH, CASES, CORRELATION, FOLDER, OUTGROWN, encoded, write
+from tests.golden.frames import CASES, CORRELATION, FOLDER, OUTGROWN, attached_to, encoded, write
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.bin"))
 
@@ -26,7 +26,7 @@ def test_golden_frame_is_read(name: str) -> None:
     [frame] = reader.frames()
     assert (frame.verb, frame.flags) == (verb, flags)
     assert frame.correlation == (CORRELATION if verb >= FIRST_REQUEST_VERB else 0)
-    assert frame.attachments == (BATCH,) * codec.attachments_of(message)
+    assert list(frame.attachments) == attached_to(message)
     if verb == Verb.GOODBYE:
         assert codec.decode_goodbye(frame.control) == message
     elif flags & REFUSED:

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 from fairway.errors import Code, FairwayError, Refused, Unreachable
 from fairway.groups import GroupConfig
 from fairway.groups.config import Backoff, encode
+from fairway.protocol import Options
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Configure, Configured
 from fairway.world.clock import Clock
@@ -47,6 +48,11 @@ class Scene:
     note: Callable[[str], None]
     host: str = BROKER
     port: int = PORT
+    others: tuple[tuple[str, int], ...] = ()  # the other copies of its group
+
+    @property
+    def places(self) -> tuple[tuple[str, int], ...]:
+        return ((self.host, self.port), *self.others)
 
     @classmethod
     def simulated(cls, world: Simulation) -> Scene:
@@ -91,22 +97,26 @@ class Ended(FairwayError):
 class Link:
     """One connection at a time to the broker, made anew when it is gone."""
 
-    def __init__(self, scene: Scene, net: Net, rng: SeededRng, truth: Witness) -> None:
+    def __init__(self, scene: Scene, net: Net, rng: SeededRng, truth: Witness, options: Options | None = None) -> None:
         self._scene = scene
+        self._options = options
         self._net = net
         self._rng = rng
         self._truth = truth
+        self._at = 0  # which of the places answered last
         self.client: Client | None = None
 
     async def connected(self) -> tuple[Client, bool]:
         """The connection, and whether it is a new one."""
         if self.client is not None and not self.client.is_gone:
             return self.client, False
+        host, port = self._scene.places[self._at % len(self._scene.places)]
         try:
             async with asyncio.timeout(PATIENCE_S):
-                self.client = await Client.connect(self._net, self._scene.clock, self._scene.host, self._scene.port)
+                self.client = await Client.connect(self._net, self._scene.clock, host, port, self._options)
         except (Unreachable, TimeoutError) as error:
             self.client = None
+            self._at += 1
             await asyncio.sleep((5 + self._rng.below(60)) / 1_000)
             raise Ended(str(error)) from error
         return self.client, True
@@ -118,14 +128,25 @@ class Link:
             async with asyncio.timeout(PATIENCE_S + wait_ms / 1_000):
                 told = await answer
         except (ConnectionEnded, TimeoutError) as error:
+            self._at += isinstance(error, TimeoutError) and self.client is not None
             self.drop()
             raise Ended(what) from error
         except Refused as refused:
+            if refused.code is Code.NOT_MASTER:
+                await self._move_on()
+                raise Ended(what) from refused
             if refused.code in (Code.OTHER, Code.PROTOCOL_ERROR, Code.BAD_REQUEST):
                 self._truth.blame(Promise.BROKE, f"{what}: {refused}")
             raise
         self._truth.note_answer(what, asked_ns)
         return told, asked_ns
+
+    async def _move_on(self) -> None:
+        """Another copy may lead, now or soon."""
+        if self.client is not None:  # the first of several requests that were under way
+            self.drop()
+            self._at += 1
+        await asyncio.sleep((1 + self._rng.below(20)) / 1_000)
 
     def drop(self) -> None:
         """Hang up without a word."""
@@ -386,6 +407,7 @@ class Consumer:
         now_ns = self._scene.clock.monotonic_ns()
         self._spoke(asked_ns)
         owner = self._owner.private() if delivery.is_inbox else self._owner
+        self.holder.attempts = attempts_of(delivery)
         self._truth.note_delivery(owner, self.holder, delivery.payloads, asked_ns=asked_ns, now_ns=now_ns)
         if delivery.lots:
             self._scene.note(f"{name} got {delivery.number}: {list(delivery.payloads)}")
@@ -484,6 +506,10 @@ class Consumer:
 
 def sequences_of(lot: m.Lot) -> list[int]:
     return [each for span in lot.spans for each in range(span.first, span.first + span.count)]
+
+
+def attempts_of(delivery: Delivery) -> dict[int, int]:
+    return {each: lot.attempt for lot in delivery.lots for each in sequences_of(lot)}
 
 
 def group_config(rng: SeededRng) -> GroupConfig:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fairway.errors import Refused
 from fairway.protocol import messages as m
-from tests.simulation.broker_clients import MS_NS, Link, Producer, sequences_of
+from tests.simulation.broker_clients import MS_NS, Link, Producer, attempts_of, sequences_of
 from tests.simulation.broker_truth import Holder, Owner, Promise
 from tests.support.client import Delivery
 
@@ -58,6 +58,7 @@ class _Examinee:
         if delivery.lots:
             self._arrived = delivery.number
         self._history.truth.note_contact(self._owner, self.holder, asked_ns=asked_ns, now_ns=now_ns)
+        self.holder.attempts = attempts_of(delivery)
         self._history.truth.note_delivery(self._owner, self.holder, delivery.payloads, asked_ns=asked_ns, now_ns=now_ns)
         return delivery
 
@@ -94,9 +95,17 @@ async def examine(history: History) -> None:
         examine_one = _receive_one if owner.is_broadcast or owner.is_at_most_once else _pass_around
         if owner.order == "strict":
             examine_one = _take_over
+        await _reach_cursor(history, owner, producer)
         await examine_one(history, owner, producer)
         if history.truth.is_refuted:
             return
+
+
+async def _reach_cursor(history: History, owner: Owner, producer: Producer) -> None:
+    """Where somebody has moved it beyond the end of the subject: what is sent until then is nobody's to wait for."""
+    while max(history.truth.names.get(owner.subject, {}), default=-1) + 1 < owner.floor:
+        producer.make(1)
+        await producer.send()
 
 
 async def _receive_one(history: History, owner: Owner, producer: Producer) -> None:

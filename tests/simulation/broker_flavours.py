@@ -26,6 +26,7 @@ class Flavour:
     is_steered: bool = False  # somebody seeks, pauses and resumes
     has_at_most_once: bool = False
     has_broadcast: bool = False
+    has_letters: bool = False  # somebody writes to one group alone
 
     @property
     def is_lazy(self) -> bool:
@@ -78,4 +79,5 @@ def draw(rng: SeededRng) -> Flavour:
         is_steered=is_more[0],
         has_at_most_once=is_more[1],
         has_broadcast=is_more[2] and is_more[3],
+        has_letters=rng.child("letters").below(3) == 0,
     )

@@ -29,6 +29,7 @@ from fairway.world.sim_wire import Conditions
 from fairway.world.simulation import Simulation
 from tests.simulation import broker_exam, broker_flavours, broker_reckoning
 from tests.simulation.broker_clients import BROKER, MS_NS, PORT, Consumer, Mood, Producer, Scene
+from tests.simulation.broker_letters import Correspondent
 from tests.simulation.broker_operator import Operator
 from tests.simulation.broker_truth import Breach, Owner, Promise, Truth
 
@@ -83,6 +84,7 @@ class History:
         self.consumers: list[Consumer] = []
         self.producers: list[Producer] = []
         self.operator: Operator = None  # type: ignore[assignment]  # from `_hire` on
+        self.correspondent: Correspondent | None = None
         self._rng = world.rng.child("history")
         self._trouble_rng = world.rng.child("trouble")
         self.flavour = broker_flavours.draw(world.rng.child("flavour"))
@@ -203,15 +205,23 @@ class History:
             self._employ(self._found(f"all{number}", subjects[0], config), config, consumers=1)
         if self.has_policies:
             self._hire_by_policy(subjects[0])
+        owners = [each for each in self.truth.owners.values() if not each.is_at_most_once and not each.order]
         self.operator = Operator(
             self.scene,
             self.truth,
             self.mood,
-            [each for each in self.truth.owners.values() if not each.is_at_most_once and not each.order],
+            owners,
             redrives=self.flavour.is_deadly,
             steers=self.flavour.is_steered,
         )
         self._start_task(self.operator.run())
+        if self.flavour.has_letters:
+            self.correspondent = Correspondent(self.scene, self.truth, self.mood, owners)
+            self._start_task(self.correspondent.run())
+
+    @property
+    def operators(self) -> list[Operator]:
+        return [self.operator] if self.correspondent is None else [self.operator, self.correspondent]
 
     def _hire_by_policy(self, subject: str) -> None:
         rng = self.world.rng.child("policies")
@@ -255,7 +265,7 @@ class History:
         """Until all that is owed is acked; whoever waits is woken, so there is no need to ask often."""
         deadline = self.world.loop.time() + DRAIN_S_MAX
         while self.world.loop.time() < deadline and not self.truth.is_refuted:
-            is_said = self.operator.is_done and all(each.is_done for each in self.producers)
+            is_said = all(each.is_done for each in self.operators) and all(each.is_done for each in self.producers)
             is_said = is_said and all(each.has_joined for each in self.truth.owners.values())
             if is_said and (self.flavour.may_bury or self.truth.is_drained()) and not self._leftovers():
                 return
@@ -541,7 +551,8 @@ class History:
         await asyncio.gather(*tasks, return_exceptions=True)
         for consumer in self.consumers:
             consumer.hang_up()
-        self.operator.hang_up()
+        for operator in self.operators:
+            operator.hang_up()
         await asyncio.sleep(0.02)
 
 
@@ -556,7 +567,8 @@ def run(seed: int, *, has_policies: bool = False) -> Outcome:
             world.run(history.run())
     except SimulationFailed as stuck:
         truth.blame(Promise.BROKE, str(stuck))
-    history.counts.update(history.operator.done)
+    for operator in history.operators:
+        history.counts.update(operator.done)
     return Outcome(
         seed,
         history.lives,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fairway.errors import Code, Refused
-from fairway.protocol import Message
+from fairway.protocol import Message, Options
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Lever, Redrive, Redriven, Seek, Sought, Switch, Switched
 from tests.simulation.broker_clients import PASSING, Ended, Link, Mood, Scene
@@ -22,22 +22,33 @@ ABSENT = frozenset({Code.NO_SUCH_GROUP, Code.NO_SUCH_SUBJECT})
 class Operator:
     """Commands the groups that share their messages."""
 
+    pace_ms = 500  # between commands, at most
+
     def __init__(
-        self, scene: Scene, truth: Truth, mood: Mood, owners: Sequence[Owner], *, redrives: bool, steers: bool
+        self,
+        scene: Scene,
+        truth: Truth,
+        mood: Mood,
+        owners: Sequence[Owner],
+        *,
+        redrives: bool,
+        steers: bool,
+        name: str = NAME,
+        options: Options | None = None,
     ) -> None:
         self._scene = scene
-        self._rng = scene.rng.child(NAME)
+        self._rng = scene.rng.child(name)
         self._truth = truth
         self._mood = mood
         self._owners = owners
         self._commands = [self._redrive] * redrives + [self._seek, self._pause] * steers
-        self._link = Link(scene, scene.net(NAME), self._rng.child("link"), truth)
+        self._link = Link(scene, scene.net(name), self._rng.child("link"), truth, options)
         self.is_done = not self._commands
         self.done: Counter[str] = Counter()
 
     async def run(self) -> None:
         while not self._mood.is_calm and self._commands:
-            await asyncio.sleep(self._rng.below(500) / 1_000)
+            await asyncio.sleep(self._rng.below(self.pace_ms) / 1_000)
             owner = self._owners[self._rng.below(len(self._owners))]
             if owner.handed:  # it is known to exist
                 await self._commands[self._rng.below(len(self._commands))](owner)
@@ -77,12 +88,14 @@ class Operator:
         await self._command(Switch(lever, False, owner.subject, owner.group, consumer), Switched)
         return 0
 
-    async def _command(self, message: Message, answer: type[AnswerT]) -> AnswerT | None:
+    async def _command(
+        self, message: Message, answer: type[AnswerT], attachments: Sequence[bytes] = ()
+    ) -> AnswerT | None:
         """None: there is nobody to command, or something is wrong and was said to be."""
         while not self._truth.is_refuted:
             try:
                 client, _ = await self._link.connected()
-                (told, _), _ = await self._link.ask(type(message).__name__, client.ask(message, answer))
+                (told, _), _ = await self._link.ask(type(message).__name__, client.ask(message, answer, attachments))
             except Ended:
                 await asyncio.sleep((5 + self._rng.below(60)) / 1_000)
             except Refused as refused:

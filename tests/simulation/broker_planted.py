@@ -172,6 +172,9 @@ BUGS: dict[str, Bug] = {
         "who forgot what it held is not given it again", anybody_may_join_twice, frozenset({_P.LOST, _P.STUCK})
     ),
     "resent-whole": Bug("a part comes again with the rest of its lot", more.resent_whole, frozenset({_P.DUPLICATE})),
+    "given-back-twice": Bug(
+        "an earlier attempt comes after another was acked", more.given_back_twice, frozenset({_P.ACKED_AGAIN})
+    ),
     "keys-not-in-the-picture": Bug(
         "a checkpoint has no keys",
         order.keys_forgotten_in_the_picture,
@@ -223,6 +226,18 @@ BUGS: dict[str, Bug] = {
     ),
     "redriven-again": Bug(
         "every redrive repeats the ones before", more.redriven_again, frozenset({_P.REDRIVEN}), seeds=range(1, 20)
+    ),
+    "inbox-forgotten": Bug(
+        "the next life does not look into a group's inbox",
+        more.inbox_forgotten,
+        frozenset({_P.STUCK, _P.REDRIVEN}),
+        seeds=range(3, 40),
+    ),
+    "inbox-opened-early": Bug(
+        "something lies in an inbox before the inbox is durable",
+        more.inbox_opened_early,
+        frozenset({_P.LOST, _P.REDRIVEN, _P.BROKE}),
+        seeds=range(3, 40),
     ),
     "at-most-once-unwritten": Bug(
         "an at-most-once PULL is not awaited", more.at_most_once_unwritten, frozenset({_P.TWICE}), seeds=range(10, 50)

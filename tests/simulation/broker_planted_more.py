@@ -16,11 +16,12 @@ from fairway.broker.desk import Desk
 from fairway.broker.groups import GroupHost
 from fairway.broker.housekeeping import Housekeeper
 from fairway.broker.inbox import Inboxes
+from fairway.errors import FairwayError
 from fairway.groups import Decision, Outcome, Range, membership, snapshot
 from fairway.groups import Group as Law
 from fairway.groups.decisions import Pulled
 from fairway.groups.events import Event
-from fairway.groups.lot import Lot
+from fairway.groups.lot import Lot, full
 from fairway.groups.state import State
 from fairway.groups.stock import Stock
 from fairway.names import Group, Subject
@@ -93,6 +94,27 @@ def redriven_again() -> AbstractContextManager[None]:
     return swapped(redrive, "redriven", redriven)
 
 
+def inbox_forgotten() -> AbstractContextManager[None]:
+    def link_inbox(self: Desk, host: GroupHost) -> None:
+        """Whoever writes there next will find it."""
+
+    return swapped(Desk, "_link_inbox", link_inbox)
+
+
+def inbox_opened_early() -> AbstractContextManager[None]:
+    def when_open(self: Inboxes, host: GroupHost, told: Told) -> None:
+        try:
+            if not host.is_inbox_open:
+                self._open(host, self._desk.store.ensure_subject(self.subject_of(host)).id)
+            host.is_inbox_open = True
+        except FairwayError as error:
+            told(error)
+        else:
+            told(None)
+
+    return swapped(Inboxes, "when_open", when_open)
+
+
 # --- groups of other kinds, and what is done to them -----------------------------------------------------------------
 
 
@@ -136,6 +158,21 @@ def resent_whole() -> AbstractContextManager[None]:
         return self.mask
 
     return swapped(Lot, "open_in_response", open_in_response)
+
+
+def given_back_twice() -> AbstractContextManager[None]:
+    """An ack of a second attempt leaves the first one in the stock, as a lease that ends twice would."""
+    right = State._ack
+
+    def ack(self: State, event: Event, now_ns: int) -> None:
+        right(self, event, now_ns)
+        if event.consumer_id and event.attempt > 1 and self.keys is None:
+            earlier = full(*event.ranges[0], event.attempt - 1)
+            if earlier.name not in self.stock:
+                self.stock.add(earlier)
+
+    kinds = {kind: ack if handler is right else handler for kind, handler in State._HANDLERS.items()}
+    return swapped(State, "_HANDLERS", kinds)
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------

@@ -48,6 +48,9 @@ async def reckon(history: History) -> None:
         history.counts["buried"] += len(dead)
         if not history.flavour.is_retaining:
             _check_graves(history.truth, owner, dead)
+            own = stream_of(Subject.dead_letters(Group(owner.group), Subject(owner.subject)), Group(owner.group))
+            _check_redriven(history.truth, owner, dead, [each for each in inbox if each.stream == own])
+            _check_sent(history.truth, owner.private(), [each for each in inbox if each.stream != own])
             _check_inbox(history.truth, owner, dead, inbox)
         taken = await _ever(link, f"dead:{owner.group}:{owner.subject}") if history.flavour.is_retaining else 0
         _check_books(history.truth, owner, dead, taken)
@@ -120,11 +123,11 @@ def _check_graves(truth: Truth, owner: Owner, dead: list[Letter]) -> None:
             truth.blame(Promise.BURIED, f"{absent[:5]} of {whose} were rejected, and are not in dead letter")
 
 
-def _check_inbox(truth: Truth, owner: Owner, dead: list[Letter], inbox: list[Letter]) -> None:
+def _check_redriven(truth: Truth, owner: Owner, dead: list[Letter], redriven: list[Letter]) -> None:
     """All dead letters have been redriven by now."""
     letters = {each.sequence: each.payload for each in dead}
-    counts = Counter(each.origin for each in inbox)
-    for each in inbox:
+    counts = Counter(each.origin for each in redriven)
+    for each in redriven:
         if letters.get(each.origin) != each.payload:
             truth.blame(Promise.REDRIVEN, f"{each.payload[:24]!r} in {owner.private()} is no dead letter of the group")
         if counts[each.origin] > 1:
@@ -134,6 +137,24 @@ def _check_inbox(truth: Truth, owner: Owner, dead: list[Letter], inbox: list[Let
     absent = sorted(letters.keys() - counts.keys())
     if absent:
         truth.blame(Promise.REDRIVEN, f"dead letters {absent[:5]} of {owner} were not redriven")
+
+
+def _check_sent(truth: Truth, private: Owner, found: list[Letter]) -> None:
+    """What somebody wrote to the group alone."""
+    payloads = Counter(each.payload for each in found)
+    meant = {payload: sent for payload, sent in truth.sent.items() if sent.subject == private.subject}
+    for payload, count in payloads.items():
+        if payload not in meant:
+            truth.blame(Promise.REDRIVEN, f"{payload[:24]!r} in {private} was sent to others")
+        if count > 1:
+            truth.blame(Promise.REPEATED, f"{payload[:24]!r} is in {private} {count} times")
+    absent = [payload for payload, sent in meant.items() if sent.is_acknowledged and payload not in payloads]
+    if absent:
+        truth.blame(Promise.LOST, f"{len(absent)} messages that were sent to {private} are not there: {absent[:5]}")
+
+
+def _check_inbox(truth: Truth, owner: Owner, dead: list[Letter], inbox: list[Letter]) -> None:
+    """All that lies there has reached its end."""
     private = owner.private()
     again = {each.origin for each in dead if each.stream == stream_of(Subject(private.subject), Group(owner.group))}
     missing = sorted({each.sequence for each in inbox} - private.acked - private.doubted - again)

@@ -14,6 +14,10 @@ What did not arrive was never handed out, as far as a client can tell. What was 
 done may have been handed out before it, and have been on its way since: then it says nothing about what holds now,
 whoever has been given the message, or has acked it, since the seek.
 
+So it is with an answer that the net has held up until its holder's lease had ended, or its broker had crashed, if the
+message has reached another consumer since: it was handed out before that. A pull may be old because it waits, so it is
+not enough that it was asked for a lease before the other had the message: it must be an earlier attempt, too.
+
 A group's private inbox is an owner of its own, beside the one of the subject: its sequences are other ones, and so is
 what it has acked. What becomes of dead letters is reckoned up in the end (`broker_reckoning`).
 """
@@ -43,7 +47,7 @@ class Promise(enum.Enum):
     RISEN = "what was rejected does not come back"
     ATTEMPTS = "nothing is handed out more often than the group allows"
     BURIED = "what died is in dead letter once, bit for bit, and was never acked"
-    REDRIVEN = "what is redriven reaches its group once, and no other"
+    REDRIVEN = "what is redriven, or sent to one group alone, reaches that group once, and no other"
     PAUSED = "who is paused is handed nothing"
     EVICTED = "a consumer that speaks keeps its place"
     REPEATED = "a batch is stored once, and always answered with the same place"
@@ -51,6 +55,7 @@ class Promise(enum.Enum):
     ORDER = "messages of one key, or all of a group in strict order, are handed out one after another"
     MERGED = "what is declined is done by another of its key, begun later"
     STUCK = "what can be handed out is handed out, promptly"
+    RULED = "one copy of a group serves at a time, and one leads under an epoch"
     BOUND = "nothing grows beyond its bound"
     BROKE = "nothing raises what it should not"
 
@@ -78,6 +83,7 @@ class Holder:
     contact_ns: int = 0  # when it sent the last request that was answered
     lost_ns: int = -1  # when it last waited for a response in vain
     got_ns: int = -1  # when it last was given something
+    attempts: dict[int, int] = field(default_factory=dict)  # of what it was given last, if it says so
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +93,8 @@ class Handed:
     holder: Holder
     asked_ns: int  # when the pull was sent
     reason: str = ""  # why it may be handed out again
+    got_ns: int = 0  # when it arrived
+    attempt: int = 0  # 0: nobody says
 
 
 @dataclass(slots=True, eq=False)
@@ -276,10 +284,16 @@ class Truth:
             holder.got_ns = now_ns
         seeks = bisect_left(owner.sought_ns, asked_ns)  # so many were over
         is_old = owner.is_seeking or seeks < len(owner.sought_ns)  # perhaps
+        news: dict[int, bytes] = {}
         for sequence, payload in found.items():
             self.delivered += 1
             if not self._is_known(owner, sequence, payload):
                 continue
+            attempt = holder.attempts.get(sequence, 0)
+            if self._is_overtaken(owner, sequence, holder, asked_ns, attempt):
+                self.reasons["overtaken"] += 1
+                continue
+            news[sequence] = payload
             if sequence in owner.acked and owner.acked_after[sequence] <= seeks:
                 self.blame(Promise.ACKED_AGAIN, f"{sequence} is handed out to {owner} again, {holder.name} gets it")
             if sequence in owner.condemned and not is_old:  # all of these were rejected since the last seek
@@ -289,12 +303,22 @@ class Truth:
                 continue
             if before is None and owner.order == "merged":
                 owner.begun_ns[key_of(payload) or ""] = now_ns
-            owner.handed[sequence] = Handed(holder, asked_ns, "seek" if is_old else "")
+            owner.handed[sequence] = Handed(holder, asked_ns, "seek" if is_old else "", now_ns, attempt)
             if not is_old:
                 owner.doubted.discard(sequence)
                 owner.acking.discard(sequence)
-        if owner.order and found and not (may_be_again and owner.order == "strict"):
-            self._check_order(owner, holder, found)
+        if owner.order and not (may_be_again and owner.order == "strict"):
+            self._check_order(owner, holder, news)
+
+    def _is_overtaken(self, owner: Owner, sequence: int, holder: Holder, asked_ns: int, attempt: int) -> bool:
+        """Whether it was handed out before the last handout that is known, and has been on its way since."""
+        last = owner.handed.get(sequence)
+        if last is None or last.holder is holder or owner.is_at_most_once or not attempt:
+            return False
+        is_blamed = sequence in owner.acked or not last.reason
+        if asked_ns <= self.crashed_ns < last.asked_ns and is_blamed:  # answers come from the life that was asked
+            return True
+        return attempt < last.attempt and asked_ns + owner.lease_ns <= last.got_ns
 
     def _check_order(self, owner: Owner, holder: Holder, found: Mapping[int, bytes]) -> None:
         """Nothing goes out while something that comes before it is not over."""
@@ -328,8 +352,8 @@ class Truth:
 
     def _is_known(self, owner: Owner, sequence: int, payload: bytes) -> bool:
         sent = self.sent.get(payload)
-        home = owner.subject if owner.main is None else owner.main.subject
-        if sent is None or sent.subject != home:
+        homes = {each.subject for each in (owner, owner.main) if each is not None}
+        if sent is None or sent.subject not in homes:
             self.blame(Promise.PHANTOM, f"{payload[:24]!r} at {sequence} of {owner.subject} was never sent")
             return False
         if owner.main is None:

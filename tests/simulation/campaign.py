@@ -1,6 +1,7 @@
-"""Thousands of simulated histories: `make sim`. Two parts, the storage engine alone, and a broker with its clients.
+"""Thousands of simulated histories: `make sim`. Three parts: the storage engine alone, a broker with its clients, and a
+group of copies with its registry and its clients.
 
-    python -m tests.simulation.campaign --part storage                  one part; both without it
+    python -m tests.simulation.campaign --part storage                  one part; all without it
     python -m tests.simulation.campaign --seeds 5000
     python -m tests.simulation.campaign --first-seed 17 --seeds 1       replays seed 17
     python -m tests.simulation.campaign --damage                        lets every disk rot in the end
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tests.simulation import broker_campaign, broker_planted, history, planted
+from tests.simulation import broker_campaign, broker_planted, cluster_campaign, cluster_planted, history, planted
 from tests.simulation import seeds as many
 from tests.simulation.history import Outcome
 from tests.simulation.seeds import PROCESSES
@@ -32,6 +33,7 @@ from tests.simulation.truth import Invariant
 SEEDS = 4_000
 FAILED = 4
 EXAMPLES_MAX = 10
+_SEEDS = f"{SEEDS}, {broker_campaign.SEEDS} and {cluster_campaign.SEEDS}"
 
 
 @dataclass
@@ -103,13 +105,17 @@ def replay_command(seed: int, options: argparse.Namespace) -> str:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="simulated crashes: nothing acknowledged is lost, whatever happens")
-    parser.add_argument("--part", choices=["storage", "broker"], help="only this one; a bug's or a mode's own if given")
-    parser.add_argument("--seeds", type=int, help=f"of each part; by itself {SEEDS} and {broker_campaign.SEEDS}")
+    parser.add_argument(
+        "--part", choices=["storage", "broker", "cluster"], help="only this one; a bug's or a mode's own if given"
+    )
+    parser.add_argument("--seeds", type=int, help=f"of each part; by itself {_SEEDS}")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--no-sync", action="store_true", help="the disk only pretends to sync: losses must show")
     parser.add_argument("--damage", action="store_true", help="every disk rots in the end, not only one in three")
     parser.add_argument(
-        "--bug", choices=sorted(planted.BUGS | broker_planted.BUGS), help="plant this bug: it must be caught"
+        "--bug",
+        choices=sorted({*planted.BUGS, *broker_planted.BUGS, *cluster_planted.BUGS}),
+        help="plant this bug: it must be caught",
     )
     parser.add_argument("--policies", action="store_true", help="brokers with groups that keep an order, or coalesce")
     parser.add_argument("--minutes", type=float, help="stop after so long, whatever is left")
@@ -135,11 +141,12 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def wants(options: argparse.Namespace, part: str) -> bool:
-    """Whether a part is to be run: the one that was asked for, or that a bug or a mode belongs to, else both."""
+    """Whether a part is to be run: the one that was asked for, or that a bug or a mode belongs to, else all."""
     if options.part is not None:
         return bool(options.part == part)
     if options.bug is not None:
-        return (options.bug in planted.BUGS) == (part == "storage")
+        planted_in = {"storage": {*planted.BUGS}, "broker": {*broker_planted.BUGS}, "cluster": {*cluster_planted.BUGS}}
+        return options.bug in planted_in[part]
     return part == "storage" or not (options.no_sync or options.damage)
 
 
@@ -165,6 +172,14 @@ def main(argv: list[str] | None = None) -> int:
         is_clean = is_clean and broker.clean
         if not options.json:
             broker_campaign.show(broker)
+            show_failures(failures)
+    if wants(options, "cluster"):
+        cluster = cluster_campaign.run(options)
+        failures = cluster_campaign.examples(cluster, options)
+        told["cluster"] = cluster_campaign.as_json(cluster) | {"failures": failures}
+        is_clean = is_clean and cluster.clean
+        if not options.json:
+            cluster_campaign.show(cluster)
             show_failures(failures)
     if options.json:
         print(json.dumps(told))

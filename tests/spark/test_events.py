@@ -29,7 +29,7 @@ from fairway.protocol.messages import (
     Span,
 )
 from fairway.spark import event_schema
-from fairway.spark.calling import Caller
+from fairway.spark.calling import Caller, Fixed
 from fairway.spark.event_options import event_options, is_meant
 from fairway.spark.event_reading import EventSplit
 from fairway.spark.events import EventReader, EventStreamReader
@@ -69,7 +69,7 @@ def brief(found: list[Row], *names: str) -> list[tuple[Any, ...]]:
 def consume(url: str, subject: str, group: str, name: str, count: int, most: int = 1_000) -> None:
     """So many messages, each outcome about so many of them, by a consumer that leaves afterwards."""
     place = (subject, group, name)
-    with Caller(addresses(url).brokers, WAIT_S) as caller:
+    with Caller(Fixed(addresses(url).brokers), WAIT_S) as caller:
         caller.ask(Join(*place, 0, 0), Joined)
         arrived = done = 0
         while done < count:

@@ -15,13 +15,14 @@ from pyspark.sql import SparkSession
 from fairway.client.sync import Client
 from fairway.errors import FairwayError, Misuse, Unreachable
 from fairway.protocol.admin import Depth, Describe, Described
+from fairway.spark.brokers import Extent
 from fairway.spark.jobs import archive, compacting, manifest
 from fairway.spark.jobs.archive import Options
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.ledger import Ledger, Overtaken
 from fairway.spark.jobs.manifest import Commit, NotAnArchive, Range, State
 from fairway.spark.jobs.watching import Point
-from fairway.spark.looking import Extent
+from fairway.spark.places import Part
 from tests.spark.jobs import rows, send, visible
 
 
@@ -167,16 +168,18 @@ def test_what_the_log_has_no_longer_is_an_error_or_a_gap() -> None:
     state, log_id = State(), "00000000000000aa"
     state.apply(Commit(1, 0, (Range("orders", log_id, 0, 10, 10),)))
     options = Options("archive", ("orders",), accept_loss=False)
-    assert archive.resumed(state, "orders", Extent(5, 20), log_id, options) == 10
-    assert archive.resumed(state, "payments", Extent(5, 20), log_id, options) == 5
+    assert archive.resumed(state, Part("orders"), Extent(5, 20), log_id, options) == 10
+    assert archive.resumed(state, Part("payments"), Extent(5, 20), log_id, options) == 5
     with pytest.raises(FairwayError, match=r"messages 10 to 11 of orders .*retention has taken them.*--accept-loss"):
-        archive.resumed(state, "orders", Extent(12, 20), log_id, options)
+        archive.resumed(state, Part("orders"), Extent(12, 20), log_id, options)
     assert (
-        archive.resumed(state, "orders", Extent(12, 20), log_id, Options("archive", ("orders",), accept_loss=True))
+        archive.resumed(
+            state, Part("orders"), Extent(12, 20), log_id, Options("archive", ("orders",), accept_loss=True)
+        )
         == 12
     )
     with pytest.raises(FairwayError, match="ends at 7, and archive has it up to 9"):
-        archive.resumed(state, "orders", Extent(0, 7), log_id, options)
+        archive.resumed(state, Part("orders"), Extent(0, 7), log_id, options)
 
 
 # --- a run that dies between any two of its steps ---------------------------------------------------------------------

@@ -16,12 +16,13 @@ from pyspark.sql import SparkSession
 from fairway.batch import MessageId
 from fairway.client.sync import Client
 from fairway.errors import FairwayError, Misuse
+from fairway.spark.brokers import Extent
 from fairway.spark.jobs import archive, auditing, reconcile, replay, sent
 from fairway.spark.jobs.auditing import Archive
 from fairway.spark.jobs.holes import STRETCH, Whole, holes
 from fairway.spark.jobs.manifest import Range
 from fairway.spark.jobs.reconcile import Finding, Options, Result
-from fairway.spark.looking import Extent
+from fairway.spark.places import Part
 from tests.spark.jobs import visible
 
 WAIT_S = 60
@@ -288,8 +289,8 @@ def test_holes_are_found_wherever_they_are(spark: SparkSession) -> None:
     at = datetime(2026, 3, 1, tzinfo=UTC)
     there = [0, 1, 4, *range(STRETCH - 2, STRETCH + 3)]
     rows = spark.createDataFrame(
-        [("a", each, at) for each in there] + [("b", each, at) for each in (5, 6)],
-        "subject string, sequence long, appended_at timestamp",
+        [("a", "default", each, at) for each in there] + [("b", "default", each, at) for each in (5, 6)],
+        "subject string, broker_group string, sequence long, appended_at timestamp",
     )
     assert holes(spark, rows, [Whole("a", 0, 2), Whole("b", 5, 7)]) is None
     wholes = [Whole("a", 0, STRETCH + 5), Whole("b", 5, 7), Whole("c", 3, 6), Whole("d", 0, 0)]
@@ -306,12 +307,12 @@ def test_holes_are_found_wherever_they_are(spark: SparkSession) -> None:
 def test_archive_alone_remembers_what_retention_took(spark: SparkSession) -> None:
     """Of 0 to 9, the log has 6 to 9; the archive has lost 3, and has 7, which the log has not."""
     at = datetime(2026, 3, 1, tzinfo=UTC)
-    columns = "subject string, sequence long, id string, key string, appended_at timestamp"
+    columns = "subject string, broker_group string, sequence long, id string, key string, appended_at timestamp"
 
     def rows(*sequences: int) -> Any:
-        return spark.createDataFrame([("a", each, f"id-{each}", None, at) for each in sequences], columns)
+        return spark.createDataFrame([("a", "default", each, f"id-{each}", None, at) for each in sequences], columns)
 
-    log, extents = rows(6, 8, 9), {"a": Extent(6, 10)}
+    log, extents = rows(6, 8, 9), {Part("a"): Extent(6, 10)}
     kept = Archive("path", rows(0, 1, 2, 4, 5, 6, 7, 8, 9), (Range("a", "log", 0, 10, 10),), ())
     compared = auditing.compared(spark, kept, log, extents, is_whole=True).collect()
     assert [(row["reason"], row["id"]) for row in compared] == [("only in the archive", "id-7")]

@@ -277,7 +277,7 @@ def test_checkpoint_of_another_log_is_refused(client: Client, streams: Streams) 
     with pytest.raises(reading.DataLoss, match="ends at 3"):
         reader.latestOffset(ahead, ReadAllAvailable())
     with pytest.raises(Misuse, match="upgrade fairway"):
-        reader.latestOffset({"fairway": 2}, ReadAllAvailable())
+        reader.latestOffset({"fairway": 3}, ReadAllAvailable())
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from fairway.batch import MessageId
 from fairway.client.sync import Client
 from fairway.errors import FairwayError, Misuse
 from fairway.spark import sink
-from fairway.spark.sink import Identity, NotTheSame
+from fairway.spark.sending import NotTheSame
+from fairway.spark.sink import Identity
 from tests.spark.conftest import Server
 from tests.spark.helpers import batch_reader, rows, write
 

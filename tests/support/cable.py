@@ -11,17 +11,18 @@ from typing import Self
 
 class Cable:
     """Listens on a port of its own and passes on to another. `cut`: connections break and none are made; `freeze`:
-    they stay, and nothing gets through, so that either side only notices by waiting."""
+    they stay, and nothing gets through, or nothing in one direction, so that either side only notices by waiting. What
+    was sent meanwhile arrives when it is mended, as it does where packets are lost and sent again."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self._to_port = port
-        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._listening = socket.create_server((host, 0))
         self.port: int = self._listening.getsockname()[1]
         self._ends: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._is_whole = True
-        self._flows = threading.Event()
-        self._flows.set()
+        self._there = _flowing()  # from who dials to who listens
+        self._back = _flowing()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
@@ -29,15 +30,22 @@ class Cable:
             self._is_whole = False
             for end in self._ends:
                 _shut(end)
-        self._flows.set()
+        self._thaw()
 
-    def freeze(self) -> None:
-        self._flows.clear()
+    def freeze(self, *, there: bool = True, back: bool = True) -> None:
+        if there:
+            self._there.clear()
+        if back:
+            self._back.clear()
 
     def mend(self) -> None:
         with self._lock:
             self._is_whole = True
-        self._flows.set()
+        self._thaw()
+
+    def _thaw(self) -> None:
+        self._there.set()
+        self._back.set()
 
     def close(self) -> None:
         self._listening.close()
@@ -57,6 +65,8 @@ class Cable:
                 near, _ = self._listening.accept()
             except OSError:
                 return  # closed
+            self._there.wait()  # to connect takes both directions
+            self._back.wait()
             self._join(near)
 
     def _join(self, near: socket.socket) -> None:
@@ -71,19 +81,25 @@ class Cable:
                 near.close()
                 return
             self._ends |= {near, far}
-        for source, target in ((near, far), (far, near)):
+        for source, target, flows in ((near, far, self._there), (far, near, self._back)):
             source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=self._pass, args=(source, target), daemon=True).start()
+            threading.Thread(target=self._pass, args=(source, target, flows), daemon=True).start()
 
-    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+    def _pass(self, source: socket.socket, target: socket.socket, flows: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65_536):
-                self._flows.wait()
+                flows.wait()
                 target.sendall(data)
         _shut(target)
         with self._lock:
             self._ends.discard(source)
         source.close()
+
+
+def _flowing() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
 
 
 def _shut(end: socket.socket) -> None:

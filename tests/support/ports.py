@@ -2,21 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import socket
+from fairway.world.ports import free_port
 
-# Below what kernels give to those who dial: a port from there may be taken by anybody's next connection.
-_FIRST, _LAST = 10_000, 30_000
-
-
-def free_port() -> int:
-    """One that nobody listens at now, and that nobody is given by chance."""
-    for _ in range(1_000):
-        with socket.socket() as probe:
-            port = random.randint(_FIRST, _LAST)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no free port was found")
+__all__ = ["free_port"]

@@ -14,6 +14,7 @@ _GROUND = _VALUES | {"world", "batch", "coalesce"}
 _PARTS = frozenset({"protocol", "storage", "groups", "scheduling", "registry"})  # blind to one another
 _SERVERS = frozenset({"broker", "delay", "meta"})  # blind to one another too: `fairway up` joins them, in the cli
 _SHARED = frozenset({"replication", "serving"})  # what servers have in common
+_ALIKE = frozenset({"lookup"})  # what clients and servers alike ask of meta servers
 _SURFACE = frozenset({"", "aio"})  # `fairway` itself and its asyncio twin
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -24,16 +25,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "world": _VALUES,
     "batch": _VALUES | {"world"},
     **dict.fromkeys(_PARTS, _GROUND),
-    **dict.fromkeys(_SHARED, _GROUND | _PARTS),
-    **dict.fromkeys(_SERVERS, _GROUND | _PARTS | _SHARED),
-    "client": _GROUND | _PARTS,  # never a server, nor what only servers need
-    "spark": _GROUND | _PARTS | {"client"},
-    "sql": _GROUND | _PARTS | {"client", "career"},  # outbox, inbox, fences: what stands on a user's own database
-    "career": _GROUND | _PARTS,  # elections; it sends nothing itself
-    **dict.fromkeys(_SURFACE, _GROUND | _PARTS | {"client", "career"}),
-    "testing": _GROUND | _PARTS | _SERVERS | _SHARED | _SURFACE | {"client", "spark", "sql", "career"},
+    **dict.fromkeys(_ALIKE, _GROUND | _PARTS),
+    **dict.fromkeys(_SHARED, _GROUND | _PARTS | _ALIKE),
+    **dict.fromkeys(_SERVERS, _GROUND | _PARTS | _ALIKE | _SHARED),
+    "client": _GROUND | _PARTS | _ALIKE,  # never a server, nor what only servers need
+    "spark": _GROUND | _PARTS | _ALIKE | {"client"},
+    "sql": _GROUND | _PARTS | _ALIKE | {"client", "career"},  # outbox, inbox, fences: what stands on a user's database
+    "career": _GROUND | _PARTS | _ALIKE,  # elections; it sends nothing itself
+    **dict.fromkeys(_SURFACE, _GROUND | _PARTS | _ALIKE | {"client", "career"}),
+    "testing": _GROUND | _PARTS | _ALIKE | _SERVERS | _SHARED | _SURFACE | {"client", "spark", "sql", "career"},
     "pytest_plugin": frozenset({"testing"}),
-    "cli": _GROUND | _PARTS | _SERVERS | _SHARED | _SURFACE | {"client", "spark", "sql", "career"},
+    "cli": _GROUND | _PARTS | _ALIKE | _SERVERS | _SHARED | _SURFACE | {"client", "spark", "sql", "career"},
 }
 
 # Lazy where the core install (client and command line) reaches; the rest may take what its extra brings at the top.

@@ -19,6 +19,7 @@ ENTRY_POINTS: dict[str, str] = {
     "fairway.pytest_plugin": "what pytest finds by its entry point",
     "fairway.world.simulation": "loop, clock, net and chance of a simulated run: what tests run a whole cluster on",
     "fairway.world.sim_disk": "the simulated disk, for the same",
+    "fairway.registry.simulated": "the simulated registry, for the same",
 }
 
 

@@ -16,6 +16,8 @@
     steering    seek, configure, pause, weight, read-only
     scan        reading without a group
     describe    what there is, for people
+    member      the life of one copy of several (`fairway.replication`); standing: what it may answer meanwhile;
+                place: its node in the registry
 
 The way of a message: `session` → `produce` → `storage` → (committed) → `groups` wakes the actors of the subject →
 `consuming` decides a range, reads it and answers → `session`.

@@ -34,6 +34,7 @@ from fairway.broker.reading import Reader
 from fairway.broker.retracing import KEY as RETRACING
 from fairway.broker.retracing import WATCHED, RetraceProcessor
 from fairway.broker.scan import SCAN_WEIGHT, ScanProcessor
+from fairway.broker.standing import Standing
 from fairway.broker.steering import SteeringProcessor
 from fairway.errors import FairwayError, StorageFault
 from fairway.names import Subject
@@ -41,8 +42,11 @@ from fairway.protocol import Message, Options, RequestReceived
 from fairway.protocol.admin import BrokerState, Configure, Lever, Scan, Switch
 from fairway.protocol.handshake import INBOX
 from fairway.protocol.messages import Heartbeat, Join, Leave, Produce, Pull, SettleAll
+from fairway.protocol.routing import Route
 from fairway.protocol.tracing import Index, Names, Retrace
+from fairway.replication.leader import Leader
 from fairway.scheduling import Order, Processor, Scheduler, SchedulerOptions
+from fairway.serving.alone import OF_META, LoneRoutes
 from fairway.serving.budget import Allowance
 from fairway.serving.delaying import NO_DESK, DelayDesk, concerns_delay, key_of
 from fairway.serving.doors import Doors, check_host
@@ -52,6 +56,7 @@ from fairway.serving.http import HttpDoor, Page
 from fairway.serving.meters import Meters, SyncWatch
 from fairway.serving.requests import MessageT, ServedRequest, admit, hand_to
 from fairway.serving.session import Session
+from fairway.storage.directory import Identity
 from fairway.storage.flusher import Durability
 from fairway.storage.store import Store, StoreOptions
 from fairway.world.clock import Clock
@@ -63,7 +68,7 @@ _MS_NS = 1_000_000
 _SCAN_LANES = 64  # actors for scans: one subject's scans share one, and weights are kept for so many keys, not for all
 _OF_MEMBERS = (Pull, SettleAll, Heartbeat, Leave)  # a union written where it is asked costs 1 µs
 _READS = (Pull, Scan)
-_WAITS = (Pull, Scan, Retrace)
+_WAITS = (Pull, Scan, Retrace, Route)
 _RETRACES = (Retrace, Index, Names)
 _INBOXES = "inbox:"  # how their names begin
 _FRAME_SPARE_BYTES = 64 * limits.KIB  # of an answer's frame, for what is not batches
@@ -123,9 +128,11 @@ class Broker:
         groups: Groups,
         order: Order | None = None,
         delay: DelayDesk | None = None,
+        standing: Standing | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.clock = world.clock
+        self.standing = standing  # of one copy of several
         self.store = store
         self.options = options
         self.delay = delay
@@ -166,6 +173,14 @@ class Broker:
         self._scan = ScanProcessor(self.desk, reader)
         self._retrace = RetraceProcessor(self.desk, reader, self.fetches, names)
         self.steer = SteeringProcessor(self.desk, self._inboxes, self._state)
+        self._lone = LoneRoutes(
+            self.scheduler,
+            self._state,
+            lambda: (str(each.name) for each in store.messages.views.subjects),
+            lambda: f"{options.host}:{self.port}",
+            has_delay=delay is not None,
+            is_alone=standing is None,
+        )
 
     @classmethod
     async def start(
@@ -177,26 +192,11 @@ class Broker:
         delay: DelayDesk | None = None,
     ) -> Broker:
         """Recover the store, bring the groups back to life, listen. `delay` takes delayed messages."""
-        numpy_or_none()  # importing it takes a tenth of a second: now, not when somebody's first large batch comes
         groups = Groups()
-        loop = asyncio.get_running_loop()
-        try:
-            store = Store.open(
-                world.disk,
-                world.clock,
-                world.rng,
-                defer=loop.call_soon,
-                options=options.store,
-                action_view=groups,
-                names=groups.names,
-            )
-        except FairwayError:
-            world.disk.close()
-            raise
+        store = _open_store(world, options, groups)
         broker = cls(world, options, store, groups, order, delay)
         try:
-            broker.desk.begin_life(is_lazy=options.store.durability is Durability.MEMORY)
-            broker.housekeeper.start()
+            broker.begin_life()
             if options.store.durability is Durability.MEMORY:
                 broker._sync_by_and_by()
             await broker._doors.open(options.host, options.port, options.http_port)
@@ -204,6 +204,32 @@ class Broker:
             await broker.stop()
             raise
         return broker
+
+    @classmethod
+    async def follow(
+        cls,
+        world: BrokerWorld,
+        options: BrokerOptions,
+        standing: Standing,
+        adopt: Identity | None = None,
+        order: Order | None = None,
+    ) -> Broker:
+        """One copy of several, which does not lead: recover the store, listen. `adopt`: the logs that it is to have,
+        if it has none."""
+        groups = Groups()
+        store = _open_store(world, options, groups, follows=True, adopt=adopt)
+        broker = cls(world, options, store, groups, order, standing=standing)
+        try:
+            await broker._doors.open(options.host, options.port, options.http_port)
+        except FairwayError:
+            broker.abandon()
+            raise
+        return broker
+
+    def begin_life(self) -> None:
+        """Everything in the logs is committed: bring the groups to life."""
+        self.desk.begin_life(is_lazy=self.options.store.durability is Durability.MEMORY)
+        self.housekeeper.start()
 
     @property
     def port(self) -> int:
@@ -246,7 +272,9 @@ class Broker:
     def handle(self, session: Session, received: RequestReceived) -> None:
         """Put a request into the mailbox of its actor; `Refused` and `Misuse` are answered by the session."""
         message = received.message
-        if concerns_delay(received):
+        if self.standing is not None and (leader := self.standing.admit(message)) is not None:
+            self._ask_leader(leader, session, received)
+        elif concerns_delay(received):
             if self.delay is None:
                 raise NO_DESK
             self._dispatch(key_of(message), self._request(session, received, received.message), self.delay)
@@ -276,8 +304,21 @@ class Broker:
             named = Subject.parse(message.subject)
             request = self._request(session, received, received.message)
             self._once_named(named, request, lambda: (("steer",), self.steer))
+        elif isinstance(message, OF_META):
+            key = self._lone.key_of(message)
+            asked = self._request(session, received, received.message, self.options.wait_ms_max)
+            self._dispatch(key, asked, self._lone)
         else:
             self._dispatch(("steer",), self._request(session, received, received.message), self.steer)
+
+    def _ask_leader(self, leader: Leader, session: Session, received: RequestReceived) -> None:
+        """What a replica asks. It waits for no actor: whoever waits for an answer here waits for the replica."""
+        request = self._request(session, received, received.message)
+        try:
+            leader.answer(request)
+        except FairwayError:
+            request.end()
+            raise
 
     @staticmethod
     def _may_name(message: Configure | Switch) -> bool:
@@ -354,7 +395,7 @@ class Broker:
             self.options.connection.name,
             log.log_id,
             log.epoch,
-            is_master=True,
+            is_master=self.standing is None or self.standing.is_master,
             is_read_only=self.store.fault is not None or not self.store.has_room,
             started_ms=self._started_ms,
             connections=len(self.hall),
@@ -376,8 +417,10 @@ class Broker:
         """Return when the store has failed: then `stop` raises what happened."""
         await self._failed.wait()
 
-    async def stop(self) -> None:
-        """Answer what is durable, checkpoint, let go. Raises the fault of the store, if it has one."""
+    def fall_silent(self) -> None:
+        """Accept nobody, take no requests, let no timer ring: what is durable is still answered."""
+        if self._is_stopping:
+            return
         self._is_stopping = True
         if self._sync_timer is not None:
             self._sync_timer.cancel()
@@ -385,6 +428,17 @@ class Broker:
         self.hall.close("the broker is stopping")
         self.scheduler.close()
         self.desk.close()
+
+    def abandon(self) -> None:
+        """Not a word more to anybody, and no checkpoint: another copy leads, or this one begins again as another."""
+        self.hall.cut_off()
+        self.fall_silent()
+        self._doors.close_http()
+        self.store.abandon()
+
+    async def stop(self) -> None:
+        """Answer what is durable, checkpoint, let go. Raises the fault of the store, if it has one."""
+        self.fall_silent()
         try:
             await self.store.close()
         finally:
@@ -392,6 +446,27 @@ class Broker:
             self._doors.close_http()
         if self.store.fault is not None:
             raise self.store.fault
+
+
+def _open_store(
+    world: BrokerWorld, options: BrokerOptions, groups: Groups, *, follows: bool = False, adopt: Identity | None = None
+) -> Store:
+    numpy_or_none()  # importing it takes a tenth of a second: now, not when somebody's first large batch comes
+    try:
+        return Store.open(
+            world.disk,
+            world.clock,
+            world.rng,
+            defer=asyncio.get_running_loop().call_soon,
+            options=options.store,
+            action_view=groups,
+            names=groups.names,
+            follows=follows,
+            adopt=adopt,
+        )
+    except FairwayError:
+        world.disk.close()
+        raise
 
 
 def _bracketed(host: str) -> str:

@@ -39,6 +39,11 @@ class Watches:
             except Refused as full:
                 processor.fail(request, full)
 
+    def release_all(self) -> None:
+        """Any subject may have something new to show."""
+        for subject_id in list(self._waiting):
+            self.release(subject_id)
+
     def close(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for of_subject in waiting.values():

@@ -4,7 +4,7 @@ law          what a candidate does next, as a table; no I/O
 office       the law with a lock and a clock around it, and what a career sees of it
 careers      what a user writes
 candidacy    a candidate in a thread           candidacy_aio   the same on a loop
-election     the port                          zookeeper, local   its forms
+election     the port                          zookeeper, meta, local   its forms
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fairway.career.electing import elect, elect_async
 from fairway.career.election import Election, Listener
 from fairway.career.law import Confirmation
 from fairway.career.local import LocalBallot, LocalElection
+from fairway.career.meta import MetaElection
 from fairway.career.office import Mandate
 from fairway.career.zookeeper import ElectionFailed, ZooKeeperElection
 
@@ -31,6 +32,7 @@ __all__ = [
     "LocalBallot",
     "LocalElection",
     "Mandate",
+    "MetaElection",
     "ZooKeeperElection",
     "elect",
     "elect_async",

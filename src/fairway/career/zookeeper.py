@@ -158,25 +158,34 @@ class ZooKeeperElection(Secretary):
         while True:
             asked_ns = self._clock.monotonic_ns()
             line = sorted(filter(_PLACE.fullmatch, self._ask("get_children", self._path)), key=_number_of)
-            if own not in line:  # somebody has removed it, or it was of a session that is over
-                self._forget()
+            is_first = line[:1] == [own]
+            if own not in line or (is_first and not self._holds()):
+                self._forget()  # somebody has removed it, or it was of a session that is over
                 self._notes.put(Note.LOOK)
                 return
-            place = line.index(own)
-            if place == 0:
+            if is_first:
                 self._is_elected, self._is_suspended = True, False
                 listener.elected(self._confirmation(asked_ns))
                 return
+            place = line.index(own)
             if self._ask("exists", f"{self._path}/{line[place - 1]}", watch=self._on_watch) is not None:
                 return
 
     def _confirm(self, listener: Listener) -> None:
         asked_ns = self._clock.monotonic_ns()
-        if self._ask("exists", self._node) is None:
+        if not self._holds():
             self._lose(listener)
             return
         self._is_suspended = False
         listener.confirmed(self._confirmation(asked_ns))
+
+    def _holds(self) -> bool:
+        """Whether the own node is there. Asked by a change that changes nothing, which only a majority of the servers
+        can make: one that was cut off from the others still answers what is only read."""
+        change = self._client.transaction()
+        change.check(self._node, -1)
+        [found] = change.commit_async().get(timeout=self.session_ms / 1e3)
+        return found is True
 
     def _confirmation(self, asked_ns: int) -> Confirmation:
         session_ns = self.session_ms * 1e6

@@ -1,8 +1,8 @@
 """`fairway up` and `fairway broker`: one broker on one data directory, until it is told to end.
 
 `up` is everything that a newcomer needs in one process: a broker, and a delay server behind the broker's port, with
-its data in the directory `delay` in the broker's. The meta server joins them when it is there. `broker` is the broker
-alone.
+its data in the directory `delay` in the broker's; what is asked of meta servers it answers with itself. `broker` is the
+broker alone, or one copy of several.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import typer
 from fairway import limits
 from fairway.cli import output
 from fairway.cli.options import Durability, Options, flag
+from fairway.cli.promote import promote
 from fairway.cli.settings import ConfigFile, resolve
 from fairway.errors import FairwayError, Misuse
 from fairway.world import host as host_machine
@@ -38,12 +39,15 @@ _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  where to dial w
 
 UP_HELP = """Run everything in one process. Prints one line with its URL when it is ready.
 
-Everything is a broker and a delay server, so far. SIGTERM or Ctrl-C stops it cleanly, with exit status 0.
+Everything is a broker, a delay server, and the answers of a meta server. SIGTERM or Ctrl-C stops it cleanly, with exit
+status 0.
 """
 BROKER_HELP = """Run a broker alone. Prints one line with its URL when it is ready.
 
 SIGTERM or Ctrl-C stops it: it accepts nobody any more, answers what is durable, writes a checkpoint and exits with
 status 0. Exit status 1: it could not start, or its disk failed; a sentence on stderr says why.
+
+With --registry and --group it is one copy of several: it leads, or follows the one that does, and takes over from it.
 """
 
 Data = Annotated[str | None, flag("data", "DIR")]
@@ -60,6 +64,11 @@ LowWaterMib = Annotated[int | None, flag("low_water_mib", "MIB")]
 HorizonDays = Annotated[float | None, flag("horizon_days", "DAYS")]
 PendingMax = Annotated[int | None, flag("pending_max", "N")]
 LogData = Annotated[str | None, flag("log_data", "DIR")]
+Registry = Annotated[str | None, flag("registry", "URL")]
+Group = Annotated[str | None, flag("group", "NAME")]
+Advertise = Annotated[str | None, flag("advertise", "HOST:PORT")]
+MinInSync = Annotated[int | None, flag("min_in_sync", "N")]
+SessionMs = Annotated[int | None, flag("session_ms", "MS")]
 
 
 def up(  # noqa: PLR0913, PLR0917  (typer takes the flags from here)
@@ -83,7 +92,8 @@ def up(  # noqa: PLR0913, PLR0917  (typer takes the flags from here)
     _run("up", config, locals())
 
 
-def serve(
+def serve(  # noqa: PLR0913, PLR0917  (typer takes the flags from here)
+    context: typer.Context,
     data: Data = None,
     host: Host = None,
     port: Port = None,
@@ -94,11 +104,24 @@ def serve(
     keep_gib: KeepGib = None,
     keep_owed_gib: KeepOwedGib = None,
     low_water_mib: LowWaterMib = None,
+    registry: Registry = None,
+    group: Group = None,
+    advertise: Advertise = None,
+    min_in_sync: MinInSync = None,
+    session_ms: SessionMs = None,
     allow_remote: AllowRemote = None,
     config: ConfigFile = None,
 ) -> None:
     """`fairway broker`; the help text is above."""
-    _run("broker", config, locals())
+    flags = locals()
+    del flags["context"]
+    if context.invoked_subcommand is None:
+        _run("broker", config, flags)
+
+
+app = typer.Typer(help=BROKER_HELP, invoke_without_command=True)
+app.callback(help=BROKER_HELP)(serve)
+app.command("promote")(promote)
 
 
 def _run(verb: str, config: Path | None, flags: dict[str, object]) -> None:
@@ -107,7 +130,12 @@ def _run(verb: str, config: Path | None, flags: dict[str, object]) -> None:
         data = data_directory(options)
         from fairway.world import service
 
-        service.run(_serve(verb, data, options))
+        if verb == "broker" and (options.group is not None or options.registry is not None):
+            from fairway.cli import member
+
+            service.run(member.serve(data, options, broker_options(options)))
+        else:
+            service.run(_serve(verb, data, options))
 
 
 def data_directory(options: Options) -> Path:
@@ -177,6 +205,7 @@ def delay_options(options: Options) -> DelayOptions:
 async def _serve(verb: str, data: Path, options: Options) -> None:
     """Start, say so, wait, stop. Raises the fault that ended it, if one did."""
     from fairway.broker.server import Broker, BrokerWorld
+    from fairway.replication.promise import Promise
     from fairway.storage import directory
     from fairway.world.clock import RealClock
     from fairway.world.net import RealNet
@@ -186,6 +215,11 @@ async def _serve(verb: str, data: Path, options: Options) -> None:
     asked = asked_to_end()
     disk = open_disk(data)
     directory.identify(disk)  # before anything is made in a directory that is not ours
+    if Promise(disk).epoch:
+        raise Misuse(
+            f"{data} is a copy of a group, and alone it would write what the others do not have: start it with "
+            "--registry and --group"
+        )
     delay = _open_delay(data, options) if verb == "up" else None
     try:
         world = BrokerWorld(RealClock(), disk, RealNet(), RealRng())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from fairway.cli import demo_log, output, top
+from fairway.cli import demo_cluster, demo_log, output, top
 from fairway.cli.client import describe
 from fairway.cli.rates import GroupRow, Watch
 from fairway.errors import FairwayError, StorageFault
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(invoke_without_command=True)
 app.command("log")(demo_log.log)
+app.command("cluster")(demo_cluster.cluster)
 
 _ORDERS_PER_S = 300
 _TICK_S = 0.05

@@ -13,6 +13,7 @@ from fairway import __version__
 from fairway.cli import (
     bench,
     broker,
+    cluster,
     config,
     configure,
     consume,
@@ -21,11 +22,13 @@ from fairway.cli import (
     demo,
     doctor,
     inspect,
+    meta,
     outbox,
     pipeline,
     produce,
     spool,
     steer,
+    subject,
     subjects,
     tail,
     top,
@@ -64,7 +67,8 @@ def _root(
 _RUN, _USE, _WATCH, _STEER, _DATA, _CARE = "Run", "Send and consume", "Watch", "Steer", "Data on Spark", "Care"
 
 app.command("up", help=broker.UP_HELP, rich_help_panel=_RUN)(broker.up)
-app.command("broker", help=broker.BROKER_HELP, rich_help_panel=_RUN)(broker.serve)
+app.add_typer(broker.app, name="broker", rich_help_panel=_RUN)
+app.command("meta", help=meta.HELP, rich_help_panel=_RUN)(meta.serve)
 app.add_typer(demo.app, name="demo", rich_help_panel=_RUN)
 app.command(rich_help_panel=_USE)(produce.produce)
 app.command(rich_help_panel=_USE)(consume.consume)
@@ -73,12 +77,14 @@ app.command(rich_help_panel=_WATCH)(top.top)
 app.command(rich_help_panel=_WATCH)(subjects.subjects)
 app.command(rich_help_panel=_WATCH)(subjects.groups)
 app.command(rich_help_panel=_WATCH)(subjects.lag)
+app.add_typer(cluster.app, name="cluster", rich_help_panel=_WATCH)
 app.command(rich_help_panel=_WATCH)(trace)
 app.command(rich_help_panel=_STEER)(steer.seek)
 app.command(rich_help_panel=_STEER)(steer.weight)
 app.command(rich_help_panel=_STEER)(steer.pause)
 app.command(rich_help_panel=_STEER)(steer.resume)
 app.command(rich_help_panel=_STEER)(configure.configure)
+app.add_typer(subject.app, name="subject", rich_help_panel=_STEER)
 app.add_typer(dead.app, name="dead", rich_help_panel=_STEER)
 app.add_typer(delay.app, name="delay", rich_help_panel=_STEER)
 app.add_typer(spool.app, name="spool", rich_help_panel=_STEER)

@@ -25,6 +25,11 @@ class Durability(enum.Enum):
     MEMORY = "memory"
 
 
+class OnOff(enum.Enum):
+    ON = "on"
+    OFF = "off"
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What a user may set. The description of a field is its help text and its documentation."""
 
@@ -102,6 +107,41 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             "Several groups have names, and spaces between them: NAME=HOST:PORT NAME=HOST:PORT."
         ),
     ] = None
+
+    # --- servers of a cluster
+    registry: Annotated[
+        str | None,
+        Meta(
+            description="Where servers of a cluster find one another: zookeeper://HOST:PORT[,HOST:PORT], "
+            "meta://HOST:PORT of a meta server that keeps it, or sqlite:DIR for that meta server itself."
+        ),
+    ] = None
+    session_ms: Annotated[
+        int,
+        Meta(ge=500, description="After so long without a word from a server the others take it for dead."),
+    ] = 6_000
+    group: Annotated[
+        str | None,
+        Meta(description="The group that this server is a copy of; it needs a registry. Unset: it stands alone."),
+    ] = None
+    advertise: Annotated[
+        str | None,
+        Meta(description="HOST:PORT where others reach this server; unset: where it listens."),
+    ] = None
+    min_in_sync: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="With fewer copies than this in sync a group takes no messages, only acks; unset: as the group "
+            "has it, and 1 for a new one."
+        ),
+    ] = None
+    create_subjects: Annotated[
+        OnOff,
+        Meta(description="Whether a meta server makes subjects on first use; off: only by `fairway subject create`."),
+    ] = OnOff.ON
+    spread: Annotated[
+        int, Meta(ge=1, description="How many broker groups a meta server gives a new subject, the least loaded ones.")
+    ] = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,25 +4,40 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from fairway.client.core import Duration, limit_of, seconds_of
-from fairway.client.hand import HANDFUL, LEAVE_S, Hand, check_most
-from fairway.protocol.consuming import Consuming
+from fairway.client.hand import HANDFUL, LEAVE_S, Hand, Source, check_most
 from fairway.protocol.delivery import Message
-from fairway.protocol.line import Line
 from fairway.world.clock import Clock
-from fairway.world.loop_link import LoopLink
+
+
+class Waits(Protocol):
+    """What a consumer asks of its link, or of several (`aio_herd`)."""
+
+    def check(self) -> None: ...
+
+    async def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool: ...
+
+    def stir(self) -> None: ...
+
+    def pump(self) -> None: ...
 
 
 class AioConsumer(Hand):
     """One member of a group. Several tasks may take from it; each message goes to one of them."""
 
     def __init__(
-        self, session: Consuming, line: Line, link: LoopLink, clock: Clock, on_close: Callable[[AioConsumer], None]
+        self,
+        session: Source,
+        forget: Callable[[], None],
+        link: Waits,
+        clock: Clock,
+        on_close: Callable[[AioConsumer], None],
     ) -> None:
+        """`forget` takes the session from its line."""
         super().__init__(session)
-        self._line = line
+        self._forget = forget
         self._link = link
         self._clock = clock
         self._on_close = on_close
@@ -125,7 +140,7 @@ class AioConsumer(Hand):
         finally:
             if not self._session.is_finished:
                 self._session.abandon()
-            self._line.remove(self._session)
+            self._forget()
             self._link.stir()  # for tasks that still wait for messages
 
     async def __aenter__(self) -> Self:

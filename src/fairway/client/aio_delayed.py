@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from fairway.client import delaying
 from fairway.client.asking import AnswerT, Command
 from fairway.client.core import Duration
 from fairway.client.delaying import Between, Decision, DelayedMessage, Listing
+from fairway.protocol.delaying import Which
 from fairway.world.clock import Clock
 
 
@@ -23,9 +24,11 @@ class AioAnswers(Protocol):
 class AioDelayed:
     """Questions about delayed messages. An answer is durable where it changes anything."""
 
-    def __init__(self, ask: AioAnswers, clock: Clock) -> None:
+    def __init__(self, ask: AioAnswers, clock: Clock, askers: Callable[[], Awaitable[list[AioAnswers]]]) -> None:
+        """`askers` gives one for each group of delay servers; `ask` asks all of them, and has one answer."""
         self._ask = ask
         self._clock = clock
+        self._askers = askers
 
     async def cancel(
         self, id: MessageId | str | None = None, *, subject: str | None = None, key: str | None = None
@@ -54,7 +57,22 @@ class AioDelayed:
         limit: int | None = None,
     ) -> AsyncIterator[DelayedMessage]:
         """What is pending, in the order of due times: `async for`. It is asked for page by page, as it is wanted."""
-        return _walk(self._ask, Listing(delaying.which_of(subject, key_prefix, between), limit))
+        return self._walks(delaying.which_of(subject, key_prefix, between), limit)
+
+    async def _walks(self, which: Which, limit: int | None) -> AsyncIterator[DelayedMessage]:
+        """Whoever has the one that is due next is asked on, until there are enough."""
+        walks = [_walk(ask, Listing(which, limit)) for ask in await self._askers()]
+        heads = {walk: head for walk in walks if (head := await anext(walk, None)) is not None}
+        left = limit
+        while heads and left != 0:
+            walk = min(heads, key=lambda each: heads[each].due_at)
+            yield heads[walk]
+            left = None if left is None else left - 1
+            head = await anext(walk, None)
+            if head is None:
+                del heads[walk]
+            else:
+                heads[walk] = head
 
     async def count(
         self, subject: str | None = None, key_prefix: str | None = None, between: Between | None = None

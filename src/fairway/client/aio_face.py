@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from fairway.batch import MessageId
 from fairway.client import commands, url
 from fairway.client.aio_consumer import AioConsumer
-from fairway.client.aio_delayed import AioDelayed
+from fairway.client.aio_delayed import AioAnswers, AioDelayed
+from fairway.client.aio_fleet import AioFleet
+from fairway.client.aio_herd import AioHerdLink
 from fairway.client.aio_pending import AioBatch, AioPending
 from fairway.client.aio_way import AioWay
 from fairway.client.asking import AnswerT, Command
@@ -37,18 +39,21 @@ from fairway.client.core import (
     delay_server,
     failures,
     limit_of,
+    meta_server,
     not_stored_yet,
     note_failures,
     seconds_of,
 )
 from fairway.client.delaying import due_of, dues_of, is_far
+from fairway.client.fleet import Fleet
 from fairway.client.hand import LEAVE_S
 from fairway.client.many import slices
+from fairway.client.merging import is_elsewhere
 from fairway.client.settings import ConsumerSettings, id_of, options_of
 from fairway.client.spool import SpoolOptions, SpoolState
 from fairway.client.spool import options_of as options_of_spool
 from fairway.client.spool_keeper import Spooling
-from fairway.errors import BufferFull, Misuse, Unreachable
+from fairway.errors import BufferFull, Misuse, Refused, Unreachable
 from fairway.protocol.admin import Configured, Depth, Described, Redriven, Sought, Switched
 from fairway.protocol.consuming import Consuming
 from fairway.protocol.delivery import Page
@@ -73,7 +78,8 @@ def connect(
     clock: Clock | None = None,
     rng: Rng | None = None,
 ) -> AioClient:
-    """A client of the broker at `fairway://HOST:PORT`: enter it with `async with`, or await it and `close` it.
+    """A client of the broker at `fairway://HOST:PORT`, or of a cluster at `meta://HOST:PORT`: enter it with
+    `async with`, or await it and `close` it.
 
     Raises `Unreachable` if nobody answers, after trying again for `patience`. Later on a lost connection is found
     again for ever, whatever the patience. `?delay=HOST:PORT` behind it names a delay server that is elsewhere.
@@ -91,16 +97,17 @@ class AioClient:
     def __init__(
         self, where: str, patience: Duration, options: ClientOptions | None, net: Net, clock: Clock, rng: Rng
     ) -> None:
-        self._target = url.parse(where)
+        self._target = url.parse_any(where)
         self._patience_s = seconds_of(patience)
         self._options = options or ClientOptions()
-        self._options.check()
+        self._options.check(self._target)
         self._net = net
         self._clock = clock
         self._rng = rng
-        self.delayed = AioDelayed(self._ask_delayed, clock)
+        self.delayed = AioDelayed(self._ask_delayed, clock, self._askers_delayed)
         self._consumers: list[AioConsumer] = []
         self._way_or_none: AioWay | None = None
+        self._fleet: AioFleet | None = None  # where it is a cluster
         self._spooling: Spooling | None = None
         self._delay_way: AioWay | None = None  # to a delay server that is elsewhere, once it was needed
         self._is_closed = False
@@ -109,7 +116,10 @@ class AioClient:
         """Connect; `async with` and `await` do it."""
         if self._way_or_none is not None or self._is_closed:
             raise Misuse("a client is opened once: connect again")
-        way = self._way_or_none = self._new_way(Goal(self._target.brokers))
+        meta = self._target.meta
+        way = self._way_or_none = self._new_way(meta_server(meta) if meta else Goal(self._target.brokers))
+        if meta:
+            self._fleet = AioFleet(Fleet(way, self._new_way, self._clock, self._rng), self._options.producer)
         try:
             if self._options.spool is not None:
                 self._spooling = way.spooling(self._options.spool, self._rng)
@@ -145,6 +155,8 @@ class AioClient:
         return self._delay_way
 
     def _ways(self) -> list[AioWay]:
+        if self._fleet is not None:
+            return self._fleet.ways
         return [way for way in (self._way_or_none, self._delay_way) if way is not None]
 
     # --- sending -----------------------------------------------------------------------------------------------------
@@ -165,6 +177,9 @@ class AioClient:
         With `after` or `at` it is delivered then, and never before; a time that is past means at once. It is on its way
         before it is awaited, unless the buffer is full: then awaiting it waits for room first.
         """
+        if self._fleet is not None:
+            message, is_alone = self._message(payload, key, tags, headers, id, after, at)
+            return self._fleet.put(subject, message, is_alone=is_alone)
         if after is not None or at is not None:
             way, add = self._due_add(due_of(after, at, self._clock), subject, payload, key, tags, headers, id)
         else:
@@ -178,6 +193,22 @@ class AioClient:
             return way.put_now(add)
         except BufferFull as full:
             return way.put_later(add, full)
+
+    def _message(
+        self,
+        payload: bytes,
+        key: str | None,
+        tags: Collection[str],
+        headers: Mapping[str, str] | None,
+        id: MessageId | str | None,
+        after: Duration | None,
+        at: datetime | None,
+    ) -> tuple[tuple[Any, ...], bool]:
+        """All that belongs to a message, and whether it is better off in a batch of its own."""
+        self._way.check()
+        due_ms = 0 if after is None and at is None else due_of(after, at, self._clock)
+        born = None if id is None else id_of(id)
+        return (payload, key, tags, headers, born, due_ms), bool(due_ms) and is_far(due_ms, self._clock)
 
     def _due_add(
         self,
@@ -205,6 +236,9 @@ class AioClient:
         at: datetime | None = None,
     ) -> AioPending:
         """Put a message on its way, or raise `BufferFull`; what it returns may be awaited."""
+        if self._fleet is not None:
+            message, is_alone = self._message(payload, key, tags, headers, id, after, at)
+            return self._fleet.put_now(subject, message, is_alone=is_alone)
         if after is not None or at is not None:
             delaying, add = self._due_add(due_of(after, at, self._clock), subject, payload, key, tags, headers, id)
             return delaying.put_now(add)
@@ -240,6 +274,10 @@ class AioClient:
         due_ms = dues_of(len(payloads), after, at, self._clock)
         batches: list[AioBatch] = []
         for part in slices(payloads, keys=keys, tags=tags, headers=headers, ids=ids, due_ms=due_ms):
+            if self._fleet is not None:
+                self._way.check()
+                batches += await self._fleet.put_many(subject, part, is_due=due_ms is not None)
+                continue
             way = self._way if due_ms is None else self._delaying()
             add = partial(way.producing.add_many, subject, part.payloads, **part.columns)
             try:
@@ -292,13 +330,28 @@ class AioClient:
 
     def consumer(self, subject: str, group: str, **settings: Unpack[ConsumerSettings]) -> AioConsumer:
         """Join a group on a subject. `fairway.ConsumingOptions` says what can be set."""
-        way = self._way
+        way, options = self._way, options_of(subject, group, settings)
+        if self._fleet is not None:
+            return self._herded(self._fleet, AioHerdLink(options, way, self._clock, self._rng))
         link, line = way.link, way.core.line
-        session = Consuming(options_of(subject, group, settings), self._rng, on_change=link.stir)
-        made = AioConsumer(session, line, link, self._clock, self._consumers.remove)
+        session = Consuming(options, self._rng, on_change=link.stir)
+        made = AioConsumer(session, partial(line.remove, session), link, self._clock, self._consumers.remove)
         self._consumers.append(made)
         line.add(session, self._clock.monotonic_ns())
         link.stir()
+        return made
+
+    def _herded(self, fleet: AioFleet, link: AioHerdLink) -> AioConsumer:
+        """A consumer on every broker group of its subject."""
+        herd = link.herd
+
+        def left(consumer: AioConsumer) -> None:
+            fleet.inner.leave(herd)
+            self._consumers.remove(consumer)
+
+        made = AioConsumer(herd, herd.forget, link, self._clock, left)
+        self._consumers.append(made)
+        fleet.inner.join(herd)
         return made
 
     # --- asking ------------------------------------------------------------------------------------------------------
@@ -315,12 +368,21 @@ class AioClient:
         command: Command[AnswerT],
         timeout: Duration = ASK_S,  # noqa: ASYNC109
     ) -> tuple[AnswerT, Sequence[Bytes]]:
-        return await self._way.ask(command, timeout)
+        way = self._way
+        if self._fleet is not None:
+            return await self._fleet.ask(command, timeout), ()
+        return await way.ask(command, timeout)
 
     async def _ask_delayed(self, command: Command[AnswerT]) -> AnswerT:
+        if self._fleet is not None:
+            return await self._answer(command)
         way = self._delaying()
         await way.wait_connected(self._patience_s)
         return (await way.ask(command, ASK_S))[0]
+
+    async def _askers_delayed(self) -> list[AioAnswers]:
+        """One for each group of delay servers."""
+        return [self._ask_delayed] if self._fleet is None else await self._fleet.delay_askers()
 
     async def describe(
         self, subject: str | None = None, group: str | None = None, *, depth: Depth = Depth.GROUPS, after: str = ""
@@ -367,10 +429,19 @@ class AioClient:
         self, subject: str, start: Place = "earliest", end: int | None = None, *, bytes_max: int = SCAN_BYTES
     ) -> AsyncIterator[Page]:
         """Stored batches without a group, up to `end` or what is committed when it begins."""
-        scanning = Scanning(subject, start, end, bytes_max)
-        while not scanning.is_done:
-            for page in scanning.pages(*await self._ask(scanning.command())):
-                yield page
+        way = self._way
+        ways = [way] if self._fleet is None else await self._fleet.to_scan(subject, start, end)
+        for each in ways:
+            scanning = Scanning(subject, start, end, bytes_max)
+            while not scanning.is_done:
+                try:
+                    scanned = await each.ask(scanning.command(), ASK_S)
+                except Refused as refused:
+                    if is_elsewhere(refused, ways):
+                        break
+                    raise
+                for page in scanning.pages(*scanned):
+                    yield page
 
     # --- ending ------------------------------------------------------------------------------------------------------
 
@@ -390,10 +461,12 @@ class AioClient:
             await self._drained(way, end_ns)
         finally:
             self._is_closed = True
+            if self._fleet is not None:
+                self._fleet.inner.close()
             async with AsyncExitStack() as all_of_them:  # whatever happens to one of them
                 if self._spooling is not None:
                     all_of_them.callback(self._spooling.close)  # called last
-                for each in self._ways():
+                for each in reversed(self._ways()):
                     all_of_them.push_async_callback(each.hang_up, end_ns)
         self._raise_unseen()
 

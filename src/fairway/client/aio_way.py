@@ -15,7 +15,7 @@ from fairway.errors import BufferFull, Misuse
 from fairway.protocol.backoff import NS_PER_MS
 from fairway.protocol.frames import Bytes
 from fairway.protocol.pending import Receipt
-from fairway.protocol.producing import Flush
+from fairway.protocol.waiters import Flush
 from fairway.world.clock import Clock
 from fairway.world.loop_link import LoopLink
 from fairway.world.net import Net
@@ -33,7 +33,9 @@ class AioWay:
         self._goal = goal
         self._clock = clock
         self._options = options.producer
-        self.core: Core[AioPending, AioBatch] = Core(clock, rng, options, pending_type=AioPending, batch_type=AioBatch)
+        self.core: Core[AioPending, AioBatch] = Core(
+            clock, rng, options, pending_type=AioPending, batch_type=AioBatch, stores=goal.stores
+        )
         self.producing = self.core.producing
         self._is_closed = False
         self.link = LoopLink(self.core.line, goal.addresses, net, clock)
@@ -153,4 +155,5 @@ class AioWay:
         """Give up what is not stored, say goodbye, end the link."""
         self._is_closed = True
         self.producing.give_up("the client was closed before an answer came")
+        self.core.line.close(self._clock.monotonic_ns(), patience_ms=self._goal.patience_ms)
         await self.link.close(min(1.0, self.left_s(end_ns)))

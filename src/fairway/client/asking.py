@@ -1,8 +1,9 @@
 """Questions of operators and tools, as one session of a line: each is asked once the line is open, and answered once.
 
 A question whose answer was lost with the connection is asked again where that can do no harm; otherwise its caller is
-told that nobody knows. A refusal is for the caller to judge, but for one: a delay server that has just been started and
-reads its files says when to ask again, and is asked again.
+told that nobody knows. A refusal is for the caller to judge, but for two: a delay server that has just been started and
+reads its files says when to ask again, and is asked again; and what one who does not lead refuses, the next one is
+asked.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from fairway.protocol.backoff import NS_PER_MS
 from fairway.protocol.delaying import Cancel, Pending, Reschedule, Tally
 from fairway.protocol.frames import Bytes
 from fairway.protocol.messages import Message
+from fairway.protocol.routing import Govern, Route
 from fairway.protocol.session import Answer, Ask, Lost, Outcome
 from fairway.protocol.tracing import Index, Names, Retrace
 
@@ -29,7 +31,7 @@ AnswerT = TypeVar("AnswerT", bound=Message)
 # refused because of the first.
 ABOUT_DELAYED: frozenset[type[Message]] = frozenset({Cancel, Reschedule, Pending, Tally})
 HARMLESS_TWICE: frozenset[type[Message]] = ABOUT_DELAYED | {
-    Describe, Scan, Seek, Switch, Weigh, Redrive, Retrace, Index, Names,
+    Describe, Scan, Seek, Switch, Weigh, Redrive, Retrace, Index, Names, Route, Govern,
 }  # fmt: skip
 
 
@@ -109,6 +111,9 @@ class Questions:
             raise InvariantViolated(f"an answer to {token!r}, which is not a question")
         if isinstance(outcome, Lost) and type(token.message) in HARMLESS_TWICE:
             self._waiting.append(token)
+        elif isinstance(outcome, Refused) and outcome.code is Code.NOT_MASTER:
+            token.refused = outcome
+            self._waiting.append(token)  # there is no room until the line has found another
         elif isinstance(outcome, Refused) and _is_passing(token, outcome):
             token.refused = outcome
             heapq.heappush(

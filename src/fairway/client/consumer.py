@@ -3,26 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self
 
 from fairway.client.core import Duration, limit_of, seconds_of
-from fairway.client.hand import HANDFUL, LEAVE_S, Hand, check_most
-from fairway.protocol.consuming import Consuming
+from fairway.client.hand import HANDFUL, LEAVE_S, Hand, Source, check_most
 from fairway.protocol.delivery import Message
-from fairway.protocol.line import Line
 from fairway.world.clock import Clock
-from fairway.world.link import Link
+
+
+class Waits(Protocol):
+    """What a consumer asks of its link, or of several (`sync_herd`)."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
+
+    @property
+    def is_orphan(self) -> bool: ...
+
+    def check(self) -> None: ...
+
+    def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool: ...
+
+    def announce(self) -> None: ...
+
+    def pump(self) -> None: ...
 
 
 class Consumer(Hand):
     """One member of a group. Several threads may take from it; each message goes to one of them."""
 
     def __init__(
-        self, session: Consuming, line: Line, link: Link, clock: Clock, on_close: Callable[[Consumer], None]
+        self,
+        session: Source,
+        forget: Callable[[], None],
+        link: Waits,
+        clock: Clock,
+        on_close: Callable[[Consumer], None],
     ) -> None:
+        """`forget` takes the session from its line, with the lock."""
         super().__init__(session)
-        self._line = line
+        self._forget = forget
         self._link = link
         self._clock = clock
         self._on_close = on_close
@@ -137,7 +159,7 @@ class Consumer(Hand):
             with self._link.lock:
                 if not self._session.is_finished:
                     self._session.abandon()
-                self._line.remove(self._session)
+                self._forget()
                 self._link.announce()  # for threads that still wait for messages
 
     def __enter__(self) -> Self:

@@ -5,18 +5,19 @@ The faces add the waiting, each in its own way: `sync` by a threaded link, `aio_
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Generic, TypeAlias, TypeVar
 
 from fairway.client.asking import AnswerT, Question, Questions
 from fairway.client.spool import SpoolOptions
-from fairway.client.url import SCHEME, Address
-from fairway.errors import Misuse, Unreachable
+from fairway.client.url import META_SCHEME, SCHEME, Address, Target
+from fairway.errors import InvariantViolated, Misuse, Unreachable
 from fairway.protocol.line import Line, LineOptions
 from fairway.protocol.pending import Pending, PendingBatch
 from fairway.protocol.producing import ProducerOptions, Producing
+from fairway.protocol.session import Ask, Outcome, Session
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
 
@@ -52,10 +53,34 @@ class ClientOptions:
     line: LineOptions = field(default_factory=LineOptions)
     spool: SpoolOptions | None = None
 
-    def check(self) -> None:
+    def check(self, target: Target) -> None:
         """What the parts cannot know of each other."""
+        if target.meta and self.spool is not None:
+            raise Misuse(
+                "a spool keeps what one broker group does not take, and a client of a cluster has several: "
+                "connect to one group (fairway://HOST:PORT,HOST:PORT) to spool, or leave the spool out"
+            )
         if self.producer.when_full == "spool" and self.spool is None:
             raise Misuse("when_full='spool' needs a spool: fairway.connect(url, spool='/var/lib/app/spool')")
+
+
+class Mute:
+    """A producer's session that keeps its time and says nothing."""
+
+    def __init__(self, producing: Session) -> None:
+        self._producing = producing
+
+    def opened(self, now_ns: int) -> None:
+        """That is no news for it."""
+
+    def asks(self, room: int, now_ns: int) -> Iterable[Ask]:
+        return self._producing.asks(0, now_ns)
+
+    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+        raise InvariantViolated(f"{outcome!r} came to a session that asks nothing")
+
+    def next_deadline(self) -> int | None:
+        return self._producing.next_deadline()
 
 
 class Core(Generic[PendingT, BatchT]):
@@ -69,7 +94,9 @@ class Core(Generic[PendingT, BatchT]):
         *,
         pending_type: type[PendingT],
         batch_type: Callable[[str, Callable[[Callable[[], None]], None]], BatchT],
+        stores: bool = True,
     ) -> None:
+        """With `stores=False` the line is to somebody who stores nothing: what is added here waits to be lent."""
         now_ns = clock.monotonic_ns()
         self.line = Line(rng, options.line, now_ns=now_ns, on_trouble=self._on_trouble)
         self.producing: Producing[PendingT, BatchT] = Producing(
@@ -81,7 +108,7 @@ class Core(Generic[PendingT, BatchT]):
             batch_type=batch_type,  # type: ignore[arg-type]  # whatever makes one will do
         )
         self.questions = Questions()
-        self.line.add(self.producing, now_ns)
+        self.line.add(self.producing if stores else Mute(self.producing), now_ns)
         self.line.add(self.questions, now_ns)
 
     def _on_trouble(self, sentence: str, now_ns: int) -> None:
@@ -102,6 +129,18 @@ class Goal:
     addresses: tuple[Address, ...]
     name: str = "broker"
     command: str = "fairway broker"
+    scheme: str = SCHEME
+    stores: bool = True  # messages
+
+    @property
+    def patience_ms(self) -> int | None:
+        """For answers, when a client is closed: what a meta server is asked waits for changes, and those are of no
+        interest any more."""
+        return None if self.stores else 0
+
+
+def meta_server(addresses: tuple[Address, ...]) -> Goal:
+    return Goal(addresses, "meta server", "fairway meta", META_SCHEME, stores=False)
 
 
 def delay_server(addresses: tuple[Address, ...]) -> Goal:
@@ -113,7 +152,7 @@ def unreachable(goal: Goal, trouble: str | None) -> Unreachable:
     where = ",".join(map(str, goal.addresses))
     why = trouble or "no answer yet"
     return Unreachable(
-        f"no {goal.name} at {SCHEME}{where}: {why}. Is it running there (`{goal.command} --port "
+        f"no {goal.name} at {goal.scheme}{where}: {why}. Is it running there (`{goal.command} --port "
         f"{goal.addresses[0].port}`)? To wait for it, connect with patience=SECONDS (--patience-s)"
     )
 

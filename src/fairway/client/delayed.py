@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
+from heapq import merge
+from itertools import islice
+from operator import attrgetter
 from typing import Protocol
 
 from fairway.batch import MessageId
@@ -23,9 +26,11 @@ class Answers(Protocol):
 class Delayed:
     """Questions about delayed messages. Each waits for its answer, which is durable where it changes anything."""
 
-    def __init__(self, ask: Answers, clock: Clock) -> None:
+    def __init__(self, ask: Answers, clock: Clock, askers: Callable[[], list[Answers]]) -> None:
+        """`askers` gives one for each group of delay servers; `ask` asks all of them, and has one answer."""
         self._ask = ask
         self._clock = clock
+        self._askers = askers
 
     def cancel(
         self, id: MessageId | str | None = None, *, subject: str | None = None, key: str | None = None
@@ -54,7 +59,9 @@ class Delayed:
         limit: int | None = None,
     ) -> Iterator[DelayedMessage]:
         """What is pending, in the order of due times; it is asked for page by page, as it is wanted."""
-        return _walk(self._ask, Listing(delaying.which_of(subject, key_prefix, between), limit))
+        which = delaying.which_of(subject, key_prefix, between)
+        walks = [_walk(ask, Listing(which, limit)) for ask in self._askers()]
+        return walks[0] if len(walks) == 1 else islice(merge(*walks, key=attrgetter("due_at")), limit)
 
     def count(self, subject: str | None = None, key_prefix: str | None = None, between: Between | None = None) -> int:
         return self._ask(delaying.count(delaying.which_of(subject, key_prefix, between))).count

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
-from fairway.errors import Misuse
-from fairway.protocol.consuming import Consuming
+from fairway.errors import FairwayError, Misuse
 from fairway.protocol.consumption import ConsumingCounts
 from fairway.protocol.delivery import Message
 
@@ -18,10 +18,50 @@ HANDFUL = 256  # the lock and a look at the line cost about 20 µs; a message by
 LEAVE_S = 10.0  # for what was settled to be stored, when a consumer is closed
 
 
+class Source(Protocol):
+    """Where messages come from: a session (`protocol.consuming`), or several that are used as one (`herd`)."""
+
+    is_paused: bool
+
+    @property
+    def consumer(self) -> str: ...
+
+    @property
+    def counts(self) -> ConsumingCounts: ...
+
+    @property
+    def error(self) -> FairwayError | None: ...
+
+    @property
+    def is_finished(self) -> bool: ...
+
+    @property
+    def is_quiet(self) -> bool: ...
+
+    @property
+    def waiting_count(self) -> int: ...
+
+    def take_messages(self, most: int | None = None) -> list[Message]: ...
+
+    def wish(self, count: int) -> None: ...
+
+    def ack(self, messages: Sequence[Message]) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def hand_back(self) -> int: ...
+
+    def drain(self, now_ns: int, until_ns: int | None = None) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
 class Hand:
     """The part of a consumer that waits for nothing."""
 
-    def __init__(self, session: Consuming) -> None:
+    def __init__(self, session: Source) -> None:
         self._session = session
         self._in_hand: deque[Message] = deque()
         self._is_closed = False

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from fairway import limits
 from fairway.client.core import Duration
 from fairway.client.pending import SyncBatch
+from fairway.client.spot import Spot
+from fairway.client.ways import WayT
 from fairway.errors import Misuse
 from fairway.protocol.pending import BatchReceipt
 
@@ -19,6 +21,11 @@ class Slice(NamedTuple):
 
     payloads: Sequence[bytes]
     columns: dict[str, Any]
+
+    def part(self, places: Sequence[int]) -> Slice:
+        """Those at these places."""
+        columns = {name: [column[at] for at in places] for name, column in self.columns.items()}
+        return Slice([self.payloads[at] for at in places], columns)
 
 
 def slices(payloads: Sequence[bytes] | bytes | str, **columns: Sequence[Any] | None) -> Iterator[Slice]:
@@ -37,6 +44,13 @@ def slices(payloads: Sequence[bytes] | bytes | str, **columns: Sequence[Any] | N
     for at in range(0, count, SLICE_MESSAGES):
         end = at + SLICE_MESSAGES
         yield Slice(payloads[at:end], {name: column[at:end] for name, column in given.items()})
+
+
+def shares_of(spot: Spot[WayT], part: Slice) -> dict[WayT, Slice]:
+    """Which messages of a slice with keys go where."""
+    if not spot.is_ordered or len(spot.ways) < 2:
+        return {spot.pick(None): part}
+    return {way: part.part(places) for way, places in spot.shares(part.columns["keys"]).items()}
 
 
 class PendingMany:

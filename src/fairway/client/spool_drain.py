@@ -46,6 +46,7 @@ _AGAIN_MS = 2_000  # when the disk has no room for what is to be set aside
 _LATER: Final = frozenset(
     {Code.BUSY, Code.READ_ONLY, Code.NOT_MASTER, Code.EXPIRED, Code.DRAINING, Code.TOO_MANY_CONNECTIONS}
 )
+_ELSEWHERE: Final = frozenset({Code.DRAINING, Code.NOT_MASTER})  # the line looks for another, and waits for that
 
 
 class Parcel:
@@ -267,7 +268,7 @@ class Draining:
     def _judge(self, flow: Flow, head: Parcel, refused: Refused, now_ns: int) -> None:
         journal, code = head.journal, refused.code
         if code in _LATER:
-            wait_ns = 0 if code is Code.DRAINING else flow.backoff.next_ns(refused.retry_after_ms)
+            wait_ns = 0 if code in _ELSEWHERE else flow.backoff.next_ns(refused.retry_after_ms)
             flow.retry_ns = now_ns + wait_ns
         elif _is_clean(head, code):
             self._restream(journal, flow, head)

@@ -6,6 +6,8 @@ parent had buffered is the parent's, and so are its consumers.
 
 Delayed messages, and questions about them, go to the broker as everything else does; or to the delay server that the
 URL names, over a connection of its own that is made when it is first needed.
+
+In a cluster (`meta://`) a client has many ways: one to each group of servers that its subjects are on (`fleet`).
 """
 
 from __future__ import annotations
@@ -32,21 +34,26 @@ from fairway.client.core import (
     delay_server,
     failures,
     limit_of,
+    meta_server,
     not_stored_yet,
     note_failures,
     seconds_of,
 )
-from fairway.client.delayed import Delayed
+from fairway.client.delayed import Answers, Delayed
 from fairway.client.delaying import due_of, dues_of, is_far
+from fairway.client.fleet import Fleet
 from fairway.client.hand import LEAVE_S
 from fairway.client.many import PendingMany, slices
+from fairway.client.merging import is_elsewhere
 from fairway.client.pending import SyncBatch, SyncPending
 from fairway.client.settings import ConsumerSettings, id_of, options_of
 from fairway.client.spool import SpoolOptions, SpoolState
 from fairway.client.spool import options_of as options_of_spool
 from fairway.client.spool_keeper import Spooling
+from fairway.client.sync_fleet import SyncFleet
+from fairway.client.sync_herd import HerdLink
 from fairway.client.sync_way import SyncWay
-from fairway.errors import BufferFull, Misuse, Unreachable
+from fairway.errors import BufferFull, Misuse, Refused, Unreachable
 from fairway.protocol.admin import Configured, Depth, Described, Redriven, Sought, Switched
 from fairway.protocol.consuming import Consuming
 from fairway.protocol.delivery import Page
@@ -70,7 +77,8 @@ def connect(
     options: ClientOptions | None = None,
     spool: str | SpoolOptions | None = None,
 ) -> Client:
-    """A client of the broker at `fairway://HOST:PORT` (several, with commas between them: the first that answers).
+    """A client of the broker at `fairway://HOST:PORT` (copies of it with commas between them: the one that leads), or
+    of a cluster with a meta server at `meta://HOST:PORT` (several, with commas between them: the first that answers).
 
     Raises `Unreachable` if nobody answers, after trying again for `patience`. Later on a lost connection is found
     again for ever, whatever the patience. `?delay=HOST:PORT` behind it names a delay server that is elsewhere.
@@ -97,18 +105,22 @@ class Client:
     def __init__(
         self, where: str, options: ClientOptions | None = None, *, clock: Clock | None = None, rng: Rng | None = None
     ) -> None:
-        self._target = url.parse(where)
+        self._target = url.parse_any(where)
         self._options = options or ClientOptions()
-        self._options.check()
+        self._options.check(self._target)
         self._clock = clock or RealClock()
         self._rng = rng or RealRng()
         self._patience_s = 0.0
         self._is_closed = False
-        self.delayed = Delayed(self._ask_delayed, self._clock)
+        self.delayed = Delayed(self._ask_delayed, self._clock, self._askers_delayed)
         self._start()
 
     def _start(self) -> None:
-        self._way = self._new_way(Goal(self._target.brokers))
+        meta = self._target.meta
+        self._way = self._new_way(meta_server(meta) if meta else Goal(self._target.brokers))
+        self._fleet: SyncFleet | None = None
+        if meta:
+            self._fleet = SyncFleet(Fleet(self._way, self._new_way, self._clock, self._rng), self._options.producer)
         self._delay_way: SyncWay | None = None  # to a delay server that is elsewhere
         self._core, self._producing = self._way.core, self._way.producing
         self._consumers: list[Consumer] = []
@@ -155,6 +167,8 @@ class Client:
         return way
 
     def _ways(self) -> list[SyncWay]:
+        if self._fleet is not None:
+            return self._fleet.ways
         return [self._way] if self._delay_way is None else [self._way, self._delay_way]
 
     def wait_connected(self, patience: Duration = 0) -> None:
@@ -184,9 +198,14 @@ class Client:
         that at once, or spools, as `when_full` says.
         """
         if after is not None or at is not None:
-            due_ms, way = due_of(after, at, self._clock), self._delaying()
+            due_ms = due_of(after, at, self._clock)
+            if self._fleet is not None:
+                return self._send_by(self._fleet, subject, payload, key, tags, headers, id, due_ms, timeout)
+            way = self._delaying()
             add = way.producing.add_alone if is_far(due_ms, self._clock) else way.producing.add
             return way.put(partial(add, subject, payload, key, tags, headers, _born(id), due_ms), timeout)
+        if self._fleet is not None:
+            return self._send_by(self._fleet, subject, payload, key, tags, headers, id, 0, timeout)
         link = self._link
         if self._is_closed or link.is_orphan:
             link = self._live()
@@ -203,6 +222,24 @@ class Client:
             link.pump()
         return pending
 
+    def _send_by(
+        self,
+        fleet: SyncFleet,
+        subject: str,
+        payload: bytes,
+        key: str | None,
+        tags: Collection[str],
+        headers: Mapping[str, str] | None,
+        id: MessageId | str | None,
+        due_ms: int,
+        timeout: Duration | None,
+    ) -> SyncPending:
+        if self._is_closed or self._link.is_orphan:
+            self._live()
+            fleet = self._fleet or fleet  # another one in a forked child
+        message = (payload, key, tags, headers, _born(id), due_ms)
+        return fleet.put(subject, message, timeout, is_alone=bool(due_ms) and is_far(due_ms, self._clock))
+
     def send_nowait(
         self,
         subject: str,
@@ -216,6 +253,9 @@ class Client:
     ) -> SyncPending:
         """`send` that never waits: `BufferFull` if there is no room now."""
         self._live()
+        if self._fleet is not None:
+            due_ms = 0 if after is None and at is None else due_of(after, at, self._clock)
+            return self._send_by(self._fleet, subject, payload, key, tags, headers, id, due_ms, 0)
         if after is None and at is None:
             return self._way.put_now(partial(self._producing.add, subject, payload, key, tags, headers, _born(id)))
         due_ms, way = due_of(after, at, self._clock), self._delaying()
@@ -244,6 +284,9 @@ class Client:
         batches: list[SyncBatch] = []
         for part in slices(payloads, keys=keys, tags=tags, headers=headers, ids=ids, due_ms=due_ms):
             self._live()
+            if self._fleet is not None:
+                batches += self._fleet.put_many(subject, part, timeout, is_due=due_ms is not None)
+                continue
             way = self._way if due_ms is None else self._delaying()
             batches += way.put(partial(way.producing.add_many, subject, part.payloads, **part.columns), timeout)
         return PendingMany(batches)
@@ -296,13 +339,29 @@ class Client:
 
     def consumer(self, subject: str, group: str, **settings: Unpack[ConsumerSettings]) -> Consumer:
         """Join a group on a subject. `fairway.ConsumingOptions` says what can be set."""
-        link, core = self._live(), self._core
-        session = Consuming(options_of(subject, group, settings), self._rng, on_change=link.stir)
-        made = Consumer(session, core.line, link, self._clock, self._forget)
+        link, core, options = self._live(), self._core, options_of(subject, group, settings)
+        if self._fleet is not None:
+            return self._herded(self._fleet, HerdLink(options, self._way, self._clock, self._rng))
+        session = Consuming(options, self._rng, on_change=link.stir)
+        made = Consumer(session, partial(core.line.remove, session), link, self._clock, self._forget)
         with link.lock:
             core.line.add(session, self._clock.monotonic_ns())
             self._consumers.append(made)
         link.pump()
+        return made
+
+    def _herded(self, fleet: SyncFleet, link: HerdLink) -> Consumer:
+        """A consumer on every broker group of its subject."""
+        herd = link.herd
+
+        def left(consumer: Consumer) -> None:
+            fleet.inner.leave(herd)
+            self._forget(consumer)
+
+        made = Consumer(herd, herd.forget, link, self._clock, left)
+        with self._link.lock:
+            self._consumers.append(made)
+        fleet.inner.join(herd)
         return made
 
     def _forget(self, consumer: Consumer) -> None:
@@ -320,12 +379,20 @@ class Client:
 
     def _ask(self, command: Command[AnswerT], timeout: Duration = ASK_S) -> tuple[AnswerT, Sequence[Bytes]]:
         self._live()
+        if self._fleet is not None:
+            return self._fleet.ask(command, timeout), ()
         return self._way.ask(command, timeout)
 
     def _ask_delayed(self, command: Command[AnswerT]) -> AnswerT:
+        if self._fleet is not None:
+            return self._answer(command)
         way = self._delaying()
         way.wait_connected(self._patience_s)
         return way.ask(command, ASK_S)[0]
+
+    def _askers_delayed(self) -> list[Answers]:
+        """One for each group of delay servers."""
+        return [self._ask_delayed] if self._fleet is None else self._fleet.delay_askers()
 
     def describe(
         self, subject: str | None = None, group: str | None = None, *, depth: Depth = Depth.GROUPS, after: str = ""
@@ -370,9 +437,18 @@ class Client:
         self, subject: str, start: Place = "earliest", end: int | None = None, *, bytes_max: int = SCAN_BYTES
     ) -> Iterator[Page]:
         """Stored batches without a group, up to `end` or what is committed when it begins."""
-        scanning = Scanning(subject, start, end, bytes_max)
-        while not scanning.is_done:
-            yield from scanning.pages(*self._ask(scanning.command()))
+        self._live()
+        ways = [self._way] if self._fleet is None else self._fleet.to_scan(subject, start, end)
+        for way in ways:
+            scanning = Scanning(subject, start, end, bytes_max)
+            while not scanning.is_done:
+                try:
+                    scanned = way.ask(scanning.command(), ASK_S)
+                except Refused as refused:
+                    if is_elsewhere(refused, ways):
+                        break
+                    raise
+                yield from scanning.pages(*scanned)
 
     # --- ending ------------------------------------------------------------------------------------------------------
 
@@ -404,10 +480,12 @@ class Client:
     def _hang_up(self, end_ns: int) -> None:
         with self._link.lock:
             self._is_closed = True
+        if self._fleet is not None:
+            self._fleet.inner.close()
         with ExitStack() as all_of_them:  # whatever happens to one of them
             if self._spooling is not None:
                 all_of_them.callback(self._spooling.close)  # called last
-            for way in self._ways():
+            for way in reversed(self._ways()):
                 all_of_them.callback(way.hang_up, end_ns)
 
     def __enter__(self) -> Self:

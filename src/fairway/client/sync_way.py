@@ -19,7 +19,7 @@ from fairway.errors import BufferFull
 from fairway.protocol.backoff import NS_PER_MS
 from fairway.protocol.frames import Bytes
 from fairway.protocol.line import Line
-from fairway.protocol.producing import Flush
+from fairway.protocol.waiters import Flush
 from fairway.world.clock import Clock
 from fairway.world.link import Link
 from fairway.world.rng import Rng
@@ -39,7 +39,7 @@ class SyncWay:
         self._clock = clock
         self._options = options.producer
         self.core: Core[SyncPending, SyncBatch] = Core(
-            clock, rng, options, pending_type=SyncPending, batch_type=self._batch
+            clock, rng, options, pending_type=SyncPending, batch_type=self._batch, stores=goal.stores
         )
         self.producing = self.core.producing
         self.link = new_link(self.core.line, goal)
@@ -161,7 +161,7 @@ class SyncWay:
         link, line = self.link, self.core.line
         with link.lock:
             self.producing.give_up("the client was closed before an answer came")
-            line.close(self._clock.monotonic_ns())
+            line.close(self._clock.monotonic_ns(), patience_ms=self._goal.patience_ms)
             link.announce()
         link.pump()
         if not link.in_reader:

@@ -1,5 +1,6 @@
 """`fairway://host:port[,host:port...][?delay=host:port[,...]]`: where to find a broker, and a delay server if that is
-elsewhere. Parsed once, when a client is made."""
+elsewhere; several addresses are copies of one broker. `meta://host:port[,host:port...]`: where to find a meta server of
+a cluster, which knows the rest. Parsed once, when a client is made."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from fairway.errors import Misuse
 from fairway.world.net import PORT_MAX
 
 SCHEME = "fairway://"
+META_SCHEME = "meta://"
 DEFAULT_PORT = 20880
+META_PORT = 20882
 _REMEDY = f"write {SCHEME}HOST:PORT, for example {SCHEME}127.0.0.1:{DEFAULT_PORT}"
 
 
@@ -20,9 +23,9 @@ class Address(NamedTuple):
     port: int
 
     @classmethod
-    def parse(cls, raw: str) -> Self:
+    def parse(cls, raw: str, default_port: int = DEFAULT_PORT) -> Self:
         """`host`, `host:port`, `[v6]:port`."""
-        host, port = _split(raw)
+        host, port = _split(raw, default_port)
         if not host:
             raise Misuse(f"no host in {raw!r}: {_REMEDY}")
         if not (port.isascii() and port.isdigit() and 1 <= int(port) <= PORT_MAX):
@@ -34,29 +37,45 @@ class Address(NamedTuple):
         return f"{host}:{self.port}"
 
 
-def _split(raw: str) -> tuple[str, str]:
+def _split(raw: str, default_port: int) -> tuple[str, str]:
     if raw.startswith("["):
         host, closed, rest = raw[1:].partition("]")
         if not closed or (rest and not rest.startswith(":")):
             raise Misuse(f"bad address {raw!r}: an IPv6 address stands in brackets, as in [::1]:{DEFAULT_PORT}")
-        return host, rest[1:] or str(DEFAULT_PORT)
+        return host, rest[1:] or str(default_port)
     host, _, port = raw.partition(":")
     if ":" in port:
         raise Misuse(f"bad address {raw!r}: an IPv6 address stands in brackets, as in [::1]:{DEFAULT_PORT}")
-    return host, port or str(DEFAULT_PORT)
+    return host, port or str(default_port)
 
 
 class Target(NamedTuple):
     """Where a client goes, in the order in which addresses are tried."""
 
-    brokers: tuple[Address, ...]
+    brokers: tuple[Address, ...]  # copies of one broker; none in a cluster
     delay: tuple[Address, ...] = ()  # empty: what the broker itself runs
+    meta: tuple[Address, ...] = ()  # of a cluster
+
+
+def parse_any(url: str) -> Target:
+    """What a URL says, of one broker or of a cluster; `Misuse` names what is wrong."""
+    if not str(url).startswith(META_SCHEME):
+        return parse(url)
+    where, asked, _ = url.removeprefix(META_SCHEME).partition("?")
+    if asked:
+        raise Misuse(f"bad URL {url!r}: a meta server knows the delay servers; write {META_SCHEME}HOST:PORT alone")
+    return Target((), meta=_addresses(where.removesuffix("/"), META_PORT))
 
 
 def parse(url: str) -> Target:
-    """What a URL says; `Misuse` names what is wrong."""
+    """What the URL of one broker says; `Misuse` names what is wrong."""
     if not isinstance(url, str):
         raise Misuse(f"a URL is a str, not {type(url).__name__}: {_REMEDY}")
+    if url.startswith(META_SCHEME):
+        raise Misuse(
+            f"{url!r} is a whole cluster, and this goes to one broker group: write {SCHEME}HOST:PORT of its brokers, "
+            "with commas between them (`fairway cluster` shows them)"
+        )
     scheme, found, rest = url.partition("://")
     if not found or f"{scheme}://" != SCHEME:
         raise Misuse(f"bad URL {url!r}: {_REMEDY}")
@@ -64,8 +83,8 @@ def parse(url: str) -> Target:
     return Target(_addresses(brokers.removesuffix("/")), _delay(query) if asked else ())
 
 
-def _addresses(raw: str) -> tuple[Address, ...]:
-    return tuple(Address.parse(each) for each in raw.split(","))
+def _addresses(raw: str, default_port: int = DEFAULT_PORT) -> tuple[Address, ...]:
+    return tuple(Address.parse(each, default_port) for each in raw.split(","))
 
 
 def _delay(query: str) -> tuple[Address, ...]:

@@ -26,6 +26,9 @@
     engine          all of it together, without a network
     carrier         intents of many streams on one line to a broker group                              (pure)
     courier         a line to each broker group, and which subject goes where
+    wayfinding      in a cluster: which broker groups take a subject and where they are, as meta servers say
+    membership      the same: the delay server's own place in the registry
+    joining         the same: both together
     clockwork       calls the engine when its time has come
     desk            takes delayed messages and questions from a server's sessions
     metrics         its figures

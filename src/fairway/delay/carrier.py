@@ -6,6 +6,7 @@ notice. What becomes of an intent:
 
     stored, or stored before        sent. (A conflict is the same: only we have ever used that stream's sequences.)
     the connection was lost         again, when there is one
+    NOT_MASTER                      the same: the line goes on to whoever leads
     BUSY, READ_ONLY and the like    again after a while, longer each time
     BAD_REQUEST, TOO_LARGE, ...     the same: a broker that cannot take it today may take it after an upgrade, and to
                                     drop a message is not ours to decide. Only its own subject waits.
@@ -111,7 +112,7 @@ class Flow:
         if isinstance(trouble, Refused) and trouble.code in _FORGOTTEN and not head.is_detoured:
             head.detour()
             return True
-        if isinstance(trouble, Refused):
+        if isinstance(trouble, Refused) and trouble.code is not Code.NOT_MASTER:
             self.refused = trouble
             wait_ns = 0 if trouble.code is Code.DRAINING else self._backoff.next_ns(trouble.retry_after_ms)
             self.retry_ns = now_ns + wait_ns

@@ -2,16 +2,19 @@
 
 A target is a broker group by its name. Names are in the dispatch log: an intent goes to the group that it was made for,
 in this life and the next, wherever that group is reached by then. Each subject has one target, by the same hash
-everywhere, until a meta server says who carries what. A target that cannot be reached takes nothing new (the engine
-keeps what is due on disk), and so does one that has enough to do; neither holds back the others.
+everywhere; in a cluster a guide says who takes it and where they are (`wayfinding`), and while one of them does not,
+what is made from then on goes to another. A target that cannot be reached takes nothing new (the engine keeps what is
+due on disk), and so does one that has enough to do; neither holds back the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from fairway import batch, limits
 from fairway.delay.carrier import Carrier
@@ -30,6 +33,22 @@ _REFUSED_BYTES_MAX = 4 * limits.DELAY_OUTSTANDING_BYTES_MAX  # past it even they
 _GOODBYE_S = 1.0
 
 
+class Guide(Protocol):
+    """Knows a cluster."""
+
+    def groups_of(self, subject: Subject) -> Sequence[str]:
+        """The broker groups that take messages of a subject now, the one that it belongs to first."""
+
+    def homes_of(self, subject: Subject) -> Sequence[str]:
+        """Of a subject whose keys each have a group of their own: these groups. Of others: none."""
+
+    def want(self, subject: Subject) -> None:
+        """Find out where its groups are."""
+
+    def doubt(self, group: str) -> None:
+        """It could not be reached, or was lost: is it still there?"""
+
+
 @dataclass(slots=True)
 class Target:
     """One broker group, and the way to it."""
@@ -39,6 +58,8 @@ class Target:
     carrier: Carrier
     line: Line
     link: LoopLink
+    leader: Address | None = None
+    last: Subject | None = None  # of what was sent there
 
     @property
     def is_down(self) -> bool:
@@ -74,6 +95,7 @@ class Courier:
         self._targets: dict[str, Target] = {}
         self._homeless: dict[str, list[Intent]] = {}  # for targets that nobody has told us the address of
         self._routes: dict[Subject, str] = {}
+        self._guide: Guide | None = None
 
     def __iter__(self) -> Iterator[Target]:
         return iter(self._targets.values())
@@ -81,27 +103,68 @@ class Courier:
     def reach(self, addresses: Mapping[str, Sequence[Address]]) -> None:
         """Where the targets are: dial them."""
         for name, places in addresses.items():
-            carrier = Carrier(self._rng, on_sent=self._note_sent, on_open=self._on_room)
-            line = Line(self._rng, self._line_options, now_ns=self._clock.monotonic_ns())
-            line.add(carrier, self._clock.monotonic_ns())
-            link = LoopLink(line, places, self._net, self._clock)
-            self._targets[name] = Target(name, tuple(places), carrier, line, link)
-            self.send(self._homeless.pop(name, []))
+            self._dial(name, places)
         self._routes.clear()
+
+    def follow(self, guide: Guide) -> None:
+        """Ask it from now on. What is on its way and has no target yet is looked for at once."""
+        self._guide = guide
+        for intent in [intent for intents in self._homeless.values() for intent in intents]:
+            guide.want(intent.subject)
+
+    def lead(self, name: str, addresses: Sequence[Address], leader: Address | None) -> None:
+        """A broker group is there now. None: nobody knows who leads it."""
+        target = self._targets.get(name)
+        if target is None:
+            self._dial(name, addresses, leader)
+        elif (target.addresses, target.leader) != (tuple(addresses), leader):
+            target.addresses, target.leader = tuple(addresses), leader
+            target.link.redirect(addresses, leader)
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """Nobody speaks of the others any more: leave those that owe us no answer."""
+        for name in [name for name in self._targets if name not in names]:
+            if not self._targets[name].carrier.messages:
+                self._targets.pop(name).link.abort()
+
+    def _dial(self, name: str, addresses: Sequence[Address], leader: Address | None = None) -> None:
+        now_ns = self._clock.monotonic_ns()
+        carrier = Carrier(self._rng, on_sent=self._note_sent, on_open=self._on_room)
+        line = Line(self._rng, self._line_options, now_ns=now_ns, on_trouble=partial(self._on_trouble, name))
+        line.add(carrier, now_ns)
+        link = LoopLink(line, addresses, self._net, self._clock)
+        self._targets[name] = Target(name, tuple(addresses), carrier, line, link, leader)
+        self.send(self._homeless.pop(name, []))
+
+    def _on_trouble(self, name: str, _sentence: str, _now_ns: int) -> None:
+        if self._guide is not None:
+            self._guide.doubt(name)
+
+    def is_busy_with(self, subject: str) -> bool:
+        """Whether a target is known by what was last sent there of this subject."""
+        return any(target.last == subject and target.carrier.messages for target in self)
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
     def route(self, subject: Subject) -> str | None:
         """The target that takes this subject now; None: its messages wait."""
-        if not self._targets:
-            return None
-        name = self.target_of(subject)
-        target = self._targets[name]
-        if target.is_down or target.carrier.is_refused(subject):
-            return None
+        if self._guide is not None:
+            groups = self._guide.groups_of(subject)
+        else:
+            groups = [self.target_of(subject)] if self._targets else []
+        return next((name for name in groups if self.takes(name, subject)), None)
+
+    def homes_of(self, subject: Subject) -> Sequence[str]:
+        """Of a subject whose keys each have a group of their own: these groups. Of others: none."""
+        return () if self._guide is None else self._guide.homes_of(subject)
+
+    def takes(self, name: str, subject: Subject) -> bool:
+        """Whether a target takes messages of a subject now."""
+        target = self._targets.get(name)
+        if target is None or target.is_down or target.carrier.is_refused(subject):
+            return False
         refused_bytes = min(target.carrier.refused_bytes, _REFUSED_BYTES_MAX)
-        has_room = self._outstanding_bytes(name) - refused_bytes < limits.DELAY_OUTSTANDING_BYTES_MAX
-        return name if has_room else None
+        return self._outstanding_bytes(name) - refused_bytes < limits.DELAY_OUTSTANDING_BYTES_MAX
 
     def target_of(self, subject: Subject) -> str:
         """The group that a subject's messages go to: each has its share, and it is the same after a restart."""
@@ -119,8 +182,11 @@ class Courier:
             target = self._targets.get(intent.target)
             if target is None:
                 self._homeless.setdefault(intent.target, []).append(intent)
+                if self._guide is not None:
+                    self._guide.want(intent.subject)
             else:
                 target.carrier.send(intent)
+                target.last = intent.subject
                 stirred[intent.target] = target
         for target in stirred.values():
             target.link.stir()

@@ -2,7 +2,8 @@
 
 Messages of one subject that are due together make one batch, in the order of their sequences, bounded in number and
 bytes. The route names the target, a broker group; where it names none (the group is down), or where too many intents
-of that stream are under way, the subject's messages wait, and hold back nobody else.
+of that stream are under way, the subject's messages wait, and hold back nobody else. Where the order of a subject's
+keys is kept, each key has its target, and only messages with a key of the same target go out together.
 
 A stream has one subject and one target, and its sequences have no gaps. One that was idle for a day is left, while
 nothing of it is under way, for a new one: a broker forgets idle streams after a week.
@@ -11,8 +12,8 @@ nothing of it is under way, for a new one: a broker forgets idle streams after a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from fairway.delay.sheet import Sheet
 from fairway.delay.shelf import Shelf
 from fairway.delay.wheel import RowNumbers, Times
 from fairway.errors import Refused
+from fairway.lookup.homes import home
 from fairway.names import Subject
 from fairway.world.rng import Rng
 
@@ -33,6 +35,17 @@ _PRODUCER_BITS = 63
 _MESSAGES_PER_STEP = 4_096  # 10 ms
 _SUBJECTS_PER_STEP = 256  # that are looked at again, turn by turn: their targets may be down for hours
 _AHEAD_PIECES = 256  # fetched before their messages are due
+_SHARED_OUT_MAX = 2_048  # messages whose keys are looked at in one go: 5 ms
+
+
+class Homes(Protocol):
+    """Who knows where the keys of ordered subjects belong."""
+
+    def homes_of(self, subject: Subject) -> Sequence[str]:
+        """The targets among which its keys are shared out; fewer than two: all goes where the route says."""
+
+    def takes(self, target: str, subject: Subject) -> bool:
+        """Whether it takes messages now."""
 
 
 class Intent(NamedTuple):
@@ -61,6 +74,7 @@ class Dispatcher:
         name: Callable[[int], Subject],
         on_intent: Callable[[Intent, int], None],
         on_done: Callable[[RowNumbers], None],
+        homes: Homes | None = None,
     ) -> None:
         self._rows = rows
         self._shelf = shelf
@@ -70,6 +84,8 @@ class Dispatcher:
         self._name = name
         self._on_intent = on_intent
         self._on_done = on_done
+        self._homes = homes
+        self._stretches: dict[int, int] = {}  # of subjects whose keys are shared out: how far that has come
         self._rows_of: dict[int, tuple[str, int, RowNumbers]] = {}  # by intent: target, bytes, rows
         self.outstanding_bytes: Counter[str] = Counter()  # of intents that are not sent yet, by target
         self.waiting: dict[int, RowNumbers] = {}  # due, by subject: their target is down or has enough to do
@@ -105,7 +121,26 @@ class Dispatcher:
         rows = rows[is_due]
         rows = rows[np.argsort(self._rows.sequence[rows], kind="stable")]
         gone_out = 0
-        while len(rows) and (target := self._route(subject)) is not None:
+        for target, share in self._shares(subject, subject_id, rows, kept):
+            gone_out += self._send_out(subject, subject_id, target, share, kept, now_ms, budget - gone_out)
+        left = np.concatenate(kept)
+        if len(left):
+            self.waiting[subject_id] = left
+        return gone_out
+
+    def _send_out(
+        self,
+        subject: Subject,
+        subject_id: int,
+        home: str | None,
+        rows: RowNumbers,
+        kept: list[RowNumbers],
+        now_ms: int,
+        budget: int,
+    ) -> int:
+        """Make intents of these; what cannot go out now is kept. How many messages went out."""
+        gone_out = 0
+        while len(rows) and (target := self._target(subject, home)) is not None:
             stream = self._stream(subject_id, target, now_ms)
             if stream.outstanding >= limits.INTENTS_PER_STREAM_MAX:
                 break
@@ -121,10 +156,59 @@ class Dispatcher:
                 kept.append(taken)
                 break
             gone_out += len(taken)
-        left = np.concatenate((*kept, rows))
-        if len(left):
-            self.waiting[subject_id] = left
+        kept.append(rows)
         return gone_out
+
+    # --- keys --------------------------------------------------------------------------------------------------------
+
+    def _target(self, subject: Subject, home: str | None) -> str | None:
+        """Where messages go now; None: nowhere."""
+        if home is None or self._homes is None:
+            return self._route(subject)
+        return home if self._homes.takes(home, subject) else None
+
+    def _shares(
+        self, subject: Subject, subject_id: int, rows: RowNumbers, kept: list[RowNumbers]
+    ) -> Iterator[tuple[str | None, RowNumbers]]:
+        """Which rows go where; None: where the route says."""
+        names = () if self._homes is None else self._homes.homes_of(subject)
+        if len(names) < 2:
+            yield None, rows
+            return
+        shares: dict[str | None, list[int]] = {}
+        for row in self._next_stretch(subject_id, rows, kept).tolist():
+            is_there, key = self._key_of(row)
+            if is_there:
+                shares.setdefault(None if key is None else names[home(key, names)], []).append(row)
+            else:
+                kept.append(np.array([row], np.int64))
+        for name, share in shares.items():
+            yield name, np.array(share, np.int64)
+
+    def _next_stretch(self, subject_id: int, rows: RowNumbers, kept: list[RowNumbers]) -> RowNumbers:
+        """As many as are looked at in one go, stretch by stretch: those in front may wait for a target for hours."""
+        start = self._stretches.pop(subject_id, 0)
+        start = start if start < len(rows) else 0
+        end = start + _SHARED_OUT_MAX
+        if end < len(rows):
+            self._stretches[subject_id] = end
+            self.has_more = True
+        kept += [rows[:start], rows[end:]]
+        return rows[start:end]
+
+    def _key_of(self, row: int) -> tuple[bool, str | None]:
+        """The key of a message, if its piece is open. One that is damaged is dealt with when it is gathered."""
+        spot = spot_of(int(self._rows.spots(np.array([row]))[0]))
+        opened = self._shelf.get(spot)
+        if opened is None:
+            is_damaged = self._shelf.is_damaged(spot)
+            if not is_damaged:
+                self._shelf.want([spot])
+            return is_damaged, None
+        sheet, index = opened.sheet, int(self._rows.index[row])
+        if sheet.keys is None or sheet.present is None or not sheet.present[index]:
+            return True, None
+        return True, sheet.keys.item(index).decode()
 
     def prepare(self, rows: RowNumbers) -> None:
         """These will be due soon: fetch what is not open."""

@@ -21,7 +21,7 @@ from fairway.delay.browsing import Browser, Page, Tally
 from fairway.delay.bucket_file import BucketFile
 from fairway.delay.buckets import check_horizon
 from fairway.delay.dispatch_log import DispatchLog, Event
-from fairway.delay.dispatching import Dispatcher, Intent, Route
+from fairway.delay.dispatching import Dispatcher, Homes, Intent, Route
 from fairway.delay.forgetting import Memory
 from fairway.delay.housekeeping import Housekeeper
 from fairway.delay.loader import Sweeper
@@ -63,6 +63,7 @@ class Engine:
         schedule_disk: Disk | None = None,
         options: DelayOptions | None = None,
         on_ready: Callable[[], None] = lambda: None,
+        homes: Homes | None = None,
     ) -> None:
         """Recover what is there. With a `schedule_disk`, the message log has `disk` for itself."""
         self._options = options or DelayOptions()
@@ -99,6 +100,7 @@ class Engine:
             name=self.name_of,
             on_intent=self._intended,
             on_done=self._done,
+            homes=homes,
         )
         self._pending = Pending(
             self.rows,

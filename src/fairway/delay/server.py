@@ -1,7 +1,8 @@
 """The delay server as its own process: a port for delayed messages and questions about them, and nothing else.
 
 The same protocol as a broker's, the same sessions and bounds. What concerns a broker is refused with the remedy;
-DESCRIBE says who this is, so that tools which ask first are answered.
+DESCRIBE says who this is, so that tools which ask first are answered. It sends to the brokers that it was told of, or,
+as part of a cluster, to those that meta servers name (`joining`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fairway import limits
+from fairway.delay.joining import Face, Joined, Joining
 from fairway.delay.options import DelayOptions
 from fairway.delay.service import Delay, DelayWorld
 from fairway.errors import Code, FairwayError, Refused
@@ -76,22 +78,47 @@ class DelayServer:
         self._doors = Doors(world.net, self.hall, HttpDoor(pages))
         self._describer = _Describer(self._state)
         self._started_ms = world.clock.wall_ms()
+        self._joined: Joined | None = None
         self._is_stopping = False
 
     @classmethod
     async def start(
-        cls, world: DelayWorld, options: ServerOptions, brokers: Mapping[str, Sequence[Address]]
+        cls,
+        world: DelayWorld,
+        options: ServerOptions,
+        brokers: Mapping[str, Sequence[Address]],
+        joining: Joining | None = None,
+        remark: Callable[[str], None] = lambda _: None,
     ) -> DelayServer:
-        """Recover, listen, dial the brokers. Messages are taken at once, and sent while the rest is still read."""
+        """Recover, listen, dial the brokers. Messages are taken at once, and sent while the rest is still read.
+
+        Who joins a cluster has `joining` in the place of brokers; `remark` is then told what people should know.
+        """
         delay = Delay.open(world, options.delay, options.connection.name)
         server = cls(world, options, delay)
         try:
+            if joining is not None:
+                await server._join(world, joining)
             await server._doors.open(options.host, options.port, options.http_port)
         except FairwayError:
             await server.stop()
             raise
+        if server._joined is not None:
+            server._joined.appear(server._face(), remark)
         delay.reach(brokers)
         return server
+
+    async def _join(self, world: DelayWorld, joining: Joining) -> None:
+        """Before it listens: who has no place in the cluster takes no messages."""
+        try:
+            joining.check(self.options.host)
+            self._joined = await Joined.begin(joining, world, self.delay, self.options.connection.name)
+        except FairwayError:
+            await joining.registry.close()
+            raise
+
+    def _face(self) -> Face:
+        return Face((self.options.host, self.port), self.http_port, self.options.connection.name)
 
     @property
     def port(self) -> int:
@@ -146,6 +173,9 @@ class DelayServer:
         out.one("disk_free_bytes", "gauge", "Room left on the disk.", store.free_bytes())
         out.one("store_has_room", "gauge", "0: messages are refused, the disk is nearly full.", int(store.has_room))
         out.one("store_is_poisoned", "gauge", "1: the disk failed, nothing is answered.", int(store.fault is not None))
+        if self._joined is not None:
+            is_lost = self._joined.wayfinder.is_lost
+            out.one("delay_meta_down", "gauge", "1: no meta server answers; what was known holds.", int(is_lost))
         self.delay.desk.show(out)
         return Page(200, out.text(), CONTENT_TYPE)
 
@@ -165,20 +195,34 @@ class DelayServer:
 
     async def failed(self) -> None:
         """Return when it cannot go on: then `stop` raises what happened."""
-        await self.delay.failed()
+        ways = [self.delay.failed()]
+        if self._joined is not None:
+            ways.append(self._joined.membership.failed())
+        ending = [asyncio.ensure_future(way) for way in ways]
+        try:
+            await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in ending:
+                each.cancel()
         self.hall.cut_off()
 
     async def stop(self) -> None:
         """Answer what is durable, let what is on its way arrive, let go. Raises what ended it, if that did."""
         self._is_stopping = True
-        self._doors.close()
-        self.hall.close("the delay server is stopping")
-        self.scheduler.close()
         try:
-            await self.delay.stop(self.options.drain_ms_max)
+            if self._joined is not None:
+                await self._joined.leave()
         finally:
-            await self.hall.deserted(self.options.drain_ms_max)
-            self._doors.close_http()
+            self._doors.close()
+            self.hall.close("the delay server is stopping")
+            self.scheduler.close()
+            try:
+                await self.delay.stop(self.options.drain_ms_max)
+            finally:
+                await self.hall.deserted(self.options.drain_ms_max)
+                self._doors.close_http()
+                if self._joined is not None:
+                    await self._joined.close()
 
 
 class _Describer:

@@ -86,6 +86,7 @@ class Delay:
             schedule_disk=world.disk if world.log_disk is not None else None,
             options=options,
             on_ready=self.clockwork.poke,
+            homes=self.courier,
         )
         self.engine.store.on_fault = self._fail
         self.figures = Figures(self.engine, self.courier)

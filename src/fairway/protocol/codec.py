@@ -14,7 +14,7 @@ import msgspec
 
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
-from fairway.protocol import admin, delaying, messages, tracing
+from fairway.protocol import admin, delaying, messages, replicating, routing, tracing
 from fairway.protocol.messages import Message, Verb
 
 # verb: (what is asked, what is answered unless refused)
@@ -42,6 +42,13 @@ TABLE: Final[dict[Verb, tuple[type[Message], type[Message]]]] = {
     Verb.NAMES: (tracing.Names, tracing.Named),
     Verb.INDEX: (tracing.Index, tracing.Indexed),
     Verb.HISTORY: (delaying.History, delaying.HistoryPage),
+    Verb.ROUTE: (routing.Route, routing.Routed),
+    Verb.REGISTER: (routing.Register, routing.Registered),
+    Verb.FOLLOW: (replicating.Follow, replicating.Followed),
+    Verb.COMPARE: (replicating.Compare, replicating.Compared),
+    Verb.REPLICATE: (replicating.Replicate, replicating.Replicated),
+    Verb.MEND: (replicating.Mend, replicating.Mended),
+    Verb.GOVERN: (routing.Govern, routing.Governed),
 }
 
 REQUESTS: Final[dict[type[Message], Verb]] = {asked: verb for verb, (asked, _) in TABLE.items()}
@@ -53,6 +60,8 @@ _ATTACHED: Final[dict[type[Message], Callable[[Any], int]]] = {
     messages.Pulled: lambda pulled: len(pulled.batches),
     admin.Scanned: lambda scanned: len(scanned.batches),
     delaying.PendingPage: lambda page: len(page.batches),
+    replicating.Replicated: lambda replicated: len(replicated.chunks),
+    replicating.Mended: lambda _: 1,
 }
 
 Decode = Callable[[bytes], Any]

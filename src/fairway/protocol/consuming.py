@@ -93,6 +93,7 @@ class Consuming:
         on_messages: Callable[[list[Message]], None] | None = None,
         on_event: Callable[[ConsumingEvent], None] | None = None,
         on_change: Callable[[], None] | None = None,
+        broker_group: str = "",
     ) -> None:
         """With `on_messages`, messages are pushed as they arrive; without it, `take_messages` has them."""
         self.options = options
@@ -106,7 +107,7 @@ class Consuming:
         self.lease_ms = 0  # from the first JOIN on
         self._on_messages = on_messages
         self._on_event = on_event
-        self._ledger = Ledger(options.subject, options.group, on_change)
+        self._ledger = Ledger(options.subject, options.group, on_change, broker_group)
         self._settler = Settler(self._ledger, rng, linger_ms=options.linger_ms, enough=options.settle_messages)
         self._shelf = self._settler.shelf
         self._unpacker = Unpacker(self._ledger, self._shelf)

@@ -78,6 +78,11 @@ class Message(msgspec.Struct, gc=False, eq=False):
         return self._lot.ledger.group
 
     @property
+    def broker_group(self) -> str:
+        """In a cluster: the group of brokers that has it, and numbers its messages by itself. Otherwise empty."""
+        return self._lot.ledger.broker_group
+
+    @property
     def attempt(self) -> int:
         """1 the first time."""
         return self._lot.attempt

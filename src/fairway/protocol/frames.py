@@ -3,7 +3,8 @@
     header      16 bytes: length of the whole frame, verb, flags, protocol version, correlation id
     check       8 bytes: length of the control message, CRC-32C of header, that length and the padded control message
     control     one MessagePack array, padded with zeros to a multiple of 8
-    attachments batches, one after the other; each says its own size, so no directory can contradict them
+    attachments batches, one after the other; each says its own size, so no directory can contradict them. Between
+                copies, stretches of a log in place of batches, each behind a header that says its size
 
 The control CRC is there for the sake of acks: a batch carries its own, and a bit that flips on the way must not settle
 somebody else's message (0.2 µs per frame, bench/protocol).
@@ -45,6 +46,10 @@ _FLAGS_SOUND: Final = frozenset({0, RESPONSE, RESPONSE | REFUSED})
 
 _BATCH_MAGIC: Final = b"FWYB"
 _BATCH_SIZE: Final = struct.Struct("<4s20xI")  # the two fields of a batch's header that a frame needs
+_STRETCH_MAGIC: Final = b"FWYL"
+_STRETCH: Final = struct.Struct("<4s20xII")  # of a stretch: the same two, and the bytes without header and padding
+STRETCH_BYTES: Final = _STRETCH.size
+_ATTACHED_BYTES_MIN: Final = {_BATCH_MAGIC: BATCH_HEADER_BYTES, _STRETCH_MAGIC: STRETCH_BYTES}
 
 # 16 KiB: below it a copy costs less than a view that keeps a whole chunk of the connection's bytes alive.
 VIEW_FROM_BYTES: Final = 16 * limits.KIB
@@ -247,16 +252,32 @@ class FrameReader:
         return f"control message of {control_bytes} bytes in a frame of {size}"
 
 
+def stretch(data: Bytes) -> bytes:
+    """Bytes of a log as an attachment."""
+    padding = -len(data) & 7
+    header = _STRETCH.pack(_STRETCH_MAGIC, STRETCH_BYTES + len(data) + padding, len(data))
+    return b"".join((header, data, _PADDING[padding]))
+
+
+def stretched(attachment: Bytes) -> bytes:
+    """The bytes of a log that were attached."""
+    magic, size, length = _STRETCH.unpack_from(attachment) if len(attachment) >= STRETCH_BYTES else (b"", 0, 0)
+    if magic != _STRETCH_MAGIC or size != len(attachment) or length > size - STRETCH_BYTES:
+        raise RemoteProtocolError("attachment that is not a stretch of a log")
+    return bytes(memoryview(attachment)[STRETCH_BYTES : STRETCH_BYTES + length])
+
+
 def _split(data: Bytes, at: int, end: int) -> tuple[Bytes, ...]:
     """The batches between `at` and `end`; they fill it exactly."""
     attachments: list[Bytes] = []
     while at < end:
-        if end - at < BATCH_HEADER_BYTES:
+        if end - at < STRETCH_BYTES:
             raise RemoteProtocolError(f"attachment of {end - at} bytes: a batch has a header of {BATCH_HEADER_BYTES}")
         magic, size = _BATCH_SIZE.unpack_from(data, at)
-        if magic != _BATCH_MAGIC:
+        least = _ATTACHED_BYTES_MIN.get(magic)
+        if least is None:
             raise RemoteProtocolError(f"attachment that is not a batch: it begins with {magic!r}")
-        if size & 7 or not BATCH_HEADER_BYTES <= size <= end - at:
+        if size & 7 or not least <= size <= end - at:
             raise RemoteProtocolError(f"attached batch of {size} bytes where {end - at} are left")
         if size < VIEW_FROM_BYTES:
             attachments.append(bytes(data[at : at + size]))

@@ -126,6 +126,7 @@ class Lane:
         settle: Callable[[Parcel, BatchReceipt | FairwayError], None],
     ) -> None:
         self.subject = subject
+        self.broker_group = ""  # for receipts, in a cluster
         self.request = Produce(subject)
         self.filling: Filling | None = None
         self.waiting: deque[Parcel] = deque()
@@ -225,6 +226,7 @@ class Lane:
         """
         heir = Lane(self.subject, self._rng, self._backoff, self._window, self._settle)
         heir.filling, self.filling = self.filling, None
+        heir.broker_group = self.broker_group
         copies: dict[Stream, Stream] = {}  # what becomes of the old ones is not known to those who go another way
         for parcel in [*self.parcels()]:
             if not parcel.is_in_flight:
@@ -272,6 +274,26 @@ class Lane:
         """All that was handed over is where it belongs, under whatever number: begin a new stream."""
         self._stream = Stream(self._rng)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing here is unsettled."""
+        return self.filling is None and not self.waiting and not self.sent
+
+    def lend(self) -> list[Parcel]:
+        """Everything that is sealed, not under way and certainly not stored, in order: it leaves this lane for good."""
+        lent: list[Parcel] = []
+        for parcel in [*self.parcels()]:
+            if parcel.is_in_flight or parcel.is_abandoned or parcel.is_doubtful:
+                continue
+            if parcel.stream is None:
+                self._unnumbered -= parcel.pending.count
+            else:
+                parcel.stream.cut(parcel.first)
+                self.is_recovering = True
+            self._remove(parcel)
+            lent.append(parcel)
+        return lent
+
     # --- back --------------------------------------------------------------------------------------------------------
 
     def stored(self, parcel: Parcel, answer: Produced) -> None:
@@ -281,12 +303,9 @@ class Lane:
         self._backoff.reset()
         if not parcel.is_abandoned:
             first_id = MessageId(*parcel.stamp)
-            self._settle(
-                parcel,
-                BatchReceipt(
-                    self.subject, answer.first_sequence, answer.count, answer.appended_ms, answer.is_duplicate, first_id
-                ),
-            )
+            first, count, group = answer.first_sequence, answer.count, self.broker_group
+            receipt = BatchReceipt(self.subject, first, count, answer.appended_ms, answer.is_duplicate, first_id, group)
+            self._settle(parcel, receipt)
 
     def lost(self, parcel: Parcel, _: Lost) -> None:
         """Nobody knows."""
@@ -297,10 +316,14 @@ class Lane:
             self.give_up(parcel, "")
 
     def refused(self, parcel: Parcel, refused: Refused, now_ns: int) -> bool:
-        """Not stored by this attempt. Returns whether the broker is to blame and not the batch; once per window."""
+        """Not stored by this attempt. Returns whether the broker is to blame and not the batch; once per window.
+
+        One that does not lead is left by the line, which also waits and counts that; here nothing is to be waited for.
+        """
         self._back(parcel)
         is_first = next(iter(self.sent)) is parcel
-        is_news = not self.retry_at_ns
+        is_astray = refused.code is Code.NOT_MASTER
+        is_news = not self.retry_at_ns and not is_astray
         if is_news and (is_first or refused.code is not Code.SEQUENCE_GAP):
             self.retry_at_ns = now_ns + self._backoff.next_ns(refused.retry_after_ms)  # once for the whole window
         self.is_recovering = True

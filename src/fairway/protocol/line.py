@@ -9,6 +9,10 @@ Whoever owns the socket (a thread, a loop, a simulation) drives the line and doe
     for call in line.errands(): call()            callbacks of users, outside any lock
     line.close(now)                               say goodbye; `is_closed` when all is said
 
+Where several copies of a broker have an address each, one of them leads and the others refuse as NOT_MASTER. After such
+a refusal the line waits a moment for the answers that are still on their way, ends the connection and dials again; the
+owner then begins with the next address, because `moves_on()`. Sessions ask the next one what the last one refused.
+
 `session` says what lives on a line. The line has no lock of its own: it is called under its owner's, or from one loop.
 Time is an argument everywhere, on one monotonic clock in ns.
 """
@@ -29,6 +33,10 @@ from fairway.protocol.states import Role
 from fairway.world.rng import Rng
 
 Errand = Callable[[], None]
+
+NEVER_NS = 1 << 63
+STRAY_MS = 500  # for answers of one who does not lead: it refuses what it has read, which takes no time
+STRAY_WAIT_MS_MAX = 500  # between two who do not lead: somebody is about to
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,15 @@ class Line:
         self._opened_ns: int | None = None
         self._retry_after_ms: int | None = None  # as the broker said when it left
         self._leave_at_ns: int | None = None  # closing: when patience ends
+        self._astray: Refused | None = None  # what was said by one who does not lead
+        self._stray_by_ns: int | None = None  # when the last of its answers is there, or no longer waited for
+        self._straying = Backoff(
+            rng,
+            first_ms=self.options.backoff_first_ms,
+            most_ms=max(self.options.backoff_first_ms, min(self.options.backoff_most_ms, STRAY_WAIT_MS_MAX)),
+        )
+        self._is_moved = False  # somebody knows better where to dial
+        self._moves_on = False
         self._sessions: list[Session] = []
         self._asked: dict[int, tuple[Session, Ask]] = {}  # by correlation id
         self._errands: list[Errand] = []
@@ -103,6 +120,11 @@ class Line:
         """When to connect; None: not now (it is connected), or never again (it is closed)."""
         return self._dial_at_ns
 
+    def moves_on(self) -> bool:
+        """Whether to dial the next address first, because the last one does not lead. Said once."""
+        moves_on, self._moves_on = self._moves_on, False
+        return moves_on
+
     def is_over(self) -> bool:
         """The connection has ended: close the transport once everything taken is written, then call `lost`."""
         return self._connection is not None and self._connection.closed is not None
@@ -114,6 +136,8 @@ class Line:
             dues.append(due)
         if self._leave_at_ns is not None and self._connection is not None and not self.is_over():
             dues.append(self._leave_at_ns)
+        if self._stray_by_ns is not None and not self.is_over():
+            dues.append(self._stray_by_ns)
         return min(dues, default=None)
 
     def errands(self) -> list[Errand]:
@@ -141,6 +165,9 @@ class Line:
         if self._connection is not None:
             for event in self._connection.feed(data, now_ns):
                 self._on_event(event, now_ns)
+            if self._astray is not None and self._stray_by_ns is None:
+                self._stray_by_ns = now_ns + STRAY_MS * NS_PER_MS
+                self._connection.drain("this copy does not lead")
             self._notice_end(now_ns)
 
     def take(self, now_ns: int) -> list[Bytes]:
@@ -149,7 +176,7 @@ class Line:
         if connection is None:
             self._collect(None, now_ns)
             return []
-        if self._leave_at_ns is not None and now_ns >= self._leave_at_ns:
+        if now_ns >= min(self._leave_at_ns or NEVER_NS, self._stray_by_ns or NEVER_NS):
             connection.lost()
         connection.on_time(now_ns)
         self._notice_end(now_ns)
@@ -165,13 +192,26 @@ class Line:
         closed = self._connection.closed
         self._connection = None
         said = closed.sentence if closed is not None and closed.why is not Why.LOST else sentence
-        self._part(said, now_ns)
+        if self._opened_ns is None:  # it accepted and never spoke: a proxy before nobody, a process that stands still
+            self._moves_on = True
+        self._part(said if self._astray is None else str(self._astray), now_ns)
 
-    def close(self, now_ns: int) -> None:
-        """Ask for nothing more, wait for the answers on the way, say goodbye."""
+    def move(self, now_ns: int) -> None:
+        """Somebody knows better where to dial: end the connection, if there is one, and dial again without a wait."""
         if self._leave_at_ns is not None:
             return
-        self._leave_at_ns = now_ns + self.options.drain_ms * NS_PER_MS
+        self._is_moved = True
+        if self._connection is not None:
+            self._connection.lost()
+            self._notice_end(now_ns)
+        else:
+            self._dial_at_ns = now_ns
+
+    def close(self, now_ns: int, *, patience_ms: int | None = None) -> None:
+        """Ask for nothing more, wait for the answers on the way (for `drain_ms`, unless told), say goodbye."""
+        if self._leave_at_ns is not None:
+            return
+        self._leave_at_ns = now_ns + (self.options.drain_ms if patience_ms is None else patience_ms) * NS_PER_MS
         self._dial_at_ns = None
         if self._connection is None:
             self.is_closed = True
@@ -206,8 +246,11 @@ class Line:
     def _on_event(self, event: Event, now_ns: int) -> None:
         if isinstance(event, ResponseReceived):
             self._backoff.reset()  # not by a handshake alone: a broker that dies of our first request is not yet well
+            self._straying.reset()
             self._answer(event.correlation, Answer(event.message, event.attachments), now_ns)
         elif isinstance(event, RefusalReceived):
+            if event.refused.code is Code.NOT_MASTER:
+                self._astray = event.refused
             self._answer(event.correlation, event.refused, now_ns)
         elif isinstance(event, HandshakeDone):
             self.peer = event
@@ -244,10 +287,20 @@ class Line:
         if self._opened_ns is not None and now_ns - self._opened_ns > self.options.backoff_most_ms * NS_PER_MS:
             self._backoff.reset()  # it held for a while, even if nothing was asked
         self._opened_ns = None
-        self._dial_at_ns = now_ns + self._backoff.next_ns(self._retry_after_ms)
-        self._retry_after_ms = None
+        self._dial_at_ns = now_ns + self._wait_ns()
+        self._retry_after_ms = self._astray = self._stray_by_ns = None
+        self._is_moved = False
         if self._on_trouble is not None:
             self._on_trouble(sentence, now_ns)
+
+    def _wait_ns(self) -> int:
+        """Until the next attempt. Who does not lead is no reason to wait long: another one will."""
+        if self._is_moved:
+            return 0
+        if self._astray is None:
+            return self._backoff.next_ns(self._retry_after_ms)
+        self._moves_on = True
+        return self._straying.next_ns(self._astray.retry_after_ms)
 
 
 def _longer(so_far_ms: int | None, closed: Closed) -> int | None:

@@ -71,10 +71,14 @@ Hook = Callable[[FairwayError | None], None]
 class Ledger:
     """What all lots of a consumer share: whose they are, and which of them have something to send."""
 
-    __slots__ = ("dirty", "ended", "group", "is_called", "is_strict", "on_change", "shelf", "stumbles", "subject")
+    __slots__ = (
+        "broker_group", "dirty", "ended", "group", "is_called", "is_strict", "on_change", "shelf", "stumbles",
+        "subject",
+    )  # fmt: skip
 
-    def __init__(self, subject: str, group: str, on_change: Callable[[], None] | None) -> None:
+    def __init__(self, subject: str, group: str, on_change: Callable[[], None] | None, broker_group: str = "") -> None:
         self.subject = subject
+        self.broker_group = broker_group  # that they are from; empty where there is but one
         self.group = group
         self.on_change = on_change
         self.dirty: deque[Lot] = deque()

@@ -5,8 +5,9 @@ default, and a reader ignores fields that it does not know. Batches follow the c
 between producer and consumer opens one. Names are raw strings here; the broker parses them at its border.
 
 This file has the conversation, producing and consuming; `admin` has what operators, tools and Spark ask, `delaying`
-what is asked about messages that are not due yet, `tracing` what is asked about their past. `codec` says which message
-goes with which verb, and `docs/protocol.md` is the specification.
+what is asked about messages that are not due yet, `tracing` what is asked about their past, `routing` what is asked of
+meta servers, `replicating` what copies say to each other. `codec` says which message goes with which verb, and
+`docs/protocol.md` is the specification.
 """
 
 from __future__ import annotations
@@ -48,6 +49,13 @@ class Verb(enum.IntEnum):
     NAMES = 34  # of the numbers in it
     INDEX = 35  # which batches a subject has
     HISTORY = 36  # what happened to delayed messages
+    ROUTE = 37  # where subjects are, of a meta server
+    REGISTER = 38  # the registry that a meta server keeps
+    FOLLOW = 39  # a replica begins
+    COMPARE = 40
+    REPLICATE = 41
+    MEND = 42
+    GOVERN = 43  # a subject or a group of servers, at a meta server
 
 
 FIRST_REQUEST_VERB = 16  # below it: the connection's own

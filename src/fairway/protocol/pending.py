@@ -25,10 +25,11 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     """A message is durable, and this is where it is."""
 
     subject: str
-    sequence: int  # in its subject
+    sequence: int  # in its subject, and in a cluster in its broker group
     appended_ms: int  # by the broker's clock, ms since 1970 UTC
     is_duplicate: bool  # it was stored by an earlier attempt whose answer was lost; it is stored once all the same
     message_id: MessageId
+    broker_group: str = ""  # that has it, in a cluster
 
     @property
     def id(self) -> str:
@@ -45,6 +46,7 @@ class BatchReceipt(msgspec.Struct, frozen=True, gc=False):
     appended_ms: int
     is_duplicate: bool
     first_id: MessageId
+    broker_group: str = ""  # that has it, in a cluster
 
     def id(self, index: int) -> str:
         """The id of a message of the batch as text, unless it was given one."""
@@ -59,8 +61,8 @@ class SpoolReceipt(Receipt, frozen=True, gc=False):
     Its id is the one that it will have (unless the broker has forgotten its stream by then, and it needs a new one).
     """
 
-    spool: str  # the directory
-    spooled_ms: int  # by this host's clock, ms since 1970 UTC
+    spool: str = ""  # the directory
+    spooled_ms: int = 0  # by this host's clock, ms since 1970 UTC
 
     @property  # type: ignore[misc]  # in the place of a field
     def sequence(self) -> int:
@@ -79,8 +81,8 @@ class SpoolReceipt(Receipt, frozen=True, gc=False):
 class SpoolBatchReceipt(BatchReceipt, frozen=True, gc=False):
     """The same for a whole batch."""
 
-    spool: str
-    spooled_ms: int
+    spool: str = ""
+    spooled_ms: int = 0
 
     @property  # type: ignore[misc]  # in the place of a field
     def first_sequence(self) -> int:
@@ -97,11 +99,11 @@ class SpoolBatchReceipt(BatchReceipt, frozen=True, gc=False):
 
     @classmethod
     def of(cls, subject: str, count: int, first_id: MessageId, spool: str, spooled_ms: int) -> SpoolBatchReceipt:
-        return cls(subject, 0, count, 0, False, first_id, spool, spooled_ms)
+        return cls(subject, 0, count, 0, False, first_id, spool=spool, spooled_ms=spooled_ms)
 
     def one(self, message_id: MessageId) -> SpoolReceipt:
         """The receipt of one of its messages."""
-        return SpoolReceipt(self.subject, 0, 0, False, message_id, self.spool, self.spooled_ms)
+        return SpoolReceipt(self.subject, 0, 0, False, message_id, spool=self.spool, spooled_ms=self.spooled_ms)
 
 
 def _not_yet(subject: str, spool: str, what: str) -> Misuse:
@@ -201,9 +203,9 @@ class Pending:
         born = MessageId(whole.first_id.producer_id, whole.first_id.sequence + self.index)
         if isinstance(whole, SpoolBatchReceipt):
             return whole.one(explicit or born)
-        return Receipt(
-            whole.subject, whole.first_sequence + self.index, whole.appended_ms, whole.is_duplicate, explicit or born
-        )
+        sequence = whole.first_sequence + self.index
+        who = explicit or born
+        return Receipt(whole.subject, sequence, whole.appended_ms, whole.is_duplicate, who, whole.broker_group)
 
     def add_done_callback(self, callback: Callable[[Pending], object]) -> None:
         """Have `callback(pending)` called when it is settled; at once, if it is already."""

@@ -37,10 +37,12 @@ from fairway.protocol.diversion import Diversion, Handed, Way
 from fairway.protocol.filling import Columns, Extras, Filling, check_extras, check_size
 from fairway.protocol.frames import Bytes
 from fairway.protocol.lane import NEVER_NS, Lane, Parcel, not_sent
+from fairway.protocol.lending import Borrowed, Repay
 from fairway.protocol.line import Errand
 from fairway.protocol.messages import Produced
 from fairway.protocol.pending import BatchReceipt, Pending, PendingBatch
 from fairway.protocol.session import Answer, Ask, Outcome
+from fairway.protocol.waiters import Flush, RoomQueue
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
 
@@ -90,48 +92,6 @@ class ProducerOptions:
             raise Misuse(f"when_full={self.when_full!r} is 'block', 'raise' or 'spool', and block_ms is 0 or more")
 
 
-class Flush:
-    """Everything that was added before is settled, well or not, when `is_done`."""
-
-    def __init__(self) -> None:
-        self._left = 1  # the caller, until it has named all batches
-        self._callbacks: list[Callable[[], None]] = []
-
-    @property
-    def is_done(self) -> bool:
-        return self._left == 0
-
-    def when_done(self, callback: Callable[[], None]) -> None:
-        """Called once, under the owner's lock, like `PendingBatch.when_settled`; at once if it is done."""
-        if self.is_done:
-            callback()
-        else:
-            self._callbacks.append(callback)
-
-    def watch(self, pending: PendingBatch) -> None:
-        """One more to wait for."""
-        self._left += 1
-        pending.when_settled(self.count_down)
-
-    def count_down(self, _: object = None) -> None:
-        """One less."""
-        self._left -= 1
-        if self._left == 0:
-            for callback in self._callbacks:
-                callback()
-
-
-class _Waiter:
-    """Somebody who waits for room."""
-
-    __slots__ = ("callback", "messages", "size_bytes")
-
-    def __init__(self, messages: int, size_bytes: int, callback: Callable[[], None]) -> None:
-        self.messages = messages
-        self.size_bytes = size_bytes
-        self.callback = callback
-
-
 class Producing(Generic[PendingT, BatchT]):
     """The producer's session on a line. Faces give `pending_type` and `batch_type` of their own, to be waited for."""
 
@@ -168,10 +128,13 @@ class Producing(Generic[PendingT, BatchT]):
         self._ready: dict[Lane, None] = {}  # may have something to do now
         self._alarms: list[tuple[int, int, Lane]] = []  # a heap; some ring for nothing
         self._alarm_numbers = count()
-        self._waiters: dict[_Waiter, None] = {}
+        self._waiters = RoomQueue(self._fits, self.room_for)
         self._failed: dict[PendingBatch, None] = {}  # nobody has looked at them yet, as far as is known
         self._diversion: Diversion | None = None
         self._handed: list[tuple[Parcel, bool]] = []  # under way to the other side; and whether sent before
+        self._lent: dict[Parcel, None] = {}  # that another producer brings to another broker
+        self.broker_group = ""  # for receipts, in a cluster
+        self.on_failure: Errand | None = None  # called as an errand each time the broker has failed
         self.is_crammed = False  # the buffer was found full, and the other way is the answer to that
 
     def divert(self, diversion: Diversion) -> None:
@@ -226,7 +189,7 @@ class Producing(Generic[PendingT, BatchT]):
         due_ms: int = 0,
     ) -> PendingT:
         """One message in a batch of its own: for what may be refused, so that nobody else is refused with it."""
-        lanes = self._due_lanes if due_ms else self._lanes
+        lanes = self._lanes_of(bool(due_ms))
         self._cut(lanes.get(subject) or self._new_lane(lanes, subject))
         pending = self.add(subject, payload, key, tags, headers, id, due_ms)
         self._cut(lanes[subject])
@@ -288,14 +251,7 @@ class Producing(Generic[PendingT, BatchT]):
         `BufferFull` says how much room was missing. Room is not kept for anybody: add, and wait again if it is gone.
         Whoever was called and adds nothing after all cancels too, so that the next one is called.
         """
-        waiter = _Waiter(messages, size_bytes, callback)
-        self._waiters[waiter] = None
-        self._offer_room()
-        return partial(self._cancel, waiter)
-
-    def _cancel(self, waiter: _Waiter) -> None:
-        self._waiters.pop(waiter, None)
-        self._offer_room()
+        return self._waiters.join(messages, size_bytes, callback)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -306,13 +262,14 @@ class Producing(Generic[PendingT, BatchT]):
             self._cut(lane)
             for parcel in lane.parcels():
                 flush.watch(parcel.pending)
-        for parcel, _ in self._handed:
+        for parcel in chain((parcel for parcel, _ in self._handed), self._lent):
             flush.watch(parcel.pending)
         flush.count_down()
         return flush
 
     def give_up(self, sentence: str) -> None:
-        """What is not settled fails now: NotSent where it certainly is not stored, OutcomeUnknown otherwise."""
+        """What is not settled fails now: NotSent where it certainly is not stored, OutcomeUnknown otherwise. What is
+        lent is with another, who says what becomes of it."""
         for lane in self._all_lanes():
             self._cut(lane)
             for parcel in [*lane.parcels()]:
@@ -462,7 +419,56 @@ class Producing(Generic[PendingT, BatchT]):
             else:
                 self._settled(parcel, OutcomeUnknown(f"whether the spool has kept it is not known: {fault}"))
 
+    # --- another broker ----------------------------------------------------------------------------------------------
+
+    def is_filling(self, subject: str, is_due: bool) -> bool:
+        """Whether one more message to it would have company, and nothing of it has come back."""
+        lane = (self._due_lanes if is_due else self._lanes).get(subject)
+        return lane is not None and lane.filling is not None and not lane.is_recovering
+
+    def is_flowing(self, subject: str, *, is_due: bool = False) -> bool:
+        """Whether nothing of it has come back that would have to leave again first."""
+        lane = self._lanes_of(is_due).get(subject)
+        return lane is None or not lane.is_recovering
+
+    def unsettled(self) -> list[tuple[str, bool]]:
+        """The subjects that something is buffered for, and whether it is due later."""
+        both = ((self._lanes, False), (self._due_lanes, True))
+        return [(name, is_due) for lanes, is_due in both for name, lane in lanes.items() if not lane.is_empty]
+
+    def lend(self, subject: str, *, is_due: bool) -> list[Parcel]:
+        """All of a subject that is certainly not stored, in order, for another producer to bring to another broker. It
+        stays on the books here until it is `repaid`."""
+        lane = self._lanes_of(is_due).get(subject)
+        if lane is None:
+            return []
+        self._cut(lane)
+        lent = lane.lend()
+        self._lent.update(dict.fromkeys(lent))
+        self._stir(lane)
+        return lent
+
+    def borrow(self, subject: str, parcels: Sequence[Parcel], repay: Repay, *, is_due: bool) -> None:
+        """Send what another has lent, as if it had been added here; `repay(parcel, outcome)` when its fate is known."""
+        lanes = self._lanes_of(is_due)
+        lane = lanes.get(subject) or self._new_lane(lanes, subject)
+        self._cut(lane)
+        for lent in parcels:
+            pending = Borrowed(lent, repay)
+            lane.put(Parcel(lane, pending, lent.size_bytes, lent.deadline_ns), lent.data, lent.stamp)
+            self.messages += pending.count
+            self.size_bytes += lent.size_bytes
+        self._stir(lane)
+
+    def repaid(self, parcel: Parcel, outcome: BatchReceipt | FairwayError) -> None:
+        """What became of something that was lent."""
+        del self._lent[parcel]
+        self._settled(parcel, outcome)
+
     # --- within ------------------------------------------------------------------------------------------------------
+
+    def _lanes_of(self, is_due: bool) -> dict[str, Lane]:
+        return self._due_lanes if is_due else self._lanes
 
     def _all_lanes(self) -> Iterator[Lane]:
         return chain(self._lanes.values(), self._due_lanes.values())
@@ -471,6 +477,7 @@ class Producing(Generic[PendingT, BatchT]):
         name = str(Subject.parse(subject))  # plain, as messages and receipts carry it
         backoff = Backoff(self._rng, first_ms=self.options.backoff_first_ms, most_ms=self.options.backoff_most_ms)
         lane = lanes[name] = Lane(name, self._rng, backoff, self.options.window, self._settled)
+        lane.broker_group = self.broker_group
         return lane
 
     def _admit(self, messages: int, size_bytes: int) -> None:
@@ -570,20 +577,10 @@ class Producing(Generic[PendingT, BatchT]):
                 del self._failed[next(iter(self._failed))]
         pending.settle(outcome)
         if self._waiters:
-            self._offer_room()
-
-    def _offer_room(self) -> None:
-        """Call those who wait and would fit, one after the other, as if each took what it wants."""
-        messages = size_bytes = 0
-        for waiter in tuple(self._waiters):
-            messages += waiter.messages
-            size_bytes += waiter.size_bytes
-            is_first = messages == waiter.messages
-            if not (self._fits(messages, size_bytes) or (is_first and self.messages == 0)):
-                return
-            del self._waiters[waiter]
-            waiter.callback()
+            self._waiters.offer()
 
     def _fail_once(self, sentence: str, now_ns: int) -> None:
         self._breaker.failed(sentence, now_ns)
         self._is_guarded = self.options.fails_fast and self._breaker.is_open
+        if self.on_failure is not None:
+            self._run_later(self.on_failure)

@@ -29,6 +29,7 @@ class Asker(Protocol):
     """The session that a request came from."""
 
     address: str
+    here: str  # where it has found us; empty: not known
 
     @property
     def is_gone(self) -> bool: ...

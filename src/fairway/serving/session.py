@@ -97,6 +97,7 @@ class Session(asyncio.Protocol):
         self._written_bytes = 0
         self._left_bytes = 0  # of those, what had left the transport when it was last looked at
         self.address = ""
+        self.here = ""  # where it has found us
         self.is_gone = False
         self.is_hasty = False  # it sends more than a helping at a time, or did so just now
 
@@ -105,6 +106,7 @@ class Session(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # a stream transport; uvloop's has no common base
         self.address = _address(transport.get_extra_info("peername"))
+        self.here = _address(transport.get_extra_info("sockname"))
         refused = self._host.session_opened(self)
         if refused is not None and not self.is_gone:
             self._connection.turn_away(refused)

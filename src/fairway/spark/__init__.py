@@ -3,10 +3,11 @@
     session     a SparkSession with the settings that matter
     source      what Spark finds under the name "fairway" (by way of the package `pyspark_fairway`)
     options     every option, parsed once       schema     the columns
-    looking     what the driver asks: subjects, places, progress        calling    the one conversation with a broker
+    looking     what the driver asks: subjects, places      brokers    and of one broker group: progress, too
+    places      where broker groups are     calling    the one conversation with a server
     splits      ranges of sequences into tasks  reading    a task: scans into Arrow        frames    its record batches
     stream      micro-batches and their offsets
-    sink        rows into batches (encoding), each of which can be stored once only
+    sink        rows into batches (encoding), each of which can be stored once only: sending, and pinning, to whom
     events      "fairway.events", the life of messages: event_log reads it, event_frames makes rows of it
     delayed     "fairway.delayed", what is pending at a delay server
 

@@ -1,17 +1,18 @@
-"""One conversation with a broker, from one thread that waits: what both the driver and a task need of a client.
+"""One conversation with a server, from one thread that waits: what both the driver and a task need of a client.
 
 Requests are put and taken, so that several can be under way; a lost connection is made again and everything without
 an answer is asked again, in order. All that is asked here does no harm when it is asked twice: a scan changes nothing,
 a batch that is stored already is answered with its receipt.
+
+Whom to dial is found anew each time (`Finder`). A copy that says that it does not lead is left like one that hangs up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
-from fairway.client import url as urls
 from fairway.client.url import Address
 from fairway.errors import Code, FairwayError, InvariantViolated, Refused, Unreachable
 from fairway.protocol import Bytes, Connection, Message, Options, RefusalReceived, ResponseReceived, Role, Why
@@ -28,6 +29,41 @@ NS = 1_000_000_000
 LATER = frozenset({Code.BUSY, Code.EXPIRED, Code.DRAINING, Code.TOO_MANY_CONNECTIONS})  # the same may be granted later
 _OPTIONS = Options(name="fairway-spark", features=(INBOX,))
 _FIRST_MS, _MOST_MS = 50, 2_000  # between attempts
+_BLINK_S = 0.001  # for a look at a connection that has nothing to say, perhaps
+
+
+class Finder(Protocol):
+    """Knows where somebody is who answers."""
+
+    @property
+    def who(self) -> str:
+        """A broker, or what it is."""
+
+    @property
+    def where(self) -> str:
+        """For people."""
+
+    @property
+    def remedy(self) -> str:
+        """What they can do when nobody answers there."""
+
+    def addresses(self) -> Sequence[Address]:
+        """To be tried in this order, now; `Unreachable` says why there is nobody."""
+
+
+class Fixed:
+    """These addresses, whatever happens: one broker, or any of several servers that all know the same."""
+
+    def __init__(
+        self, addresses: Sequence[Address], scheme: str = "fairway://", who: str = "broker", remedy: str = ""
+    ) -> None:
+        self._addresses = tuple(addresses)
+        self.who = who
+        self.where = scheme + ",".join(map(str, self._addresses))
+        self.remedy = remedy or f"Is it running there (`fairway up --port {self._addresses[0].port}`)?"
+
+    def addresses(self) -> Sequence[Address]:
+        return self._addresses
 
 
 class Ticket:
@@ -46,10 +82,10 @@ class Ticket:
 
 
 class Caller:
-    """Talks to the first of `addresses` that answers; gives up when nothing was heard for `patience_s`."""
+    """Talks to whom the finder names; gives up when nothing was heard for `patience_s`."""
 
-    def __init__(self, addresses: Sequence[Address], patience_s: float, clock: Clock | None = None) -> None:
-        self._addresses = tuple(addresses)
+    def __init__(self, finder: Finder, patience_s: float, clock: Clock | None = None) -> None:
+        self._finder = finder
         self._patience_ns = int(patience_s * NS)
         self._clock = clock or RealClock()
         self._backoff = Backoff(RealRng(), first_ms=_FIRST_MS, most_ms=_MOST_MS)
@@ -59,6 +95,7 @@ class Caller:
         self._unsent: list[Ticket] = []
         self._heard_ns = self._clock.monotonic_ns()
         self._trouble = "no answer"
+        self._is_astray = False  # the last one did not lead: what it says is no sign of life of the one that does
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -145,15 +182,26 @@ class Caller:
             if self._open or self._unsent:
                 self._check_patience(self._trouble)
         else:
-            self._heard_ns = now_ns
-            for event in connection.feed(data, now_ns):
-                if isinstance(event, ResponseReceived):
-                    self._open.pop(event.correlation).outcome = event
-                elif isinstance(event, RefusalReceived):
-                    self._open.pop(event.correlation).outcome = event.refused
+            self._hear(connection, data, now_ns)
         if connection.closed is not None:
             self._on_closed(connection)
         self._send()
+
+    def _hear(self, connection: Connection, data: bytes, now_ns: int) -> None:
+        """What came; `WireCut` where it came from one that does not lead."""
+        stray: Refused | None = None
+        for event in connection.feed(data, now_ns):
+            if isinstance(event, RefusalReceived) and event.refused.code is Code.NOT_MASTER:
+                stray = event.refused  # the question stays open
+            elif isinstance(event, ResponseReceived | RefusalReceived):
+                answer = event if isinstance(event, ResponseReceived) else event.refused
+                self._open.pop(event.correlation).outcome = answer
+                self._is_astray = False
+        self._is_astray = self._is_astray or stray is not None
+        if not self._is_astray:
+            self._heard_ns = now_ns
+        if stray is not None:
+            raise WireCut(stray.sentence)
 
     def _on_closed(self, connection: Connection) -> None:
         closed = connection.closed
@@ -167,7 +215,7 @@ class Caller:
 
     def _connected(self) -> tuple[Wire, Connection]:
         if self._wire is None or self._connection is None:
-            self._wire = Wire.dial(self._addresses)
+            self._wire = Wire.dial(self._finder.addresses())
             self._connection = Connection(Role.CLIENT, self._clock.monotonic_ns(), _OPTIONS)
         return self._wire, self._connection
 
@@ -191,17 +239,18 @@ class Caller:
         """The connection is gone, or was never made: ask again what has no answer, a little later."""
         self._trouble = sentence
         self._hang_up()
-        self._unsent = [*self._open.values(), *self._unsent]
+        self._unsent = [*sorted(self._open.values(), key=_asked_at), *self._unsent]
         self._open.clear()
         self._check_patience(sentence)
         host.sleep(self._backoff.next_ns() / NS)
 
     def _check_patience(self, sentence: str) -> None:
         if self._clock.monotonic_ns() - self._heard_ns > self._patience_ns:
+            is_replica = self._is_astray and isinstance(self._finder, Fixed)
+            remedy = "Name all copies of the group, or a meta server." if is_replica else self._finder.remedy
             raise Unreachable(
-                f"no broker at {self.where}: {sentence}. Is it running there (`fairway up --port "
-                f"{self._addresses[0].port}`)? Spark waits for it as long as the option patienceSeconds says, "
-                f"{self._patience_ns // NS} s"
+                f"no {self._finder.who} at {self.where}: {sentence}. {remedy} Spark waits for it as long as the "
+                f"option patienceSeconds says, {self._patience_ns // NS} s"
             )
 
     @property
@@ -210,7 +259,12 @@ class Caller:
 
     @property
     def where(self) -> str:
-        return "fairway://" + ",".join(map(str, self._addresses))
+        return self._finder.where
+
+    @property
+    def wire(self) -> Wire | None:
+        """None: it is not connected."""
+        return self._wire
 
     # --- ending ------------------------------------------------------------------------------------------------------
 
@@ -240,7 +294,22 @@ class Caller:
         self.close()
 
 
-def caller_of_delay(url: str, patience_s: float) -> Caller:
-    """To the delay server: where the URL says that it is, or else behind the broker's own port."""
-    target = urls.parse(url)
-    return Caller(target.delay or target.brokers, patience_s)
+def _asked_at(ticket: Ticket) -> int:
+    """The order in which questions were asked over one connection."""
+    return ticket.correlation
+
+
+def wait_any_of(waits: Sequence[tuple[Caller, Sequence[Ticket]]], timeout_s: float) -> bool:
+    """Wait until one of the tickets of one of the conversations is answered; False: none was in time."""
+    if len(waits) == 1:
+        return waits[0][0].wait_any(waits[0][1], timeout_s)
+    clock = RealClock()
+    end_ns = clock.monotonic_ns() + int(timeout_s * NS)
+    while True:
+        if any([caller.wait_any(tickets, _BLINK_S) for caller, tickets in waits]):  # noqa: C419  (each has its look)
+            return True
+        left_ns = end_ns - clock.monotonic_ns()
+        if left_ns <= 0:
+            return False
+        wires = [caller.wire for caller, _ in waits if caller.wire is not None]
+        Wire.wait_any(wires, min(left_ns, NS) / NS)

@@ -36,8 +36,9 @@ from fairway.protocol import Bytes
 from fairway.protocol.delaying import Pending, PendingMessage, PendingPage, Stretch, Tallied, Tally, Which
 from fairway.protocol.messages import Whence
 from fairway.spark import schema
-from fairway.spark.calling import Caller, caller_of_delay
+from fairway.spark.calling import Caller
 from fairway.spark.options import PATIENCE_S, count_of, known, named, place_of, url_of
+from fairway.spark.places import Place, caller_to, delay_places
 from fairway.spark.schema import TIMESTAMP
 from fairway.world.wire import spare_the_collector
 
@@ -134,8 +135,7 @@ class DelayedSource(DataSource):
 class Walk(NamedTuple):
     """What one task asks for, page after page."""
 
-    url: str
-    patience_s: int
+    place: Place
     which: Which
     columns: tuple[tuple[str, bool], ...]
 
@@ -156,17 +156,21 @@ class DelayedReader(DataSourceReader):
         self._columns = schema.columns_of(schema_, PENDING, NAME)
 
     def partitions(self) -> list[InputPartition]:
-        url, patience_s, subjects = self._options.url, self._options.patience_s, self._options.subjects or (None,)
-        filters = [replace(self._options.which, subject=subject) for subject in subjects]
-        with caller_of_delay(url, patience_s) as caller:
-            tallies = [_tally(caller, which) for which in filters]
-        size = self._size(sum(each.count for each in tallies))
-        parts = [
-            part
-            for which, tallied in zip(filters, tallies, strict=True)
+        options = self._options
+        places = delay_places(options.url, options.patience_s)
+        if not places:
+            raise Misuse(f"no delay server is registered at {options.url}: start one (`fairway delay serve`)")
+        filters = [replace(options.which, subject=subject) for subject in options.subjects or (None,)]
+        tallies = []
+        for place in places:
+            with caller_to(place) as caller:
+                tallies += [(place, which, _tally(caller, which)) for which in filters]
+        size = self._size(sum(tallied.count for _, _, tallied in tallies))
+        return [
+            DelayedSplit(Walk(place, part, self._columns))
+            for place, which, tallied in tallies
             for part in cut(which, tallied.stretches, size)
         ]
-        return [DelayedSplit(Walk(url, patience_s, part, self._columns)) for part in parts]
 
     def _size(self, messages: int) -> int:
         """Of a task."""
@@ -193,7 +197,7 @@ def cut(whole: Which, stretches: Sequence[Stretch], size: int) -> list[Which]:
 def read(walk: Walk) -> Iterator[pa.RecordBatch]:
     """The rows of a task, as Arrow."""
     spare_the_collector()
-    with caller_of_delay(walk.url, walk.patience_s) as caller:
+    with caller_to(walk.place) as caller:
         yield from _frames(caller, walk)
 
 

@@ -12,18 +12,21 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
 
 from fairway.errors import Code, FairwayError, Refused
 from fairway.limits import PENDING_PAGE_MAX
 from fairway.protocol.delaying import Chronicle, History, HistoryPage, PastEvent, PastKind
 from fairway.protocol.messages import Whence
-from fairway.spark.calling import Caller, caller_of_delay
+from fairway.spark.calling import Caller
 from fairway.spark.event_options import EventOptions, is_meant
 from fairway.spark.event_schema import arrow_schema
 from fairway.spark.options import Where
+from fairway.spark.places import Place, caller_to, one_delay_place
 from fairway.spark.reading import cut_short, lost, other_log
 from fairway.spark.schema import TIMESTAMP
 from fairway.spark.splits import Range
+from fairway.world.wire import spare_the_collector
 
 BROKER_GROUP: Final = "delay"
 FRAME_ROWS: Final = 8_192
@@ -51,8 +54,7 @@ Places = Mapping[str, LogPlace]  # one for each of LOGS; none where delayed mess
 class DelayJob(NamedTuple):
     """What is the same for all tasks of a read."""
 
-    url: str
-    patience_s: int
+    place: Place
     log_ids: Mapping[str, int]
     columns: tuple[tuple[str, bool], ...]
     subjects: tuple[str, ...]
@@ -61,11 +63,25 @@ class DelayJob(NamedTuple):
     is_strict: bool
 
 
+class DelaySplit(InputPartition):
+    """What one task reads: a stretch of one log."""
+
+    def __init__(self, job: DelayJob, wanted: Range) -> None:
+        super().__init__(wanted)
+        self.job = job
+        self.wanted = wanted
+
+
+def place_of(options: EventOptions) -> Place:
+    """Of the delay server whose events are wanted."""
+    return one_delay_place(options.read.url, options.read.patience_s, "option delayed")
+
+
 class DelayLooker:
     """A driver's conversation with a delay server."""
 
     def __init__(self, options: EventOptions) -> None:
-        self._caller = caller_of_delay(options.read.url, options.read.patience_s)
+        self._caller = caller_to(place_of(options))
 
     def close(self) -> None:
         self._caller.close()
@@ -107,7 +123,8 @@ def ranges(begins: Places, ends: Places) -> list[Range]:
 
 def read(job: DelayJob, wanted: Range) -> Iterator[pa.RecordBatch]:
     """The rows of a stretch of one log."""
-    with caller_of_delay(job.url, job.patience_s) as caller:
+    spare_the_collector()
+    with caller_to(job.place) as caller:
         events: list[PastEvent] = []
         for page in pages_of(caller, wanted.subject, wanted.begin, wanted.end, job.log_ids[wanted.subject]):
             if job.is_strict and wanted.begin and page.first_position > wanted.begin:

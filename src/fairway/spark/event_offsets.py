@@ -1,5 +1,9 @@
-"""Offsets of a stream of events: a position in each log that it reads, and for each subject the sequence that comes
-next."""
+"""Offsets of a stream of events: in each broker group a position in the action log and for each subject the sequence
+that comes next; and a position in each log of a delay server, where one is asked.
+
+    {"fairway.events": 1, "actions_log": …, "messages_log": …, "position": 4096, "subjects": {"orders": 17}}
+    {"fairway.events": 2, "groups": {"g1": {"actions_log": …, "messages_log": …, "position": 4096, "subjects": {…}}}}
+"""
 
 from __future__ import annotations
 
@@ -8,29 +12,46 @@ from typing import Any, Final, NamedTuple
 
 from fairway.errors import Misuse
 from fairway.spark.event_delay import LogPlace, Places
+from fairway.spark.offsets import ALONE, CLUSTER, renamed
+from fairway.spark.places import BROKER_GROUP
 
 NAME: Final = "fairway.events"
-_VERSION: Final = 1
 _DELAY: Final = "delay"
 
 
-class EventOffset(NamedTuple):
-    """Which logs, and where in them."""
+class LogsPlace(NamedTuple):
+    """A place in the two logs of one broker group, and which logs they are."""
 
     actions_id: int
     messages_id: int
     position: int
     sequences: Mapping[str, int]
-    delay: Places = {}  # noqa: RUF012  (never changed)
+
+    @property
+    def ids(self) -> tuple[int, int]:
+        return self.actions_id, self.messages_id
 
     def to_json(self) -> dict[str, Any]:
-        said = {
-            NAME: _VERSION,
+        return {
             "actions_log": f"{self.actions_id:016x}",
             "messages_log": f"{self.messages_id:016x}",
             "position": self.position,
             "subjects": {name: self.sequences[name] for name in sorted(self.sequences)},
         }
+
+
+class EventOffset(NamedTuple):
+    """Which logs, and where in them."""
+
+    groups: Mapping[str, LogsPlace]
+    delay: Places = {}  # noqa: RUF012  (never changed)
+
+    def to_json(self) -> dict[str, Any]:
+        said: dict[str, Any]
+        if set(self.groups) == {BROKER_GROUP}:
+            said = {NAME: ALONE, **self.groups[BROKER_GROUP].to_json()}
+        else:
+            said = {NAME: CLUSTER, "groups": {name: self.groups[name].to_json() for name in sorted(self.groups)}}
         if self.delay:
             said[_DELAY] = {
                 name: [f"{self.delay[name].log_id:016x}", self.delay[name].position] for name in sorted(self.delay)
@@ -40,17 +61,27 @@ class EventOffset(NamedTuple):
 
 def parse(said: Mapping[str, Any]) -> EventOffset:
     """What `to_json` wrote, as it comes back from a checkpoint."""
-    if said.get(NAME) != _VERSION:
+    version = said.get(NAME)
+    if version not in {ALONE, CLUSTER}:
         raise Misuse(
-            f"the checkpoint has an offset of version {said.get(NAME)}: this release reads {_VERSION}; upgrade fairway"
+            f"the checkpoint has an offset of version {version}: this release reads {ALONE} and {CLUSTER}; "
+            "upgrade fairway"
         )
-    return EventOffset(
-        int(said["actions_log"], 16),
-        int(said["messages_log"], 16),
-        int(said["position"]),
-        dict(said["subjects"]),
-        {name: LogPlace(int(log, 16), int(position)) for name, (log, position) in said.get(_DELAY, {}).items()},
-    )
+    groups = {BROKER_GROUP: said} if version == ALONE else said["groups"]
+    delay = {name: LogPlace(int(log, 16), int(position)) for name, (log, position) in said.get(_DELAY, {}).items()}
+    return EventOffset({name: _parsed(each) for name, each in groups.items()}, delay)
+
+
+def _parsed(said: Mapping[str, Any]) -> LogsPlace:
+    ids = int(said["actions_log"], 16), int(said["messages_log"], 16)
+    return LogsPlace(*ids, int(said["position"]), dict(said["subjects"]))
+
+
+def mapped(offset: EventOffset, now: EventOffset, where: str) -> EventOffset:
+    """The same, with the names that broker groups have now; it is the same one if it has the same logs."""
+    ids = [{name: each.actions_id for name, each in of.groups.items()} for of in (offset, now)]
+    names = renamed(ids[0], ids[1], where)
+    return offset._replace(groups={names[name]: each for name, each in offset.groups.items()})
 
 
 def between(begin: Places, end: Places, target: Places) -> dict[str, LogPlace]:

@@ -8,39 +8,35 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from fairway.client import url
 from fairway.client.trail_names import Names, Resolver
 from fairway.errors import Refused
 from fairway.protocol.messages import Whence
-from fairway.protocol.tracing import Index, Indexed
-from fairway.spark import event_delay
-from fairway.spark.calling import Caller
-from fairway.spark.event_delay import DelayJob
+from fairway.protocol.tracing import Index, Indexed, Retrace, Retraced
+from fairway.spark.calling import NS, Caller
 from fairway.spark.event_frames import ActionFramer, Columns, Wanted, produced
-from fairway.spark.event_log import Trail, asking
+from fairway.spark.event_log import WHAT, Trail, asking
 from fairway.spark.event_options import is_meant
-from fairway.spark.options import BROKER_GROUP
-from fairway.spark.reading import explained, lost
+from fairway.spark.places import Place, caller_to
+from fairway.spark.reading import awaited, explained, lost
 from fairway.spark.splits import Range
 from fairway.storage.record import Kind
 from fairway.world.wire import spare_the_collector
 
 ACTIONS: Final = ""  # in place of a subject, in a range: it is positions of the action log
 ENTRIES_MAX: Final = 8_192
+_WAIT_MS: Final = 1_000  # in one question
 
 
 class EventJob(NamedTuple):
-    """What is the same for all tasks of a read."""
+    """What is the same for all tasks that read one broker group."""
 
-    url: str
-    patience_s: int
+    place: Place
     actions_id: int
     messages_id: int
     columns: Columns
     groups: frozenset[str] | None
     subjects: tuple[str, ...]
     is_strict: bool
-    delay: DelayJob | None = None
 
 
 class EventSplit(InputPartition):
@@ -55,20 +51,34 @@ class EventSplit(InputPartition):
 def read(split: EventSplit) -> Iterator[pa.RecordBatch]:
     """The rows of a task, as Arrow."""
     spare_the_collector()
-    with Caller(url.parse(split.job.url).brokers, split.job.patience_s) as caller:
+    with caller_to(split.job.place) as caller:
         for each in split.ranges:
-            if split.job.delay is not None and each.subject in event_delay.LOGS:
-                yield from event_delay.read(split.job.delay, each)
-            else:
-                yield from (_actions if each.subject == ACTIONS else _produced)(caller, split.job, each)
+            yield from (_actions if each.subject == ACTIONS else _produced)(caller, split.job, each)
+
+
+def awaited_actions(caller: Caller, end: int, log_id: int | None, wait_s: float) -> int:
+    """Where the action log ends on this copy, once that is at `end`, or after so long."""
+    until_ns = caller.now_ns + int(wait_s * NS)
+    at = wait_ms = 0
+    while True:
+        try:
+            found = caller.ask(Retrace(Whence.SEQUENCE, at, 0, log_id, wait_ms), Retraced).committed_end
+        except Refused as refused:
+            raise explained(refused, WHAT, caller.where) from refused
+        left_ms = max((until_ns - caller.now_ns) * 1_000 // NS, 0)
+        if found >= end or not left_ms:
+            return found
+        at, wait_ms = found, min(left_ms, _WAIT_MS)
 
 
 def _actions(caller: Caller, job: EventJob, wanted: Range) -> Iterator[pa.RecordBatch]:
+    if job.place.waits_s:
+        awaited_actions(caller, wanted.end, job.actions_id, job.place.waits_s)
     trail = Trail(caller, job.actions_id, is_strict=job.is_strict)
     names = Names()
     resolver = Resolver(asking(caller), Trail(caller, job.actions_id, is_strict=False), names, wanted.begin)
     meant = Wanted(job.groups, lambda name: is_meant(name, job.subjects))
-    framer = ActionFramer(BROKER_GROUP, job.columns, meant, names, resolver.resolve)
+    framer = ActionFramer(wanted.broker_group, job.columns, meant, names, resolver.resolve)
     for each in trail.records(wanted.begin, wanted.end):
         resolver.meet(each)
         if each.header.kind == Kind.ACTIONS:
@@ -77,6 +87,8 @@ def _actions(caller: Caller, job: EventJob, wanted: Range) -> Iterator[pa.Record
 
 
 def _produced(caller: Caller, job: EventJob, wanted: Range) -> Iterator[pa.RecordBatch]:
+    if job.place.waits_s:
+        awaited(caller, wanted.subject, wanted.end, job.messages_id, job.place.waits_s)
     at = wanted.begin
     while at < wanted.end:
         asked = Index(wanted.subject, Whence.SEQUENCE, at, wanted.end, ENTRIES_MAX, job.messages_id)
@@ -86,7 +98,7 @@ def _produced(caller: Caller, job: EventJob, wanted: Range) -> Iterator[pa.Recor
             raise explained(refused, wanted.subject, caller.where) from refused
         if job.is_strict and found.first_sequence > at:
             raise lost(wanted.subject, at, min(found.first_sequence, wanted.end))
-        frame = produced(found.data, wanted.subject, BROKER_GROUP, job.columns, wanted.begin, wanted.end)
+        frame = produced(found.data, wanted.subject, wanted.broker_group, job.columns, wanted.begin, wanted.end)
         if frame.num_rows:
             yield frame
         if found.next_sequence <= at:

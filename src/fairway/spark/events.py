@@ -9,7 +9,8 @@ One row speaks of a range of messages. `docs/spark.md` has the columns and the w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -25,15 +26,16 @@ from pyspark.sql.types import StructType
 from fairway.errors import Misuse
 from fairway.protocol.messages import Whence
 from fairway.spark import event_delay, event_reading, event_schema, offsets, reading, splits
+from fairway.spark.brokers import Extent
 from fairway.spark.event_delay import DelayJob, DelayLooker, LogPlace, Places
 from fairway.spark.event_frames import Columns
 from fairway.spark.event_log import WHAT
 from fairway.spark.event_looking import EventLooker, of_subject
-from fairway.spark.event_offsets import NAME, EventOffset, between, parse
+from fairway.spark.event_offsets import NAME, EventOffset, LogsPlace, between, mapped, parse
 from fairway.spark.event_options import EventOptions, event_options
 from fairway.spark.event_reading import EventJob, EventSplit
-from fairway.spark.looking import Extent
 from fairway.spark.options import EARLIEST, LATEST, Where
+from fairway.spark.places import Part, Place
 from fairway.spark.splits import Range
 from fairway.storage.index_file import ENTRY_BYTES
 
@@ -71,23 +73,29 @@ class EventReader(DataSourceReader):
         looker = EventLooker(self._options)
         try:
             extents = looker.extents()
-            actions_id = looker.actions().log_id
-            begin, end = looker.position(self._options.starting), looker.position(self._options.ending)
-            pieces = looker.pieces(begin, end, self._options.read.min_partitions)
-            ranges = []
-            if self._options.groups is None:
-                begins = looker.resolve(dict.fromkeys(extents, self._options.starting))
-                ends = looker.resolve(dict.fromkeys(extents, self._options.ending))
-                ranges = [of_subject(name, begins[name], ends[name]) for name in extents]
-            job = _job(self._options, self._columns, actions_id, looker.log.id, is_strict=True)
+            made = [self._of_group(looker, group, extents) for group in looker.groups(extents)]
         finally:
             looker.close()
-        return _splits(*self._with_delayed(job, ranges), pieces)
+        return [*itertools.chain.from_iterable(made), *self._delayed()]
 
-    def _with_delayed(self, job: EventJob, ranges: list[Range]) -> tuple[EventJob, list[Range]]:
+    def _of_group(self, looker: EventLooker, group: str, extents: Mapping[Part, Extent]) -> list[InputPartition]:
+        broker, options = looker.broker(group), self._options
+        actions_id = broker.actions().log_id
+        begin, end = broker.position(options.starting), broker.position(options.ending)
+        pieces = broker.pieces(begin, end, options.read.min_partitions)
+        ranges = []
+        if options.groups is None:
+            parts = [part for part in extents if part.broker_group == group]
+            begins = looker.resolve(dict.fromkeys(parts, options.starting))
+            ends = looker.resolve(dict.fromkeys(parts, options.ending))
+            ranges = [of_subject(part.subject, begins[part], ends[part], group) for part in parts]
+        ids = actions_id, broker.log.id
+        return _splits(_job(options, self._columns, looker.place(group), ids, is_strict=True), ranges, pieces)
+
+    def _delayed(self) -> list[InputPartition]:
         options = self._options
         if not options.has_delayed:
-            return job, ranges
+            return []
         looker = DelayLooker(options)
         try:
             begins = looker.places(options.starting)
@@ -95,11 +103,11 @@ class EventReader(DataSourceReader):
         finally:
             looker.close()
         until_ms = options.ending.value if options.ending.whence is Whence.TIME else None
-        delay = _delay_job(options, self._columns, ends, _since_ms(options.starting), until_ms, is_strict=True)
-        return job._replace(delay=delay), [*ranges, *event_delay.ranges(begins, ends)]
+        job = _delay_job(options, self._columns, ends, _since_ms(options.starting), until_ms, is_strict=True)
+        return [event_delay.DelaySplit(job, each) for each in event_delay.ranges(begins, ends)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return event_reading.read(partition) if isinstance(partition, EventSplit) else iter(())
+        return _read(partition)
 
 
 class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -139,12 +147,17 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         if self._initial is None:
             seen, starting = self._end(), self._begin()
-            self._initial = seen._replace(
-                position=self._look.position(starting),
-                sequences=self._look.resolve(dict.fromkeys(seen.sequences, starting)),
-                delay=self._delay_places(starting),
-            )
+            groups = {name: self._beginning(name, each, starting) for name, each in seen.groups.items()}
+            self._initial = EventOffset(groups, self._delay_places(starting))
         return self._initial.to_json()
+
+    def _beginning(self, group: str, seen: LogsPlace, starting: Where) -> LogsPlace:
+        parts = [Part(name, group) for name in seen.sequences]
+        begins = self._look.resolve(dict.fromkeys(parts, starting))
+        return seen._replace(
+            position=self._look.broker(group).position(starting),
+            sequences={part.subject: at for part, at in begins.items()},
+        )
 
     def _begin(self) -> Where:
         """Where a query without a checkpoint begins. LATEST is held on the broker from the first time on: were it
@@ -175,10 +188,14 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._seen is None else self._seen.to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        begin = self._checked(parse(start), self._end())
+        seen = self._end()
+        begin = self._checked(mapped(parse(start), seen, self._look.where), seen)
         end = self._until(begin)
         if end == begin and self._target is None:
-            self._look.wait_for_any(begin.position, begin.sequences, self._options.read.poll_ms)
+            waits = {
+                name: (each.position, each.sequences) for name, each in begin.groups.items() if name in seen.groups
+            }
+            self._look.wait_for_any(waits, self._options.read.poll_ms)
             self._end()
             end = self._until(begin)
         end = self._limited(begin, end, limit)
@@ -195,62 +212,82 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end(self) -> EventOffset:
         """Where everything ends now."""
-        extents = self._extents()
-        actions = self._look.actions()
-        ends = {name: extent.end for name, extent in extents.items()}
-        delay = self._delay_places(LATEST)
-        self._seen = EventOffset(actions.log_id, self._look.log.id, actions.committed_end, ends, delay)
-        return self._seen
-
-    def _extents(self) -> Mapping[str, Extent]:
-        """Of what was produced; a stream of some groups has no such events."""
         extents = self._look.extents()
-        return extents if self._options.groups is None else {}
+        groups = {}
+        for group in self._look.groups(extents):
+            actions = self._look.broker(group).actions()
+            ends = {part.subject: extent.end for part, extent in extents.items() if part.broker_group == group}
+            if self._options.groups is not None:
+                ends = {}  # a stream of some groups has no events of what was produced
+            log_id = self._look.broker(group).log.id
+            groups[group] = LogsPlace(actions.log_id, log_id, actions.committed_end, ends)
+        self._seen = EventOffset(groups, self._delay_places(LATEST))
+        return self._seen
 
     def _until(self, begin: EventOffset) -> EventOffset:
         """Where the next micro-batch may end: at the end of all, or where AvailableNow was to end."""
-        end = self._seen or begin
-        if self._target is not None and self._target.actions_id == end.actions_id:
-            ends = {name: min(at, self._target.sequences.get(name, 0)) for name, at in end.sequences.items()}
-            end = end._replace(position=min(end.position, self._target.position), sequences=ends)
+        seen = self._seen or begin
+        groups = {name: self._until_in(name, each, begin.groups.get(name)) for name, each in seen.groups.items()}
+        delay = between(begin.delay, seen.delay, {} if self._target is None else self._target.delay)
+        return EventOffset({**begin.groups, **groups}, delay)
+
+    def _until_in(self, group: str, end: LogsPlace, begin: LogsPlace | None) -> LogsPlace:
+        begin = begin or _none_of(end)
+        target = None if self._target is None else self._target.groups.get(group, _none_of(end))
+        if target is not None and target.actions_id == end.actions_id:
+            ends = {name: min(at, target.sequences.get(name, 0)) for name, at in end.sequences.items()}
+            end = end._replace(position=min(end.position, target.position), sequences=ends)
         sequences = {name: max(at, begin.sequences.get(name, 0)) for name, at in end.sequences.items()}
-        delay = between(begin.delay, end.delay, {} if self._target is None else self._target.delay)
-        position = max(end.position, begin.position)
-        return end._replace(position=position, sequences={**begin.sequences, **sequences}, delay=delay)
+        return end._replace(
+            position=max(end.position, begin.position), sequences={**begin.sequences, **sequences}
+        )  # fmt: skip
 
     def _checked(self, begin: EventOffset, end: EventOffset) -> EventOffset:
         """The place to go on from: the checkpoint's, unless the logs are not what they were and the user accepts
         that."""
         is_strict = self._options.read.fail_on_data_loss
-        if (begin.actions_id, begin.messages_id) != (end.actions_id, end.messages_id):
-            if is_strict:
-                raise reading.other_log(WHAT, self._look.where)
-            return end._replace(position=0, sequences={}, delay={})
-        if begin.position > end.position:
-            if is_strict:
-                raise reading.cut_short(WHAT, end.position, begin.position)
-            begin = begin._replace(position=end.position)
+        groups = dict(begin.groups)
+        for name, now in end.groups.items():
+            groups[name] = self._checked_in(name, begin.groups.get(name), now)
         for name, at in begin.delay.items():
             known = end.delay.get(name, at)
             if is_strict and known.log_id != at.log_id:
                 raise reading.other_log("delayed messages", self._look.where)
             if is_strict and known.position < at.position:
                 raise reading.cut_short("the delay server", known.position, at.position)
-        return begin
+        is_anew = any(name in begin.groups and begin.groups[name].ids != now.ids for name, now in end.groups.items())
+        return EventOffset(groups, {} if is_anew else begin.delay)
+
+    def _checked_in(self, group: str, begin: LogsPlace | None, now: LogsPlace) -> LogsPlace:
+        is_strict = self._options.read.fail_on_data_loss
+        if begin is None:
+            return _none_of(now)  # new to the stream: from its beginning on
+        if begin.ids != now.ids:
+            if is_strict:
+                raise reading.other_log(WHAT, self._look.where)
+            return _none_of(now)
+        if begin.position <= now.position:
+            return begin
+        end = self._look.broker(group).awaited_position(begin.position)
+        if is_strict and end < begin.position:
+            raise reading.cut_short(WHAT, end, begin.position)
+        return begin._replace(position=min(begin.position, end))
 
     def _within(self, begin: EventOffset, end: EventOffset, bytes_max: int) -> EventOffset:
         """Cut down to so many bytes of logs and indexes, shared among those that have something."""
-        busy = [name for name, at in end.sequences.items() if at > begin.sequences.get(name, 0)]
-        share = max(bytes_max // (len(busy) + 1 + len(end.delay)), ENTRY_BYTES)
-        position = self._look.boundary(begin.position + share, end.position)
-        ends = {
-            name: self._look.reach_entries(
-                name, begin.sequences.get(name, 0), end.sequences[name], share // ENTRY_BYTES
-            )
-            for name in busy
-        }
+        share = max(bytes_max // (len(_busy(begin, end)) + len(end.groups) + len(end.delay)), ENTRY_BYTES)
+        groups = {}
+        for name, each in end.groups.items():
+            broker, start = self._look.broker(name), begin.groups.get(name) or _none_of(each)
+            ends = {
+                subject: broker.reach_entries(subject, start.sequences.get(subject, 0), at, share // ENTRY_BYTES)
+                for subject, at in each.sequences.items()
+                if at > start.sequences.get(subject, 0)
+            }
+            position = broker.boundary(start.position + share, each.position)
+            groups[name] = each._replace(position=position, sequences={**each.sequences, **ends})
         delay, _ = self._delay_within(begin, end, share // event_delay.EVENT_BYTES)
-        return end._replace(position=position, sequences={**end.sequences, **ends}, delay=delay)
+        return EventOffset(groups, delay)
 
     def _delay_within(self, begin: EventOffset, end: EventOffset, rows: int) -> tuple[dict[str, LogPlace], int]:
         """Each log of the delay server, cut down to so many events; how many that are in all."""
@@ -265,41 +302,60 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _within_rows(self, begin: EventOffset, end: EventOffset, rows_max: int) -> EventOffset:
         """Cut down to so many events: the logs have their shares first, the indexes of subjects the rest. None is ever
         passed over: a record at least, and a batch."""
-        backlogs = {name: at - begin.sequences.get(name, 0) for name, at in end.sequences.items()}
-        busy = {name: backlog for name, backlog in backlogs.items() if backlog > 0}
-        share = max(rows_max // (len(busy) + 1 + len(end.delay)), 1)
-        position, counted = self._look.reach_actions(begin.position, end.position, share)
-        delay, delayed = self._delay_within(begin, end, share)
-        given = offsets.shares(busy, max(rows_max - counted - delayed, 1))
-        ends = {
-            name: self._look.reach_entries(name, begin.sequences.get(name, 0), end.sequences[name], given.get(name, 0))
-            for name in busy
-        }
-        return end._replace(position=position, sequences={**end.sequences, **ends}, delay=delay)
+        busy = _busy(begin, end)
+        share = max(rows_max // (len(busy) + len(end.groups) + len(end.delay)), 1)
+        delay, counted = self._delay_within(begin, end, share)
+        positions = {}
+        for name, each in end.groups.items():
+            start = begin.groups.get(name) or _none_of(each)
+            positions[name], more = self._look.broker(name).reach_actions(start.position, each.position, share)
+            counted += more
+        given = offsets.shares(busy, max(rows_max - counted, 1))
+        groups = {}
+        for name, each in end.groups.items():
+            start = begin.groups.get(name) or _none_of(each)
+            ends = {
+                part.subject: self._look.broker(name).reach_entries(
+                    part.subject, start.sequences.get(part.subject, 0), each.sequences[part.subject], given.get(part, 0)
+                )
+                for part in busy
+                if part.broker_group == name
+            }
+            groups[name] = each._replace(position=positions[name], sequences={**each.sequences, **ends})
+        return EventOffset(groups, delay)
 
     # --- a micro-batch -----------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begin, until = parse(start), parse(end)
-        is_same = (begin.actions_id, begin.messages_id) == (until.actions_id, until.messages_id)
-        if not is_same:
-            begin = until._replace(position=0, sequences={}, delay={})
-        pieces = self._look.pieces(begin.position, until.position, self._options.read.min_partitions)
-        begins = {**self._firsts(until.sequences.keys() - begin.sequences.keys()), **begin.sequences}
-        ranges = [of_subject(name, begins[name], at) for name, at in until.sequences.items()]
-        job = _job(self._options, self._columns, until.actions_id, until.messages_id, is_strict=is_same)
+        if set(begin.groups) != set(until.groups) or self._seen is None:
+            seen = self._seen or self._end()
+            begin, until = (mapped(each, seen, self._look.where) for each in (begin, until))
+        made: list[InputPartition] = []
+        is_same = True
+        for name, each in until.groups.items():
+            known = begin.groups.get(name)
+            is_known = known is not None and known.ids == each.ids
+            is_same = is_same and (known is None or is_known)
+            made += self._of_group(name, known if known is not None and is_known else _none_of(each), each, is_known)
         if until.delay:
             since_ms = _since_ms(self._begin())
-            delay = _delay_job(self._options, self._columns, until.delay, since_ms, None, is_strict=is_same)
-            job, ranges = job._replace(delay=delay), [*ranges, *event_delay.ranges(begin.delay, until.delay)]
+            begins = begin.delay if is_same else {}
+            job = _delay_job(self._options, self._columns, until.delay, since_ms, None, is_strict=is_same)
+            made += [event_delay.DelaySplit(job, each) for each in event_delay.ranges(begins, until.delay)]
+        return made
+
+    def _of_group(self, group: str, begin: LogsPlace, until: LogsPlace, is_strict: bool) -> list[InputPartition]:
+        pieces = self._look.broker(group).pieces(begin.position, until.position, self._options.read.min_partitions)
+        new = [Part(name, group) for name in sorted(until.sequences.keys() - begin.sequences.keys())]
+        firsts = self._look.resolve(dict.fromkeys(new, EARLIEST))
+        begins = {**{part.subject: at for part, at in firsts.items()}, **begin.sequences}
+        ranges = [of_subject(name, begins[name], at, group) for name, at in until.sequences.items()]
+        job = _job(self._options, self._columns, self._look.place(group), until.ids, is_strict=is_strict)
         return _splits(job, ranges, pieces)
 
-    def _firsts(self, names: Set[str]) -> dict[str, int]:
-        """Where subjects begin that are new to the stream."""
-        return self._look.resolve(dict.fromkeys(sorted(names), EARLIEST))
-
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return event_reading.read(partition) if isinstance(partition, EventSplit) else iter(())
+        return _read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: the logs keep what they have."""
@@ -311,16 +367,33 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._looker = self._delay_looker = None
 
 
-def _job(options: EventOptions, columns: Columns, actions_id: int, messages_id: int, *, is_strict: bool) -> EventJob:
+def _none_of(logs: LogsPlace) -> LogsPlace:
+    """Their beginning."""
+    return logs._replace(position=0, sequences={})
+
+
+def _busy(begin: EventOffset, end: EventOffset) -> dict[Part, int]:
+    """How much each subject has waiting."""
+    found = {}
+    for group, each in end.groups.items():
+        start = begin.groups.get(group) or _none_of(each)
+        for name, at in each.sequences.items():
+            if at > start.sequences.get(name, 0):
+                found[Part(name, group)] = at - start.sequences.get(name, 0)
+    return found
+
+
+def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if isinstance(partition, event_delay.DelaySplit):
+        return event_delay.read(partition.job, partition.wanted)
+    return event_reading.read(partition) if isinstance(partition, EventSplit) else iter(())
+
+
+def _job(
+    options: EventOptions, columns: Columns, place: Place, ids: tuple[int, int], *, is_strict: bool
+) -> EventJob:  # fmt: skip
     return EventJob(
-        options.read.url,
-        options.read.patience_s,
-        actions_id,
-        messages_id,
-        columns,
-        options.groups,
-        options.read.subjects,
-        is_strict and options.read.fail_on_data_loss,
+        place, *ids, columns, options.groups, options.read.subjects, is_strict and options.read.fail_on_data_loss
     )
 
 
@@ -328,8 +401,7 @@ def _delay_job(
     options: EventOptions, columns: Columns, ends: Places, since_ms: int, until_ms: int | None, *, is_strict: bool
 ) -> DelayJob:
     return DelayJob(
-        options.read.url,
-        options.read.patience_s,
+        event_delay.place_of(options),
         {name: at.log_id for name, at in ends.items()},
         columns,
         options.read.subjects,
@@ -344,12 +416,10 @@ def _since_ms(starting: Where) -> int:
 
 
 def _splits(job: EventJob, ranges: list[Range], actions: list[Range]) -> list[InputPartition]:
-    """One task for each piece of the action log and each log of a delay server; a single small piece shares a task with
-    what was produced."""
-    tasks = splits.cut([each for each in ranges if each.subject not in event_delay.LOGS], None)
+    """One task for each piece of the action log; a single small piece shares a task with what was produced."""
+    tasks = splits.cut(ranges, None)
     if tasks and len(actions) == 1 and actions[0].size <= _SMALL_BYTES:
         tasks[0] = (*actions, *tasks[0])
     else:
         tasks += [(each,) for each in actions]
-    tasks += [(each,) for each in ranges if each.subject in event_delay.LOGS]
     return [EventSplit(job, each) for each in tasks]

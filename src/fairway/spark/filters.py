@@ -1,5 +1,5 @@
-"""Filters that reach the source: ranges of sequences and times, subjects, keys. What is understood is not read at all,
-or not handed to Spark; the rest is given back, and Spark looks for itself."""
+"""Filters that reach the source: ranges of sequences and times, subjects, broker groups, keys. What is understood is
+not read at all, or not handed to Spark; the rest is given back, and Spark looks for itself."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Narrowing:
     """What the filters leave to be read. Times are those of storing, in ms; ends are not included."""
 
     subjects: frozenset[str] | None = None
+    broker_groups: frozenset[str] | None = None
     keys: frozenset[str | None] | None = None
     is_keyed: bool = False
     begin: int = 0
@@ -66,6 +67,10 @@ class Narrowing:
         if column == "subject" and all(isinstance(value, str) for value in values):
             wanted = frozenset(values)
             self.subjects = wanted if self.subjects is None else self.subjects & wanted
+            return True
+        if column == "broker_group" and all(isinstance(value, str) for value in values):
+            wanted = frozenset(values)
+            self.broker_groups = wanted if self.broker_groups is None else self.broker_groups & wanted
             return True
         if column == "key" and all(isinstance(value, str) for value in values):
             return self._keys(frozenset(values))

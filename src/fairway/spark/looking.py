@@ -1,186 +1,193 @@
-"""What a driver asks of a broker: which subjects there are, where they begin and end, how far so many bytes reach; and
-where a query stands, kept on the broker as the cursor of a group that nobody consumes."""
+"""What a driver asks: which subjects there are, in which broker groups, where they begin and end, how far so many bytes
+reach. One broker is a cluster of one group, which nobody has to ask a meta server for."""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Generic, TypeVar
 
 from fairway.client import url
-from fairway.errors import Code, FairwayError, Misuse, Refused
+from fairway.errors import Misuse
 from fairway.limits import MIB
-from fairway.protocol.admin import BrokerState, Depth, Describe, Described, Scan, Scanned, Seek, Sought
-from fairway.protocol.messages import Done, Join, Joined, Leave, Whence
-from fairway.spark.calling import Caller, Ticket
-from fairway.spark.options import LATEST, ReadOptions, Where, is_pattern
-from fairway.spark.reading import explained
+from fairway.protocol.admin import Depth, Describe, Scan
+from fairway.spark.brokers import Broker, Extent, Log, dry
+from fairway.spark.calling import wait_any_of
+from fairway.spark.options import ReadOptions, Where, is_pattern
+from fairway.spark.places import BROKER_GROUP, Atlas, Part, Place
 from fairway.spark.splits import Range
+from fairway.world import host
 
-MEMBER: Final = "spark"  # who makes the group, and leaves it at once: progress is kept by seeking
 SAMPLE_BYTES: Final = 64 * MIB  # looked at, not read, to learn how large messages are
-POLLS_MAX: Final = 64  # subjects that an idle stream waits for; others are looked at once per poll
+
+BrokerT = TypeVar("BrokerT", bound=Broker)
 
 
-class Extent(NamedTuple):
-    """What is stored of a subject."""
+class Lookout(Generic[BrokerT]):
+    """One driver's conversations."""
 
-    first: int
-    end: int
-
-
-class Log(NamedTuple):
-    """Which log it is."""
-
-    id: int
-    epoch: int
-
-
-class Looker:
-    """One driver's conversation with a broker."""
-
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, meet: Callable[[Place], BrokerT]) -> None:
         self._options = options
-        self._caller = Caller(url.parse(options.url).brokers, options.patience_s)
-        self._polls: dict[str, Ticket] = {}
-        self.log = Log(0, 0)
+        self._meet = meet
+        self._brokers: dict[str, BrokerT] = {}
+        is_cluster = bool(url.parse_any(options.url).meta)
+        self.atlas = Atlas(options.url, options.patience_s) if is_cluster else None
 
     def close(self) -> None:
-        self._caller.close()
+        for each in self._brokers.values():
+            each.close()
+        if self.atlas is not None:
+            self.atlas.close()
+
+    def broker(self, group: str) -> BrokerT:
+        """The conversation with one broker group."""
+        found = self._brokers.get(group)
+        if found is None:
+            found = self._brokers[group] = self._meet(self._options.place(group))
+        return found
 
     @property
     def where(self) -> str:
-        return self._caller.where
+        return self.broker(BROKER_GROUP).caller.where if self.atlas is None else self.atlas.where
+
+    @property
+    def logs(self) -> dict[str, Log]:
+        """Of the broker groups that were asked so far."""
+        return {group: each.log for group, each in self._brokers.items() if each.log.id}
+
+    def place(self, group: str) -> Place:
+        return self._options.place(group)
 
     # --- subjects ----------------------------------------------------------------------------------------------------
 
-    def extents(self) -> dict[str, Extent]:
+    def extents(self) -> dict[Part, Extent]:
         """The subjects that the options mean, in the order of their names."""
+        return self._alone() if self.atlas is None else self._in_cluster(self.atlas)
+
+    def _alone(self) -> dict[Part, Extent]:
+        broker, names = self.broker(BROKER_GROUP), self._options.names
         alone = self._options.subjects[0] if len(self._options.subjects) == 1 else None
-        stored = self._all(None if alone is None or is_pattern(alone) else alone)
-        for name in self._options.names:
+        stored = broker.extents(None if alone is None or is_pattern(alone) else alone)
+        for name in names:
             if name not in stored:
-                stored |= self._all(name)  # an inbox is shown only to who asks for it by its name
+                stored |= broker.extents(name)  # an inbox is shown only to who asks for it by its name
             if name not in stored:
-                raise unknown(name, self._all(None), self.where)
-        wanted = set(self._options.names)
-        for pattern in self._options.patterns:
-            wanted |= {name for name in stored if _matches(name, pattern)}
-        return {name: stored[name] for name in sorted(wanted)}
+                raise unknown(name, broker.extents(), self.where)
+        wanted = set(names) | {name for name in stored if self._is_matched(name)}
+        return {Part(name): stored[name] for name in sorted(wanted)}
 
-    def _all(self, asked: str | None) -> dict[str, Extent]:
-        """Every subject, or one of them."""
-        found: dict[str, Extent] = {}
-        after = ""
-        while True:
-            try:
-                page = self._caller.ask(Describe(Depth.SUBJECTS, asked, None, after), Described)
-            except Refused as refused:
-                if refused.code is Code.NO_SUCH_SUBJECT:
-                    return {}
-                raise
-            self._note(page.broker)
-            found.update({each.name: Extent(each.first_sequence, each.committed_end) for each in page.subjects})
-            if not page.next:
-                return found
-            after = page.next
+    def _in_cluster(self, atlas: Atlas) -> dict[Part, Extent]:
+        """A broker group that is to hold a subject and has nothing of it yet holds an empty one."""
+        names = self._options.names
+        held = atlas.holders(names) if names else {}
+        for name in names:
+            if not held.get(name):
+                raise unknown(name, atlas.all_holders(), self.where)
+        found = self._named([Part(name, group) for name in names for group in held[name]])
+        self._check_known(atlas, found)
+        if self._options.patterns:
+            found |= self._matched(atlas)
+        return {part: found[part] for part in sorted(found)}
 
-    def _note(self, broker: BrokerState) -> None:
-        self.log = Log(broker.log_id, broker.epoch)
+    def _check_known(self, atlas: Atlas, found: Mapping[Part, Extent]) -> None:
+        """A broker alone, asked as a meta server is, takes any name for that of a subject."""
+        stored = {part.subject for part, extent in found.items() if extent.end}
+        empty = [part.subject for part in found if part.subject not in stored]
+        listed = atlas.all_holders() if empty else {}
+        for name in empty:
+            if name.rpartition(":")[2] not in listed:
+                raise unknown(name, listed, self.where)
+
+    def _named(self, parts: Iterable[Part]) -> dict[Part, Extent]:
+        tickets = [
+            (part, self.broker(part.broker_group).caller.put(Describe(Depth.SUBJECTS, part.subject))) for part in parts
+        ]
+        found = {}
+        for part, ticket in tickets:
+            page = self.broker(part.broker_group).described(ticket)
+            states = [] if page is None else [each for each in page.subjects if each.name == part.subject]
+            found[part] = Extent(states[0].first_sequence, states[0].committed_end) if states else Extent(0, 0)
+        return found
+
+    def _matched(self, atlas: Atlas) -> dict[Part, Extent]:
+        """Of the brokers' own subjects, which a pattern may mean, meta servers know nothing."""
+        held = {name: groups for name, groups in atlas.all_holders().items() if self._is_matched(name)}
+        wants_internal = any(":" in pattern for pattern in self._options.patterns)
+        groups = list(atlas.groups()) if wants_internal else [each for of in held.values() for each in of]
+        found = {Part(name, group): Extent(0, 0) for name, of in held.items() for group in of}
+        for group in sorted(set(groups)):
+            stored = self.broker(group).extents()
+            found |= {Part(name, group): stored[name] for name in stored if self._is_matched(name)}
+        return found
+
+    def _is_matched(self, name: str) -> bool:
+        return any(_matches(name, pattern) for pattern in self._options.patterns)
 
     # --- places ------------------------------------------------------------------------------------------------------
 
-    def resolve(self, places: Mapping[str, Where]) -> dict[str, int]:
+    def resolve(self, places: Mapping[Part, Where]) -> dict[Part, int]:
         """The sequences that these places stand for now."""
         tickets = {
-            name: self._caller.put(Scan(name, place.whence, place.value, None, 0)) for name, place in places.items()
+            part: self.broker(part.broker_group).caller.put(Scan(part.subject, place.whence, place.value, None, 0))
+            for part, place in places.items()
         }
-        return {name: self._scanned(name, ticket).next_sequence for name, ticket in tickets.items()}
+        return {
+            part: self.broker(part.broker_group).scanned(part.subject, ticket).next_sequence
+            for part, ticket in tickets.items()
+        }
 
     def measured(self, ranges: Iterable[Range]) -> list[Range]:
         """The same, with about how many bytes each message has."""
-        tickets = [(each, self._caller.put(_dry(each.subject, each.begin, each.end, SAMPLE_BYTES))) for each in ranges]
+        tickets = [
+            (each, self.broker(each.broker_group).caller.put(dry(each.subject, each.begin, each.end, SAMPLE_BYTES)))
+            for each in ranges
+        ]
         measured = []
         for each, ticket in tickets:
-            scanned = self._scanned(each.subject, ticket)
+            scanned = self.broker(each.broker_group).scanned(each.subject, ticket)
             messages = scanned.next_sequence - max(each.begin, scanned.first_sequence)
             mean = scanned.size_bytes / messages if messages > 0 and scanned.size_bytes else each.message_bytes
             measured.append(each._replace(message_bytes=mean))
         return measured
 
-    def reach(self, subject: str, begin: int, end: int, bytes_max: int) -> int:
+    def reach(self, part: Part, begin: int, end: int, bytes_max: int) -> int:
         """The sequence up to which there are so many bytes; whole batches, and at least one."""
-        at, left = begin, bytes_max
-        while at < end and left > 0:
-            scanned = self._scanned(subject, self._caller.put(_dry(subject, at, end, left)))
-            left -= scanned.size_bytes
-            if scanned.next_sequence <= at or not scanned.size_bytes:
-                return end  # nothing is left but a hole
-            if left < 0 and at > begin:
-                return at  # one batch more is too much
-            at = scanned.next_sequence
-        return min(at, end)
+        return self.broker(part.broker_group).reach(part.subject, begin, end, bytes_max)
 
-    def _scanned(self, subject: str, ticket: Ticket) -> Scanned:
-        try:
-            return self._caller.take(ticket, Scanned)[0]
-        except Refused as refused:
-            raise explained(refused, subject, self.where) from refused
+    def awaited(self, part: Part, end: int) -> int:
+        """Where a subject ends that was seen to end later; 0: nobody but the one that said so can know."""
+        return self.broker(part.broker_group).awaited(part.subject, end)
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
-    def wait(self, ends: Mapping[str, int], wait_ms: int) -> None:
-        """Until something is stored behind one of these ends, or so long. One question per subject, kept open from one
-        wait to the next."""
-        for name in [name for name, poll in self._polls.items() if poll.is_answered() or name not in ends]:
-            del self._polls[name]
-        for name, end in list(ends.items())[:POLLS_MAX]:
-            if name not in self._polls:
-                self._polls[name] = self._caller.put(Scan(name, Whence.SEQUENCE, end, None, 0, None, wait_ms))
-        self._caller.wait_any(list(self._polls.values()), wait_ms / 1_000 if self._polls else 0.0)
+    def wait(self, ends: Mapping[Part, int], wait_ms: int) -> None:
+        """Until something is stored behind one of these ends, or so long."""
+        of: dict[str, dict[str, int]] = {}
+        for part, end in ends.items():
+            of.setdefault(part.broker_group, {})[part.subject] = end
+        waits = [(self.broker(group).caller, self.broker(group).poll(each, wait_ms)) for group, each in of.items()]
+        if waits:
+            wait_any_of(waits, wait_ms / 1_000)
+        else:
+            host.sleep(wait_ms / 1_000)  # nothing is there yet that a pattern means
 
     # --- the query's group -------------------------------------------------------------------------------------------
 
-    def hold(self, subject: str, group: str, place: Where) -> int:
+    def hold(self, part: Part, group: str, place: Where) -> int:
         """Where the group stands on the subject; one that is new is made, and stands at `place` from then on."""
-        cursor = self._cursor(subject, group)
-        if cursor is not None:
-            return cursor
-        start = Whence.LATEST if place == LATEST else Whence.EARLIEST
-        self._caller.ask(Join(subject, group, MEMBER, 0, 0, start), Joined)
-        self._caller.ask(Leave(subject, group, MEMBER, 0), Done)
-        if place.whence in {Whence.TIME, Whence.SEQUENCE}:
-            return self._caller.ask(Seek(subject, group, place.whence, place.value), Sought).sequence
-        made = self._cursor(subject, group)
-        if made is None:
-            raise FairwayError(f"group {group} on {subject} was made and is gone: is somebody removing it?")
-        return made
+        return self.broker(part.broker_group).hold(part.subject, group, place)
 
-    def _cursor(self, subject: str, group: str) -> int | None:
-        """None: there is no such group."""
-        try:
-            described = self._caller.ask(Describe(Depth.GROUPS, subject, group), Described)
-        except Refused as refused:
-            if refused.code is Code.NO_SUCH_GROUP:
-                return None
-            raise
-        states = [each for of in described.subjects for each in of.groups if each.name == group]
-        if states and states[0].consumers_count:
-            raise Misuse(
-                f"group {group} on {subject} has consumers, and a Spark query would move their cursor: "
-                "give the query a group of its own"
-            )
-        return states[0].cursor if states else None
-
-    def progress(self, subject: str, group: str, sequence: int) -> None:
+    def progress(self, part: Part, group: str, sequence: int) -> None:
         """The query is done with everything below `sequence`."""
-        try:
-            self._caller.ask(Seek(subject, group, Whence.SEQUENCE, sequence), Sought)
-        except Refused as refused:
-            if refused.code is not Code.NO_SUCH_GROUP:
-                raise
-            self.hold(subject, group, Where(Whence.SEQUENCE, sequence))
+        self.broker(part.broker_group).progress(part.subject, group, sequence)
+
+
+class Looker(Lookout[Broker]):
+    """What a driver asks for the sake of messages."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options, Broker)
 
 
 def unknown(name: str, stored: Iterable[str], where: str) -> Misuse:
@@ -188,10 +195,6 @@ def unknown(name: str, stored: Iterable[str], where: str) -> Misuse:
     near = difflib.get_close_matches(name, stored, 1)
     hint = f"did you mean {near[0]!r}?" if near else "`fairway subjects` lists those that are there"
     return Misuse(f"no subject {name!r} at {where}: nothing was ever sent to it; {hint}")
-
-
-def _dry(subject: str, begin: int, end: int, bytes_max: int) -> Scan:
-    return Scan(subject, Whence.SEQUENCE, begin, end, bytes_max, None, 0, [], True)
 
 
 def _matches(name: str, pattern: str) -> bool:

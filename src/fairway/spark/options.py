@@ -5,19 +5,19 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from fairway.client import url as urls
 from fairway.errors import BadName, Misuse
 from fairway.limits import KIB, MIB
 from fairway.names import Group, Subject
 from fairway.protocol.messages import Whence
+from fairway.spark.places import Part, Place
 
 DEFAULT_URL: Final = f"{urls.SCHEME}127.0.0.1:{urls.DEFAULT_PORT}"
-BROKER_GROUP: Final = "default"  # there is one, until a meta server names them
 PATIENCE_S: Final = 60  # a broker that restarts is back much sooner; then the task fails, and Spark tries it elsewhere
 POLL_MS: Final = 1_000  # of the long poll of an idle stream: a query that is stopped waits no longer
 _SIZES: Final = {"": 1, "k": KIB, "m": MIB, "g": 1024 * MIB}
@@ -52,13 +52,32 @@ LATEST: Final = Where(Whence.LATEST)
 
 @dataclass(frozen=True)
 class Places:
-    """Where to begin or end: one place for all subjects, and those of some."""
+    """Where to begin or end: one place for all subjects, and those of some, or of some in single broker groups."""
 
     common: Where
     of: Mapping[str, Where]
+    within: Mapping[str, Mapping[str, Where]] = field(default_factory=dict)  # by subject and broker group
+    elsewhere: Where = EARLIEST  # of a subject in a broker group that is not among those named
 
-    def place(self, subject: str) -> Where:
-        return self.of.get(subject, self.common)
+    def place(self, part: Part) -> Where:
+        named = self.within.get(part.subject)
+        if named is not None:
+            return named.get(part.broker_group, self.elsewhere)
+        return self.of.get(part.subject, self.common)
+
+    def check(self, option: str, parts: Iterable[Part]) -> None:
+        """A sequence means nothing where there are several broker groups, each of which counts for itself."""
+        groups: dict[str, list[str]] = {}
+        for part in parts:
+            if self.place(part).whence is Whence.SEQUENCE and part.subject not in self.within:
+                groups.setdefault(part.subject, []).append(part.broker_group)
+        for subject, held in groups.items():
+            if len(held) > 1:
+                sequence = self.place(Part(subject, held[0])).value
+                raise Misuse(
+                    f"option {option}: {subject} is in broker groups {', '.join(held)}, each of which has sequences of "
+                    f'its own: say one for each, {{"{subject}": {{"{held[0]}": {sequence}}}}}'
+                )
 
 
 @dataclass(frozen=True)
@@ -79,6 +98,11 @@ class ReadOptions:
     patience_s: int
     poll_ms: int
     has_ending: bool
+    is_replica: bool = False
+
+    def place(self, broker_group: str) -> Place:
+        """Where that broker group is read."""
+        return Place(self.url, self.patience_s, broker_group, self.is_replica)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -109,10 +133,6 @@ def is_pattern(text: str) -> bool:
 def read_options(raw: Mapping[str, str]) -> ReadOptions:
     options = known(raw, READ_OPTIONS)
     subjects = _subjects(options)
-    if options.get("from", "master") == "replica":
-        raise Misuse("from=replica: this release has no replicas yet; leave the option out to read from the broker")
-    if options.get("from", "master") != "master":
-        raise Misuse(f"from={options['from']!r}: it is master or replica")
     return ReadOptions(
         url=url_of(options),
         subjects=subjects,
@@ -128,7 +148,21 @@ def read_options(raw: Mapping[str, str]) -> ReadOptions:
         patience_s=count_of(options, "patienceSeconds") or PATIENCE_S,
         poll_ms=count_of(options, "pollMs") or POLL_MS,
         has_ending="ending" in options,
+        is_replica=_is_replica(options),
     )
+
+
+def _is_replica(options: Mapping[str, str]) -> bool:
+    said = options.get("from", "master")
+    if said not in {"master", "replica"}:
+        raise Misuse(f"from={said!r}: it is master or replica")
+    target = urls.parse_any(url_of(options))
+    if said == "replica" and len(target.brokers) == 1:
+        raise Misuse(
+            f"from=replica: {url_of(options)} is one broker. Name both copies ({urls.SCHEME}HOST:PORT,HOST:PORT) or a "
+            f"meta server ({urls.META_SCHEME}HOST:PORT), or leave the option out"
+        )
+    return said == "replica"
 
 
 def write_options(raw: Mapping[str, str]) -> WriteOptions:
@@ -159,7 +193,7 @@ def known(raw: Mapping[str, str], names: Mapping[str, str], source: str = "fairw
 
 def url_of(options: Mapping[str, str]) -> str:
     url = options.get("url", DEFAULT_URL)
-    urls.parse(url)
+    urls.parse_any(url)
     return url
 
 
@@ -198,11 +232,24 @@ def _places(options: Mapping[str, str], name: str, default: Where, subjects: tup
         said = json.loads(text)
     except ValueError as error:
         raise Misuse(f'option {name} is not JSON ({error}): write {{"orders": 4200, "payments": "latest"}}') from None
-    of = {subject: place_of(name, str(place)) for subject, place in said.items()}
-    unknown = [each for each in of if each not in subjects and not any(map(is_pattern, subjects))]
+    unknown = [each for each in said if each not in subjects and not any(map(is_pattern, subjects))]
     if unknown:
         raise Misuse(f"option {name} names {unknown[0]!r}, which is not among the subjects {', '.join(subjects)}")
-    return Places(default, of)
+    of = {subject: place_of(name, str(place)) for subject, place in said.items() if not isinstance(place, dict)}
+    within = {subject: _within(name, places) for subject, places in said.items() if isinstance(places, dict)}
+    return Places(default, of, within)
+
+
+def _within(name: str, places: Mapping[str, Any]) -> dict[str, Where]:
+    return {group: place_of(name, str(place)) for group, place in places.items()}
+
+
+def explicit(places: Mapping[Part, int]) -> str:
+    """Sequences as the options `starting` and `ending` take them, each in its broker group."""
+    said: dict[str, dict[str, int]] = {}
+    for part, sequence in places.items():
+        said.setdefault(part.subject, {})[part.broker_group] = sequence
+    return json.dumps(said)
 
 
 def place_of(name: str, text: str) -> Where:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
 
-from fairway.client import url
 from fairway.errors import Code, FairwayError, Refused
 from fairway.limits import MIB
+from fairway.protocol import Bytes
 from fairway.protocol.admin import Scan, Scanned
 from fairway.protocol.messages import Whence
-from fairway.spark.calling import Caller, Ticket
+from fairway.spark.calling import NS, Caller, Ticket
 from fairway.spark.frames import Framer
-from fairway.spark.options import BROKER_GROUP
+from fairway.spark.places import caller_to
 from fairway.spark.splits import Job, Range, Split
+from fairway.world import host
 from fairway.world.wire import spare_the_collector
 
 SCAN_BYTES: Final = 4 * MIB  # in one answer; the broker has a bound of its own, of 1 MiB unless set
+_WAIT_MS: Final = 1_000  # in one question
+_NAP_MS: Final = 100
 
 
 class DataLoss(FairwayError):
@@ -28,35 +31,62 @@ class DataLoss(FairwayError):
 def read(split: Split) -> Iterator[pa.RecordBatch]:
     """The rows of a task, as Arrow."""
     spare_the_collector()
-    with Caller(url.parse(split.job.url).brokers, split.job.patience_s) as caller:
+    with caller_to(split.job.place) as caller:
         for each in split.ranges:
             yield from _read_range(caller, split.job, each)
 
 
 def _read_range(caller: Caller, job: Job, wanted: Range) -> Iterator[pa.RecordBatch]:
-    framer = Framer(wanted.subject, BROKER_GROUP, job.columns, job.sieve)
+    framer = Framer(wanted.subject, wanted.broker_group, job.columns, job.sieve)
     at = wanted.begin
     ticket: Ticket | None = _ask(caller, job, wanted, at)
     while ticket is not None:
-        try:
-            scanned, attachments = caller.take(ticket, Scanned)
-        except Refused as refused:
-            raise explained(refused, wanted.subject, caller.where) from refused
-        _check(job, wanted, at, scanned)
-        is_stuck = scanned.next_sequence <= at  # a hole up to the end: there is nothing more
+        scanned, attachments = _taken(caller, job, wanted, ticket)
+        reached = scanned.committed_end
+        if reached < wanted.end and job.place.waits_s:
+            reached = awaited(caller, wanted.subject, wanted.end, job.log_id, job.place.waits_s)
+        _check(job, wanted, at, scanned, reached)
+        is_stuck = scanned.next_sequence <= at and reached == scanned.committed_end
         at = max(scanned.next_sequence, scanned.first_sequence)
-        is_done = is_stuck or at >= min(wanted.end, scanned.committed_end)
+        is_done = is_stuck or at >= min(wanted.end, reached)  # stuck: a hole up to the end, there is nothing more
         ticket = None if is_done else _ask(caller, job, wanted, at)
         for batch, data in zip(scanned.batches, attachments, strict=True):
             yield from framer.add(data, batch.first_sequence, batch.appended_ms, wanted.begin, wanted.end)
     yield from framer.rest()
 
 
-def _check(job: Job, wanted: Range, at: int, scanned: Scanned) -> None:
+def _taken(caller: Caller, job: Job, wanted: Range, ticket: Ticket) -> tuple[Scanned, Sequence[Bytes]]:
+    try:
+        return caller.take(ticket, Scanned)
+    except Refused as refused:
+        if refused.code is Code.NO_SUCH_SUBJECT and job.place.waits_s:  # a copy that has not heard of it yet
+            return Scanned([], wanted.begin, 0, 0, job.log_id, 0), ()
+        raise explained(refused, wanted.subject, caller.where) from refused
+
+
+def awaited(caller: Caller, subject: str, end: int, log_id: int | None, wait_s: float) -> int:
+    """Where the subject ends on this copy, once that is at `end`, or after so long. A copy is a moment behind the
+    master, and a new master behind the one before, until it knows how much of its log is committed."""
+    until_ns = caller.now_ns + int(wait_s * NS)
+    while True:
+        left_ms = max((until_ns - caller.now_ns) * 1_000 // NS, 0)
+        asked = Scan(subject, Whence.SEQUENCE, max(end - 1, 0), None, 0, log_id, min(left_ms, _WAIT_MS))
+        try:
+            found = caller.ask(asked, Scanned).committed_end
+        except Refused as refused:
+            if refused.code is not Code.NO_SUCH_SUBJECT:
+                raise explained(refused, subject, caller.where) from refused
+            found = 0
+            host.sleep(min(left_ms, _NAP_MS) / 1_000)
+        if found >= end or not left_ms:
+            return found
+
+
+def _check(job: Job, wanted: Range, at: int, scanned: Scanned, reached: int) -> None:
     if job.fail_on_data_loss and scanned.first_sequence > at:
         raise lost(wanted.subject, at, min(scanned.first_sequence, wanted.end))
-    if job.fail_on_data_loss and scanned.committed_end < wanted.end:
-        raise cut_short(wanted.subject, scanned.committed_end, wanted.end)
+    if job.fail_on_data_loss and reached < wanted.end:
+        raise cut_short(wanted.subject, reached, wanted.end)
 
 
 def _ask(caller: Caller, job: Job, wanted: Range, at: int) -> Ticket:

@@ -6,13 +6,13 @@ sends the same streams, the same batches, the same bytes, and the broker answers
 the rows are others, the broker finds other bytes in the same place and refuses: SEQUENCE_CONFLICT.
 
 The boundaries of batches depend on the rows alone, not on the frames in which Spark hands them over. A stream ends
-after as many batches as the broker remembers of one, and the next begins.
+after as many batches as the broker remembers of one, and the next begins. In a cluster all of them go to one broker
+group of the subject (`pinning`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -25,21 +25,18 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
 from fairway import limits
-from fairway.client import url
-from fairway.errors import Code, FairwayError, Misuse, Refused
+from fairway.errors import FairwayError, Misuse
 from fairway.names import Group, Subject
-from fairway.protocol.events import ResponseReceived
-from fairway.protocol.messages import Produce, Produced
-from fairway.spark.calling import LATER, Caller, Ticket
 from fairway.spark.encoding import Encoder
 from fairway.spark.options import WriteOptions
+from fairway.spark.pinning import PROBE_SEQUENCE, Ways
+from fairway.spark.sending import Sending
 from fairway.world.clock import RealClock
 from fairway.world.rng import RealRng
 from fairway.world.wire import spare_the_collector
 
 BATCH_ROWS: Final = limits.BATCH_MESSAGES_MAX
 BATCH_BYTES: Final = limits.MIB  # of payloads; a larger message has a batch of its own
-IN_FLIGHT: Final = 8  # batches; the broker gathers them into one sync
 _TEXT: Final = (StringType, BinaryType)
 _COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
     "payload": _TEXT,
@@ -51,18 +48,7 @@ _COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
 }
 _ANYTHING: Final = frozenset({"tags", "id"})
 _IGNORED: Final = frozenset({"broker_group", "sequence", "appended_at"})  # what was read here may be written back
-# Why a broker takes nothing for one group alone.
-_NOBODY: Final = {
-    Code.NO_SUCH_SUBJECT: "no subject {subject!r}, so nobody is group {group!r} on it: correct the option subject",
-    Code.NO_SUCH_GROUP: "there is no group {group!r} on {subject}: `fairway groups {subject}` lists those that are",
-    Code.BAD_NAME: "this broker takes no messages for one group alone ({refused}): upgrade it, or write to a subject "
-    "that only this group consumes",
-}
 _CARRIED: Final = ("payload", "key", "tags", "headers", "created_at")
-
-
-class NotTheSame(FairwayError):
-    """A task ran again and brought other rows."""
 
 
 @dataclass
@@ -88,62 +74,6 @@ class Identity(NamedTuple):
         return int.from_bytes(digest[:8], "little") or 1
 
 
-class _Sending:
-    """Batches under way to one server, in order."""
-
-    def __init__(self, addresses: tuple[url.Address, ...], patience_s: int) -> None:
-        self._caller = Caller(addresses, patience_s)
-        self._under_way: deque[Ticket] = deque()
-        self.messages = self.duplicates = 0
-
-    def send(self, subject: str, data: bytes) -> None:
-        self._under_way.append(self._caller.put(Produce(subject), [data]))
-        if len(self._under_way) >= IN_FLIGHT:
-            self._settle_first()
-
-    def finish(self) -> None:
-        while self._under_way:
-            self._settle_first()
-
-    def close(self) -> None:
-        self._caller.close()
-
-    def _settle_first(self) -> None:
-        since_ns = self._caller.now_ns
-        while True:
-            outcome = self._caller.outcome(self._under_way[0])
-            if isinstance(outcome, ResponseReceived) and isinstance(outcome.message, Produced):
-                self._under_way.popleft()
-                self.messages += outcome.message.count
-                self.duplicates += outcome.message.count if outcome.message.is_duplicate else 0
-                return
-            if not isinstance(outcome, Refused) or outcome.code not in LATER:
-                raise _explained(outcome, self._under_way[0].message)
-            self._again(outcome, since_ns)
-
-    def _again(self, refused: Refused, since_ns: int) -> None:
-        """The first was refused for now, and so those behind it found a gap: wait, and send them all in order."""
-        refusals = [ticket for ticket in self._under_way if isinstance(self._caller.outcome(ticket), Refused)]
-        self._caller.pause(refused, since_ns)
-        self._caller.resend(refusals)
-
-
-def _explained(outcome: object, message: object) -> FairwayError:
-    subject = Subject(message.subject if isinstance(message, Produce) else "?")
-    if not isinstance(outcome, Refused):
-        return FairwayError(f"PRODUCE to {subject} was answered with {outcome!r}")
-    if subject.is_inbox and outcome.code in _NOBODY:
-        group, of = Subject.parse_inbox(subject)
-        return Misuse(_NOBODY[outcome.code].format(group=group, subject=of, refused=outcome))
-    if outcome.code is Code.SEQUENCE_CONFLICT:
-        return NotTheSame(
-            f"this task ran before and stored other rows in {subject}: nothing was added. The query must give the same "
-            "rows each time it runs: no random values, no current time of its own, no ordering that may vary; sort "
-            f"within partitions, or write to a checkpointed table first. ({outcome})"
-        )
-    return FairwayError(f"the broker does not take messages to {subject}: {outcome}")
-
-
 class _Route:
     """The rows of one task to one subject, due at once or later."""
 
@@ -155,9 +85,24 @@ class _Route:
         self._rows: list[pa.RecordBatch] = []
         self._count = self._size = 0
         self._chunk = self._batches = self._sequence = 0
+        self._first: pa.RecordBatch | None = None
+        self.sending: Sending | None = None  # to whom, from the first batch on
+
+    @property
+    def stream_id(self) -> int:
+        """Of the first of its streams: where that is known, the others belong."""
+        return self._identity.producer_id(self.subject, self.is_due, 0)
+
+    def probe(self) -> bytes:
+        """A batch of the first stream that can never be stored, for it leaves a gap."""
+        return Encoder(self._first).encode(
+            producer_id=self.stream_id, first_sequence=PROBE_SEQUENCE, created_ms=self._created_ms
+        )
 
     def add(self, rows: pa.RecordBatch) -> Iterator[bytes]:
         """Batches, as they become full. What is full is a matter of the rows alone."""
+        if self._first is None:
+            self._first = rows.slice(0, 1)
         self._rows.append(rows)
         self._count += rows.num_rows
         self._size += rows.nbytes
@@ -211,18 +156,15 @@ class _Writing:
         self._routes: dict[tuple[str, bool], _Route] = {}
 
     def write(self, frames: Iterator[pa.RecordBatch]) -> Stored:
-        target = url.parse(self._options.url)
-        direct = _Sending(target.brokers, self._options.patience_s)
-        delayed = _Sending(target.delay or target.brokers, self._options.patience_s)
+        ways = Ways(self._options.url, self._options.patience_s)
         try:
             for route, data in self._batches(frames):
-                (delayed if route.is_due else direct).send(route.subject, data)
-            direct.finish()
-            delayed.finish()
+                if route.sending is None:
+                    route.sending = ways.sending(route.stream_id, route.subject, route.probe, is_due=route.is_due)
+                route.sending.send(route.subject, data)
+            return Stored(*ways.finish())
         finally:
-            direct.close()
-            delayed.close()
-        return Stored(direct.messages + delayed.messages, direct.duplicates + delayed.duplicates)
+            ways.close()
 
     def _batches(self, frames: Iterator[pa.RecordBatch]) -> Iterator[tuple[_Route, bytes]]:
         for frame in frames:

@@ -10,10 +10,12 @@ from pyspark.sql.types import StructType
 
 from fairway.protocol.messages import Whence
 from fairway.spark import reading, schema, splits
+from fairway.spark.brokers import Extent
 from fairway.spark.filters import Narrowing
 from fairway.spark.frames import Sieve
-from fairway.spark.looking import Extent, Looker
+from fairway.spark.looking import Looker
 from fairway.spark.options import ReadOptions, Where, read_options, write_options
+from fairway.spark.places import Part
 from fairway.spark.splits import Job, Range, Split
 
 if TYPE_CHECKING:
@@ -65,56 +67,56 @@ class BatchReader(DataSourceReader):
         looker = Looker(self._options)
         try:
             ranges = looker.measured(self._ranges(looker))
-            log_id = looker.log.id
+            logs = looker.logs
         finally:
             looker.close()
         keys = self._narrowing.keys
         sieve = Sieve(
             None if keys is None else tuple(sorted(keys, key=str)), self._options.tags, self._narrowing.is_keyed
         )
-        job = Job(
-            self._options.url,
-            self._options.patience_s,
-            log_id,
-            self._columns,
-            sieve,
-            self._options.fail_on_data_loss,
-        )
-        return [Split(job, each) for each in splits.cut(ranges, self._options.min_partitions)]
+        is_strict = self._options.fail_on_data_loss
+        jobs = {
+            group: Job(self._options.place(group), log.id, self._columns, sieve, is_strict)
+            for group, log in logs.items()
+        }
+        return [Split(jobs[each[0].broker_group], each) for each in splits.cut(ranges, self._options.min_partitions)]
 
     def _ranges(self, looker: Looker) -> list[Range]:
         narrowing = self._narrowing
         extents = looker.extents()
         if narrowing.subjects is not None:
-            extents = {name: extent for name, extent in extents.items() if name in narrowing.subjects}
-        begins = self._resolved(looker, extents, is_start=True)
-        ends = self._resolved(looker, extents, is_start=False)
+            extents = {part: extent for part, extent in extents.items() if part.subject in narrowing.subjects}
+        if narrowing.broker_groups is not None:
+            extents = {part: extent for part, extent in extents.items() if part.broker_group in narrowing.broker_groups}
+        begins = self._resolved(looker, extents, "starting")
+        ends = self._resolved(looker, extents, "ending")
         ranges = []
-        for name, extent in extents.items():
-            begin, end = begins[name], min(ends[name], extent.end)
+        for part, extent in extents.items():
+            begin, end = begins[part], min(ends[part], extent.end)
             if begin < extent.first and begin < end:
                 if self._options.fail_on_data_loss:
-                    raise reading.lost(name, begin, min(extent.first, end))
+                    raise reading.lost(part.subject, begin, min(extent.first, end))
                 begin = extent.first
             begin = max(begin, narrowing.begin)
             end = end if narrowing.end is None else min(end, narrowing.end)
-            ranges.append(Range(name, begin, max(begin, end)))
+            ranges.append(Range(part.subject, begin, max(begin, end), broker_group=part.broker_group))
         return self._within_times(looker, ranges)
 
-    def _resolved(self, looker: Looker, extents: dict[str, Extent], *, is_start: bool) -> dict[str, int]:
-        places = self._options.starting if is_start else self._options.ending
-        return looker.resolve({name: places.place(name) for name in extents})
+    def _resolved(self, looker: Looker, extents: dict[Part, Extent], option: str) -> dict[Part, int]:
+        places = self._options.starting if option == "starting" else self._options.ending
+        places.check(option, extents)
+        return looker.resolve({part: places.place(part) for part in extents})
 
     def _within_times(self, looker: Looker, ranges: list[Range]) -> list[Range]:
         """Cut off what was stored too early or too late; times of storing never decrease in a subject."""
         begin_ms, end_ms = self._narrowing.begin_ms, self._narrowing.end_ms
-        names = [each.subject for each in ranges]
+        parts = [each.part for each in ranges]
         if begin_ms is not None:
-            begins = looker.resolve(dict.fromkeys(names, Where(Whence.TIME, begin_ms)))
-            ranges = [each._replace(begin=max(each.begin, begins[each.subject])) for each in ranges]
+            begins = looker.resolve(dict.fromkeys(parts, Where(Whence.TIME, begin_ms)))
+            ranges = [each._replace(begin=max(each.begin, begins[each.part])) for each in ranges]
         if end_ms is not None:
-            ends = looker.resolve(dict.fromkeys(names, Where(Whence.TIME, end_ms)))
-            ranges = [each._replace(end=min(each.end, ends[each.subject])) for each in ranges]
+            ends = looker.resolve(dict.fromkeys(parts, Where(Whence.TIME, end_ms)))
+            ranges = [each._replace(end=min(each.end, ends[each.part])) for each in ranges]
         return [each for each in ranges if each.end > each.begin]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -10,18 +10,24 @@ from pyspark.sql.datasource import InputPartition
 
 from fairway.limits import MIB
 from fairway.spark.frames import Columns, Sieve
+from fairway.spark.places import BROKER_GROUP, Part, Place
 
 SPLIT_BYTES: Final = 32 * MIB  # a task costs about 30 ms, and reads so much in 150
 TASKS_MAX: Final = 10_000  # a driver that plans more is busy with nothing else
 
 
 class Range(NamedTuple):
-    """Messages of one subject, and about how large each is in the log."""
+    """Messages of one subject in one broker group, and about how large each is in the log."""
 
     subject: str
     begin: int
     end: int
     message_bytes: float = 100.0
+    broker_group: str = BROKER_GROUP
+
+    @property
+    def part(self) -> Part:
+        return Part(self.subject, self.broker_group)
 
     @property
     def size(self) -> float:
@@ -29,10 +35,9 @@ class Range(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What is the same for all tasks of a read: it travels with each, for a task has nothing else."""
+    """What is the same for all tasks that read one broker group: it travels with each, for a task has nothing else."""
 
-    url: str
-    patience_s: int
+    place: Place
     log_id: int
     columns: Columns
     sieve: Sieve
@@ -49,8 +54,8 @@ class Split(InputPartition):
 
 
 def cut(ranges: Iterable[Range], min_partitions: int | None) -> list[tuple[Range, ...]]:
-    """The ranges of each task, in the order of the log; deterministic, so that a task that is repeated reads the
-    same."""
+    """The ranges of each task, in the order of the log, all of one broker group; deterministic, so that a task that is
+    repeated reads the same."""
     wanted = [each for each in ranges if each.end > each.begin]
     total = sum(each.size for each in wanted)
     size = max(min(SPLIT_BYTES, total / (min_partitions or 1)), total / TASKS_MAX)
@@ -69,10 +74,15 @@ def _pieces(ranges: Sequence[Range], size: float) -> Iterator[Range]:
 def _packed(pieces: Sequence[Range], size: float) -> Iterator[tuple[Range, ...]]:
     """Several pieces to a task, as long as they are no larger than one."""
     task: list[Range] = []
-    for piece in pieces:
-        if task and sum(each.size for each in task) + piece.size > size:
+    for piece in sorted(pieces, key=_group_of):
+        is_elsewhere = bool(task) and task[-1].broker_group != piece.broker_group
+        if is_elsewhere or (task and sum(each.size for each in task) + piece.size > size):
             yield tuple(task)
             task = []
         task.append(piece)
     if task:
         yield tuple(task)
+
+
+def _group_of(piece: Range) -> str:
+    return piece.broker_group

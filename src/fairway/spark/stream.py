@@ -22,10 +22,12 @@ from pyspark.sql.types import StructType
 
 from fairway.errors import Misuse
 from fairway.spark import offsets, reading, schema, splits
+from fairway.spark.brokers import Extent, Log
 from fairway.spark.frames import Sieve
-from fairway.spark.looking import Extent, Looker
+from fairway.spark.looking import Looker
 from fairway.spark.offsets import Offset
 from fairway.spark.options import EARLIEST, LATEST, ReadOptions
+from fairway.spark.places import Part
 from fairway.spark.splits import Job, Range, Split
 
 if TYPE_CHECKING:
@@ -42,9 +44,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._columns = schema.columns_of(schema_)
         self._looker: Looker | None = None
         self._initial: Offset | None = None
-        self._target: Mapping[str, Extent] | None = None  # where Trigger.AvailableNow ends
-        self._seen: Mapping[str, Extent] = {}
-        self._noted: dict[str, int] = {}  # where the group stands, as far as we have moved it
+        self._target: Mapping[Part, Extent] | None = None  # where Trigger.AvailableNow ends
+        self._seen: Mapping[Part, Extent] = {}
+        self._noted: dict[Part, int] = {}  # where the group stands, as far as we have moved it
 
     @property
     def _look(self) -> Looker:
@@ -59,26 +61,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             extents = self._extents()
             begins = self._begins(extents)
-            self._initial = Offset(self._look.log.id, self._look.log.epoch, begins)
+            self._initial = Offset(self._look.logs, begins)
         return self._initial.to_json()
 
-    def _begins(self, extents: Mapping[str, Extent]) -> dict[str, int]:
+    def _begins(self, extents: Mapping[Part, Extent]) -> dict[Part, int]:
         """Where a query without a checkpoint begins. LATEST is held on the broker from the first time on: were it
         resolved anew after a first batch that failed, what came in between would be passed over."""
         starting, group = self._options.starting, self._options.group
-        places = {name: starting.place(name) for name in extents}
-        floating = [name for name, place in places.items() if place == LATEST]
+        starting.check("starting", extents)
+        places = {part: starting.place(part) for part in extents}
+        floating = [part for part, place in places.items() if place == LATEST]
         if floating and group is None:
             raise Misuse(
                 "a stream that starts at latest needs the option group: the place is kept under that name on the "
                 'broker, so that a first batch that fails loses nothing. Add .option("group", "my-query")'
             )
-        begins = self._look.resolve({name: place for name, place in places.items() if place != LATEST})
+        begins = self._look.resolve({part: place for part, place in places.items() if place != LATEST})
         if group is not None:
-            begins |= {name: self._look.hold(name, group, LATEST) for name in floating}
-        for name, begin in begins.items():
-            if begin < extents[name].first and self._options.fail_on_data_loss:
-                raise reading.lost(name, begin, extents[name].first)
+            begins |= {part: self._look.hold(part, group, LATEST) for part in floating}
+        for part, begin in begins.items():
+            if begin < extents[part].first and self._options.fail_on_data_loss:
+                raise reading.lost(part.subject, begin, extents[part].first)
         return begins
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -95,109 +98,118 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """For Spark's own figure of how far behind a query is."""
         if not self._seen:
             return None
-        log = self._look.log
-        return Offset(log.id, log.epoch, {name: extent.end for name, extent in self._seen.items()}).to_json()
+        return Offset(self._look.logs, {part: extent.end for part, extent in self._seen.items()}).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         begin = offsets.parse(start)
         extents = self._extents()
-        begin = self._checked(begin, extents)
-        self._note_progress(begin)
+        begin = self._checked(offsets.mapped(begin, self._look.logs, self._look.where), extents)
+        self._note_progress(begin, extents)
         if self._target is None and not _backlogs(begin, extents):
-            self._look.wait({name: begin.sequences.get(name, extents[name].end) for name in extents}, self._wait_ms)
+            self._look.wait({part: begin.sequences.get(part, extents[part].end) for part in extents}, self._wait_ms)
             extents = self._extents()
         ends = self._ends(begin, extents, limit)
-        if all(begin.sequences.get(name, 0) == end for name, end in ends.items()):
+        if all(begin.sequences.get(part, 0) == end for part, end in ends.items()):
             return start
-        log = self._look.log
-        return Offset(log.id, log.epoch, {**begin.sequences, **ends}).to_json()
+        return Offset({**begin.logs, **self._look.logs}, {**begin.sequences, **ends}).to_json()
 
     @property
     def _wait_ms(self) -> int:
         return self._options.poll_ms
 
-    def _extents(self) -> Mapping[str, Extent]:
+    def _extents(self) -> Mapping[Part, Extent]:
         self._seen = self._look.extents()
         return self._seen
 
-    def _checked(self, begin: Offset, extents: Mapping[str, Extent]) -> Offset:
-        """The place to go on from: the checkpoint's, unless the log is not what it was and the user accepts that."""
-        is_strict = self._options.fail_on_data_loss
-        if begin.log_id != self._look.log.id:
-            if is_strict:
-                raise reading.other_log(", ".join(begin.sequences), self._look.where)
-            log = self._look.log
-            return Offset(log.id, log.epoch, {name: extent.first for name, extent in extents.items()})
-        sequences = dict(begin.sequences)
-        for name, extent in extents.items():
-            at = sequences.setdefault(name, extent.first)  # a subject that is new to a pattern: from its beginning on
-            if at < extent.first:
-                if is_strict:
-                    raise reading.lost(name, at, extent.first)
-                sequences[name] = extent.first
-            elif at > extent.end:
-                if is_strict:
-                    raise reading.cut_short(name, extent.end, at)
-                sequences[name] = extent.end
-        return begin._replace(sequences=sequences)
+    def _checked(self, begin: Offset, extents: Mapping[Part, Extent]) -> Offset:
+        """The place to go on from: the checkpoint's, unless a log is not what it was and the user accepts that. That
+        the same log has a later epoch is a change of masters, or a restart, and no loss."""
+        others = _others(begin, self._look.logs)
+        if others and self._options.fail_on_data_loss:
+            subjects = sorted({part.subject for part in begin.sequences if part.broker_group in others})
+            raise reading.other_log(", ".join(subjects), self._look.where)
+        sequences = {part: at for part, at in begin.sequences.items() if part.broker_group not in others}
+        for part, extent in extents.items():
+            # One that is new to a pattern, or in a broker group that is new to the subject: from its beginning on.
+            sequences[part] = self._resumed(part, sequences.get(part, extent.first), extent)
+        return Offset({**begin.logs, **{group: self._look.logs[group] for group in others}}, sequences)
 
-    def _note_progress(self, done: Offset) -> None:
+    def _resumed(self, part: Part, at: int, extent: Extent) -> int:
+        is_strict = self._options.fail_on_data_loss
+        if at < extent.first:
+            if is_strict:
+                raise reading.lost(part.subject, at, extent.first)
+            return extent.first
+        end = extent.end
+        if at > end:
+            end = max(end, self._look.awaited(part, at))
+        if at > end and is_strict:
+            raise reading.cut_short(part.subject, end, at)
+        return min(at, end)
+
+    def _note_progress(self, done: Offset, extents: Mapping[Part, Extent]) -> None:
         group = self._options.group
         if group is None:
             return
-        for name, sequence in done.sequences.items():
-            if self._noted.get(name) != sequence:
-                if name not in self._noted:
-                    self._look.hold(name, group, EARLIEST)  # made if need be, and checked to have no consumers
-                self._look.progress(name, group, sequence)
-                self._noted[name] = sequence
+        for part in extents:
+            sequence = done.sequences[part]
+            if self._noted.get(part) != sequence:
+                if part not in self._noted:
+                    self._look.hold(part, group, EARLIEST)  # made if need be, and checked to have no consumers
+                self._look.progress(part, group, sequence)
+                self._noted[part] = sequence
 
-    def _ends(self, begin: Offset, extents: Mapping[str, Extent], limit: ReadLimit) -> dict[str, int]:
-        """Where the next micro-batch ends, for each subject."""
+    def _ends(self, begin: Offset, extents: Mapping[Part, Extent], limit: ReadLimit) -> dict[Part, int]:
+        """Where the next micro-batch ends, for each subject in each broker group."""
         target = self._target
         if target is not None:
-            ends = {name: min(extents[name].end, target[name].end) for name in extents if name in target}
-            extents = {name: extents[name]._replace(end=end) for name, end in ends.items()}
+            ends = {part: min(extents[part].end, target[part].end) for part in extents if part in target}
+            extents = {part: extents[part]._replace(end=end) for part, end in ends.items()}
         sequences = begin.sequences
         backlogs = _backlogs(begin, extents)
-        ends = {name: max(extents[name].end, sequences.get(name, 0)) for name in extents}
+        ends = {part: max(extents[part].end, sequences.get(part, 0)) for part in extents}
         is_all = isinstance(limit, ReadAllAvailable)
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.messages_per_trigger
         if rows_max is not None and not is_all:
             given = offsets.shares(backlogs, rows_max)
-            ends = {name: sequences.get(name, 0) + given.get(name, 0) for name in ends}
+            ends = {part: sequences.get(part, 0) + given.get(part, 0) for part in ends}
         bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_per_trigger
         if bytes_max is not None and not is_all:
             ends = self._within_bytes(sequences, ends, bytes_max)
         return ends
 
-    def _within_bytes(self, begins: Mapping[str, int], ends: Mapping[str, int], bytes_max: int) -> dict[str, int]:
+    def _within_bytes(self, begins: Mapping[Part, int], ends: Mapping[Part, int], bytes_max: int) -> dict[Part, int]:
         """Cut down to so many bytes, shared among the subjects; whole batches, at least one of each."""
-        busy = [name for name, end in ends.items() if end > begins.get(name, 0)]
+        busy = [part for part, end in ends.items() if end > begins.get(part, 0)]
         share = max(bytes_max // max(len(busy), 1), 1)
-        cut = {name: self._look.reach(name, begins.get(name, 0), ends[name], share) for name in busy}
+        cut = {part: self._look.reach(part, begins.get(part, 0), ends[part], share) for part in busy}
         return {**ends, **cut}
 
     # --- a micro-batch -----------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        begin, until = offsets.parse(start), offsets.parse(end)
-        is_same = begin.log_id == until.log_id
-        known = begin.sequences if is_same else {}
-        firsts = self._look.resolve({name: EARLIEST for name in until.sequences if name not in known})
+        if not self._look.logs:
+            self._extents()
+        begin, until = (offsets.mapped(offsets.parse(each), self._look.logs, self._look.where) for each in (start, end))
+        others = _others(begin, until.logs)
+        known = {part: at for part, at in begin.sequences.items() if part.broker_group not in others}
+        firsts = self._look.resolve({part: EARLIEST for part in until.sequences if part not in known})
         ranges = [
-            Range(name, known[name] if name in known else firsts[name], end) for name, end in until.sequences.items()
+            Range(part.subject, known[part] if part in known else firsts[part], at, broker_group=part.broker_group)
+            for part, at in until.sequences.items()
         ]
         measured = self._look.measured([each for each in ranges if each.end > each.begin])
-        job = Job(
-            self._options.url,
-            self._options.patience_s,
-            until.log_id,
+        tasks = splits.cut(measured, self._options.min_partitions)
+        return [Split(self._job(each[0].broker_group, until, others), each) for each in tasks]
+
+    def _job(self, group: str, until: Offset, others: frozenset[str]) -> Job:
+        return Job(
+            self._look.place(group),
+            until.logs[group].id,
             self._columns,
             Sieve(None, self._options.tags),
-            self._options.fail_on_data_loss and is_same,
+            self._options.fail_on_data_loss and group not in others,
         )
-        return [Split(job, each) for each in splits.cut(measured, self._options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return reading.read(partition) if isinstance(partition, Split) else iter(())
@@ -211,7 +223,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._looker = None
 
 
-def _backlogs(begin: Offset, extents: Mapping[str, Extent]) -> dict[str, int]:
+def _others(begin: Offset, now: Mapping[str, Log]) -> frozenset[str]:
+    """Broker groups that have another log than they had."""
+    return frozenset(group for group, log in begin.logs.items() if group in now and now[group].id != log.id)
+
+
+def _backlogs(begin: Offset, extents: Mapping[Part, Extent]) -> dict[Part, int]:
     """How much each subject has waiting."""
-    waiting = {name: extent.end - begin.sequences.get(name, extent.first) for name, extent in extents.items()}
-    return {name: count for name, count in waiting.items() if count > 0}
+    waiting = {part: extent.end - begin.sequences.get(part, extent.first) for part, extent in extents.items()}
+    return {part: count for part, count in waiting.items() if count > 0}

@@ -199,8 +199,10 @@ class ActionLog:
         return self.log.append(Kind.ACTIONS, pack(gathered), self._clock.wall_ms(), count=len(gathered))
 
     def _begin_segment(self) -> None:
-        """Too many names are left out: then a reader goes back further."""
+        """Too many names are left out: then a reader goes back further. A copy has the master's."""
         self.take_ballast()
+        if self.log.follows:
+            return
         body = pack(self._names())
         if 0 < len(body) <= self._segment_bytes // _NAMES_SHARE:
             self.log.write(Kind.NAMES, body, self._clock.wall_ms())

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import starmap
 
 import msgspec
@@ -58,6 +58,7 @@ class ConsumeLog:
         self._rebuild = rebuild  # entries of one segment, from the log itself
         self._tails: dict[int, bytearray] = {}
         self._runs: dict[int, list[Run]] = {}
+        self._sealed_end = 0  # of the newest segment whose entries are runs
         self._cache: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._cached_bytes = 0
 
@@ -74,19 +75,24 @@ class ConsumeLog:
         tail += entry
 
     def first_sequences_from(self, position: int) -> dict[int, int]:
-        """By subject: the sequence of its first entry at or above `position`, which lies above every sealed segment."""
-        firsts = {}
-        for subject_id, tail in self._tails.items():
-            below = _index(tail, _POSITION_AT, position - 1)
-            if below * ENTRY_BYTES < len(tail):
-                firsts[subject_id] = _field(tail, below, _FIRST_SEQUENCE_AT)
-        return firsts
+        """By subject: the sequence of its first entry at or above `position`."""
+        subjects = self._tails if position >= self._sealed_end else self._runs | self._tails
+        firsts = {subject_id: self.first_sequence_from(subject_id, position) for subject_id in subjects}
+        return {subject_id: first for subject_id, first in firsts.items() if first is not None}
 
     def first_sequence_from(self, subject_id: int, position: int) -> int | None:
         """The same for one subject; None if nothing of it lies there."""
-        tail = self._tails.get(subject_id, b"")
-        below = _index(tail, _POSITION_AT, position - 1)
-        return _field(tail, below, _FIRST_SEQUENCE_AT) if below * ENTRY_BYTES < len(tail) else None
+        if position < self._sealed_end:  # in a held log that was just opened: copies may lack what is sealed
+            for run in self._runs_above(subject_id, position):
+                first = _first_from(self._load(subject_id, run), position)
+                if first is not None:
+                    return first
+        return _first_from(self._tails.get(subject_id, b""), position)
+
+    def _runs_above(self, subject_id: int, position: int) -> list[Run]:
+        """Those with an entry at or above it; the first of them may have none."""
+        runs = self._runs.get(subject_id, [])
+        return runs[max(bisect_right(runs, position, key=lambda run: run.base) - 1, 0) :]
 
     def first_sequence_above(self, subject_id: int, base: int) -> int | None:
         """The subject's first sequence in the segment with that base or a later one."""
@@ -104,6 +110,7 @@ class ConsumeLog:
     def seal(self, base: int, end: int) -> tuple[list[Part], Callable[[], None]]:
         """Close the segment [base, end): the parts of its index file, and what to call once that file is on disk."""
         parts, runs = index_file.pack(self._log_id, base, end, self._below(end))
+        self._sealed_end = end
         for subject_id, run in runs.items():
             self._runs.setdefault(subject_id, []).append(run)
             tail = self._tails[subject_id]
@@ -143,6 +150,7 @@ class ConsumeLog:
             with contextlib.suppress(DiskFull):  # a full disk stops produce, not a start: `_load` makes them again
                 self._disk.publish(index_file.file_name(base), parts)
             sound = False
+        self._sealed_end = end
         for subject_id, run in runs.items():
             run.data = None
             self._runs.setdefault(subject_id, []).append(run)
@@ -173,6 +181,28 @@ class ConsumeLog:
                 self._runs[subject_id] = kept
             else:
                 del self._runs[subject_id]
+
+    # --- mending -----------------------------------------------------------------------------------------------------
+
+    def insert(self, entries: Mapping[int, bytes | bytearray]) -> None:
+        """Put entries into their places among those in memory; what is there already stays."""
+        for subject_id, added in entries.items():
+            self._tails[subject_id] = bytearray(_merged(self._tails.get(subject_id, b""), added))
+
+    def insert_sealed(self, base: int, end: int, entries: Mapping[int, bytes | bytearray]) -> None:
+        """The same for a complete segment, whose index is made anew."""
+        own = {subject_id: run for subject_id, runs in self._runs.items() for run in runs if run.base == base}
+        known = {subject_id: self._load(subject_id, run) for subject_id, run in own.items()}
+        merged = {each: _merged(known.get(each, b""), entries.get(each, b"")) for each in known.keys() | entries.keys()}
+        parts, made = index_file.pack(self._log_id, base, end, merged)
+        self.forget(base)
+        for key in [key for key in self._cache if key[0] == base]:
+            self._cached_bytes -= len(self._cache.pop(key))
+        for subject_id, run in made.items():
+            insort(self._runs.setdefault(subject_id, []), run, key=lambda each: each.base)
+        self._disk.publish(index_file.file_name(base), parts)
+        for run in made.values():
+            run.data = None
 
     def _directory(self, base: int) -> tuple[int, dict[int, Run]]:
         file = self._disk.open(index_file.file_name(base))
@@ -308,6 +338,19 @@ class ConsumeLog:
             return self._read(run)
         except (RemoteProtocolError, NoSuchFile):
             return self._rebuild(run.base).get(subject_id, b"")  # empty: the segment has rotted too
+
+
+def _merged(one: bytes | bytearray, other: bytes | bytearray) -> bytes:
+    """The entries of both, in the order of the log, each once."""
+    packed = (each[at : at + ENTRY_BYTES] for each in (one, other) for at in range(0, len(each), ENTRY_BYTES))
+    by_position = {_field(entry, 0, _POSITION_AT): entry for entry in packed}
+    return b"".join(by_position[position] for position in sorted(by_position))
+
+
+def _first_from(entries: bytes | bytearray, position: int) -> int | None:
+    """The sequence of the first entry at or above `position`."""
+    below = _index(entries, _POSITION_AT, position - 1)
+    return _field(entries, below, _FIRST_SEQUENCE_AT) if below * ENTRY_BYTES < len(entries) else None
 
 
 def _field(entries: bytes | bytearray, index: int, at: int) -> int:

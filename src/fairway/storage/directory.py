@@ -6,7 +6,10 @@
     actions/        segments of the action log, and the ballast
     index/          the consume log's entries, a file per complete segment
     checkpoints/    the last two
-    aside/          tails that recovery cut off
+    aside/          tails that recovery cut off, and the segments of a copy that was begun anew
+    promise         of a copy: the highest epoch that it serves
+    catching-up     of a copy that is far behind: how far it was synced when it began to catch up
+    wiping          of a copy that is being begun anew: what it is to become
 
 A directory with files but no identity belongs to another program, and is left alone; unless its segments say that it
 is ours, in which case the identity is made again from them under a new directory id (a damaged copy is not the copy
@@ -25,6 +28,7 @@ from fairway.world.disk import Disk
 from fairway.world.rng import Rng
 
 IDENTITY = "identity"
+WIPING = "wiping"  # what a copy that is begun anew is to become
 _ID_BITS = 63  # ids travel in control messages too, and many languages have signed numbers only
 MAGIC = b"FWYDIR\r\n"
 VERSION = 1
@@ -32,7 +36,9 @@ _COVERED = struct.Struct("<8sHHHHQQQ20x")  # magic, version, header length, must
 _CRC = struct.Struct("<I")
 IDENTITY_BYTES = _COVERED.size + _CRC.size
 # What a first start that was killed leaves behind; `fairway up` keeps delayed messages in the directory `delay` in it.
-_NOT_YET_OURS = frozenset({"lock", f"{IDENTITY}.tmp", "lost+found", "delay"})
+# A copy's `promise` (fairway.replication) and its `wiping` may be there before anything else is.
+_FIRST_FILES = (IDENTITY, WIPING, "promise")
+_NOT_YET_OURS = frozenset({"lock", "lost+found", "delay", WIPING, "promise", *(f"{name}.tmp" for name in _FIRST_FILES)})
 
 
 class Identity(NamedTuple):
@@ -46,6 +52,8 @@ def identify(disk: Disk) -> Identity | None:
     try:
         return _read(disk)
     except NoSuchFile:
+        if WIPING in disk.listing(""):
+            return None
         if not set(disk.listing("")) - _NOT_YET_OURS:
             return None
         if not _segments(disk):
@@ -53,26 +61,59 @@ def identify(disk: Disk) -> Identity | None:
                 "the directory holds files, but no Fairway data: choose an empty directory, or one that Fairway made"
             ) from None
     except RemoteProtocolError as error:
+        if WIPING in disk.listing(""):
+            return None
         if not _segments(disk):
             raise WrongDirectory(f"{IDENTITY} is damaged ({error}) and there is no segment to make it from") from error
     return _from_segments(disk)
 
 
-def claim(disk: Disk, rng: Rng) -> tuple[Identity, str | None]:
-    """The directory's identity, made where there is none; and what was wrong with it, if anything."""
+def claim(disk: Disk, rng: Rng, adopt: Identity | None = None) -> tuple[Identity, str | None]:
+    """The directory's identity, made where there is none; and what was wrong with it, if anything.
+
+    `adopt` has the ids of the logs that a copy is to be made of; its directory id does not count.
+    """
     known = identify(disk)
+    if adopt is not None and known is not None and not _is_of(known, adopt):
+        if _segments(disk):
+            raise _foreign(known, adopt)
+        known = Identity(known.directory_id, adopt.messages_id, adopt.actions_id)  # nothing was ever written to it
+        publish(disk, known)
     if known is None:
-        made = Identity(rng.bits(_ID_BITS), rng.bits(_ID_BITS), rng.bits(_ID_BITS))
-        disk.publish(IDENTITY, [_pack(made)])
+        made = renewed(adopt or Identity(0, 0, 0), rng)
+        publish(disk, made)
         return made, None
     if known.directory_id:
         secure(disk, IDENTITY)  # before anything else is made: files without an identity are another program's
         return known, None
-    remade = Identity(
-        rng.bits(_ID_BITS), known.messages_id or rng.bits(_ID_BITS), known.actions_id or rng.bits(_ID_BITS)
-    )
-    disk.publish(IDENTITY, [_pack(remade)])
+    remade = renewed(known if adopt is None else adopt, rng)
+    publish(disk, remade)
     return remade, f"{IDENTITY} was missing or damaged: made again from the segments, under a new directory id"
+
+
+def _is_of(known: Identity, adopt: Identity) -> bool:
+    """Whether a directory's logs are those that are to be copied; an id of 0 is not known."""
+    pairs = ((known.messages_id, adopt.messages_id), (known.actions_id, adopt.actions_id))
+    return all(own in (0, wanted) for own, wanted in pairs)
+
+
+def _foreign(known: Identity, adopt: Identity) -> WrongDirectory:
+    own, wanted = (f"{each.messages_id:016x} and {each.actions_id:016x}" for each in (known, adopt))
+    return WrongDirectory(
+        f"the directory holds the logs {own}, those of the group are {wanted}: it belongs to another group; choose an "
+        "empty directory, or the one that belongs to this group"
+    )
+
+
+def renewed(logs: Identity, rng: Rng) -> Identity:
+    """The same logs in a directory that is not the one that was known; a log's id of 0 is made too."""
+    directory_id = rng.bits(_ID_BITS)
+    return Identity(directory_id, logs.messages_id or rng.bits(_ID_BITS), logs.actions_id or rng.bits(_ID_BITS))
+
+
+def publish(disk: Disk, identity: Identity) -> None:
+    """Say whose directory it is from now on."""
+    disk.publish(IDENTITY, [_pack(identity)])
 
 
 def secure(disk: Disk, name: str) -> None:

@@ -20,12 +20,17 @@ Two kinds of durability:
                  that must be synced before it counts (`add(must_sync=True)`). That one is committed with its sync.
 
 The synced end is always the truth: only a sync that has succeeded moves it.
+
+A log with copies is *held* (`hold`): what is written here is committed once it is confirmed there too. The committed
+end is then the lower one of the two ends, and those who wait are parked behind their round until `confirm` lets them
+go, in order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+from bisect import bisect_right, insort_right
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol, TypeAlias, TypeVar
@@ -97,8 +102,10 @@ class Flusher:
         durability: Durability = Durability.SYNC,
     ) -> None:
         self.synced_end = synced_end
+        self.written_end = synced_end  # committed as far as this copy goes
         self.committed_end = synced_end
         self.gathered_end = synced_end
+        self.on_synced: Callable[[], None] = _nothing  # the synced end has moved
         self.fault: StorageFault | None = None
         self.syncs = 0
         self.undone_from: list[int] = []  # where each undo began, in order of time
@@ -113,6 +120,10 @@ class Flusher:
         self._kicked = False
         self._looked_end = synced_end
         self._looks = 0
+        # held alone:
+        self._is_held = False
+        self._confirmed_end = synced_end
+        self._parked: list[tuple[int, list[Outcome]]] = []  # who waits for what is written and not confirmed, in order
         # memory alone:
         self._unsynced_file: File | None = None  # has bytes that were written and not synced
         self._held: _Round | None = None  # written, and committed with the sync that follows
@@ -125,8 +136,8 @@ class Flusher:
 
     @property
     def uncommitted_bytes(self) -> int:
-        """What is held in memory."""
-        return self.gathered_end - self.committed_end
+        """What is held in memory; what only waits for copies is on disk."""
+        return self.gathered_end - self.written_end
 
     def watch(self, watch: WatchT) -> WatchT:
         """Tell it when each sync begins and ends."""
@@ -148,6 +159,12 @@ class Flusher:
             last.must_sync = True
         self.gathered_end = last.end = self.gathered_end + len(part) + len(body)
 
+    def part(self, file: File, synced_end: int) -> None:
+        """What comes next names a synced end, and may not go into a round that begins below it. For whoever takes in
+        what another wrote: one's own records name one's own synced end, and no open round begins below that."""
+        if self._gathered and self._gathered[-1].start < synced_end:
+            self._gathered.append(_Round(file, self.gathered_end, syncs=not self._is_lazy))
+
     def _kick_soon(self) -> None:
         if not self._kicked and self._in_flight is None:
             self._kicked = True
@@ -157,14 +174,16 @@ class Flusher:
         """Call `outcome(None)` once everything below `position` is committed, at once where it is already.
 
         After a full disk the same position may hold something else. Whoever asks in a later turn than that of the
-        append says how many undos there had been by then: each undo leaves everything either committed or undone.
+        append says how many undos there had been by then: each undo leaves everything either written or undone.
         """
-        if undos is not None and undos < len(self.undone_from):
-            outcome(None if position <= self.undone_from[undos] else _undone())
+        if undos is not None and undos < len(self.undone_from) and position > self.undone_from[undos]:
+            outcome(_undone())
         elif position <= self.committed_end:
             outcome(None)
         elif self.fault is not None:
             outcome(self.fault)
+        elif position <= self.written_end:
+            self._park(position, [outcome])
         elif self._gathered and position > self._gathered[-1].start:  # as everybody does who has just appended
             invariant(position <= self.gathered_end, "nobody waits for what was not appended")
             self._gathered[-1].waiters.append(outcome)
@@ -173,7 +192,7 @@ class Flusher:
 
     def when_synced(self, position: int, outcome: Outcome) -> None:
         """The same for a sync, whatever the durability: for what speaks of the log elsewhere, such as a checkpoint."""
-        if not self._is_lazy:
+        if not self._is_lazy and not self._is_held:
             self.when_durable(position, outcome)
         elif position <= self.synced_end:
             outcome(None)
@@ -183,6 +202,55 @@ class Flusher:
             invariant(position <= self.gathered_end, "nobody waits for what was not appended")
             self._sync_waiters.append((position, outcome))
             self._want_sync(position)
+
+    def when_settled(self, position: int, outcome: Outcome) -> None:
+        """The same once it is synced and committed, which for a held log are two things."""
+
+        def durable(undone: FairwayError | None) -> None:
+            if undone is not None:
+                outcome(undone)
+            else:
+                self.when_synced(position, outcome)
+
+        if self._is_held:
+            self.when_durable(position, durable)
+        else:
+            self.when_synced(position, outcome)
+
+    # --- copies ------------------------------------------------------------------------------------------------------
+
+    def hold(self, confirmed_end: int) -> None:
+        """From now on nothing above `confirmed_end` is committed unless `confirm` says so. Nobody was answered yet."""
+        self._is_held = True
+        self._confirmed_end = confirmed_end
+        self.committed_end = min(self.written_end, confirmed_end)
+
+    def confirm(self, end: int) -> None:
+        """The copies have everything below `end`, which may be more than this one has; it never goes back."""
+        if end > self._confirmed_end and self.fault is None:
+            self._confirmed_end = end
+            self._release()
+
+    def _park(self, position: int, waiters: list[Outcome]) -> None:
+        if waiters:
+            insort_right(self._parked, (position, waiters), key=_position)
+
+    def _release(self) -> None:
+        """Held: commit what is both written and confirmed."""
+        end = min(self.written_end, self._confirmed_end)
+        if end <= self.committed_end:
+            return
+        self.committed_end = end
+        count = bisect_right(self._parked, end, key=_position)
+        ready, self._parked = self._parked[:count], self._parked[count:]
+        for _, waiters in ready:
+            for waiter in waiters:
+                waiter(None)
+        self._on_progress()
+
+    def use_memory(self) -> None:
+        """From now on `memory` is the durability: a copy syncs every round until it leads."""
+        self._is_lazy = True
 
     def sync(self) -> None:
         """See to it that what was gathered so far is synced soon."""
@@ -242,7 +310,7 @@ class Flusher:
     def _next_round(self) -> _Round | None:
         file = self._unsynced_file
         if file is not None and self._is_sync_due(file):
-            return _Round(file, self._held.end if self._held is not None else self.committed_end, syncs=True)
+            return _Round(file, self._held.end if self._held is not None else self.written_end, syncs=True)
         return self._gathered.popleft() if self._gathered else None
 
     def _is_sync_due(self, file: File) -> bool:
@@ -254,7 +322,7 @@ class Flusher:
             return self._wanted_end > self.synced_end
         following = self._gathered[0]
         is_enough = following.end - self.synced_end > limits.UNSYNCED_BYTES_MAX
-        is_wanted = self.committed_end >= self._wanted_end > self.synced_end
+        is_wanted = self.written_end >= self._wanted_end > self.synced_end
         return following.file is not file or is_enough or is_wanted
 
     def _finished(self, fault: StorageFault | None) -> None:
@@ -274,15 +342,30 @@ class Flusher:
 
     def _synced(self, round_: _Round) -> None:
         held, self._held = self._held, None
-        self.synced_end = self.committed_end = round_.end
+        self.synced_end = round_.end
         self._unsynced_file = None
         self.syncs += 1
+        self._commit(round_.end, (held, round_) if held is not None else (round_,))
+
+    def _commit(self, end: int, rounds: tuple[_Round, ...]) -> None:
+        """As far as this copy goes, these are committed."""
+        self.written_end = end
+        if self._is_held:
+            for each in rounds:
+                self._park(each.end, each.waiters)
+        else:
+            self.committed_end = end
         self._kick()  # before the waiters: the disk works while they are answered
-        for each in (held, round_):
-            if each is not None:
+        if not self._is_held:
+            for each in rounds:
                 each.answer(None)
-        self._answer_synced()
-        self._on_progress()
+        if self.synced_end == end:
+            self._answer_synced()
+            self.on_synced()
+        if self._is_held:
+            self._release()
+        else:
+            self._on_progress()
 
     def _answer_synced(self) -> None:
         waiters = self._sync_waiters
@@ -298,10 +381,7 @@ class Flusher:
             self._held = round_
             self._kick()
             return
-        self.committed_end = round_.end
-        self._kick()
-        round_.answer(None)
-        self._on_progress()
+        self._commit(round_.end, (round_,))
 
     def _undo(self, round_: _Round, fault: DiskFull) -> None:
         undone = [round_, *self._gathered]
@@ -321,13 +401,24 @@ class Flusher:
         """Never answer again: what is on disk is unknown."""
         self.fault = self.fault or fault
         undone = [*([round_] if round_ is not None else []), *self._open_rounds()]
+        parked, self._parked = self._parked, []
         unsynced, self._sync_waiters = self._sync_waiters, []
         self._gathered.clear()
+        for waiter in (each for _, waiters in parked for each in waiters):
+            waiter(self.fault)
         for each in undone:
             each.answer(self.fault)
         for _, outcome in unsynced:
             outcome(self.fault)
         self._on_progress()
+
+
+def _position(parked: tuple[int, list[Outcome]]) -> int:
+    return parked[0]
+
+
+def _nothing() -> None:
+    pass
 
 
 def _future() -> tuple[asyncio.Future[None], Outcome]:

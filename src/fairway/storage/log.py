@@ -6,9 +6,9 @@ segments need) and when a full disk undid an append (`on_cut`: to roll its views
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -82,6 +82,7 @@ class Log:
         self._easy_end = -1  # what ends here or before needs no roll and no epoch first; `_make_way` has the cases
         self._epoch_before = state.epoch
         self._epoch_end: int | None = 0  # where the record that opened this epoch ends; None: a full disk undid it
+        self.follows = False  # another writes this log, and here is a copy
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -97,7 +98,8 @@ class Log:
 
     @property
     def committed_epoch(self) -> int:
-        """The epoch of the log at its committed end; the record that opens one is synced before it counts."""
+        """The epoch of the log at its committed end, or an earlier one where a held log was opened with several; the
+        record that opens one is synced before it counts."""
         is_committed = self._epoch_end is not None and self._epoch_end <= self.committed_end
         return self.epoch if is_committed else self._epoch_before
 
@@ -115,7 +117,7 @@ class Log:
         whatever the durability."""
         size = record.HEADER_BYTES + len(body)
         flusher = self.flusher
-        is_behind = flusher.gathered_end - flusher.committed_end > limits.UNSYNCED_BYTES_MAX
+        is_behind = flusher.gathered_end - flusher.written_end > limits.UNSYNCED_BYTES_MAX
         if self.end + size > self._easy_end or size > _RECORD_BYTES_MAX or is_behind:
             self._make_way(size, now_ms)
         return self.write(kind, body, now_ms, subject_id, first_sequence, count, must_sync)
@@ -173,12 +175,46 @@ class Log:
             self._easy_end = -1
             raise
 
+    def hold(self, confirmed_end: int, epoch: int) -> None:
+        """Commit nothing above `confirmed_end`, where the epoch was at least this one, before copies have it too."""
+        self._epoch_before = min(self._epoch_before, epoch)
+        if self._epoch_end is not None:
+            self._epoch_end = max(self._epoch_end, self.end)
+        self.flusher.hold(confirmed_end)
+
+    def take(self, records: Sequence[Header], data: bytes, header_bytes: int, *, merged: bool) -> None:
+        """Gather what another wrote, which was found to fit: records side by side, behind the header of a new segment
+        where there is one. `Refused` if there is no room for that segment: then nothing was taken.
+
+        A record goes into a round that begins below the synced end which it names only if that is `merged`: there,
+        damage below such a name would pass for rot.
+        """
+        if self.flusher.fault is not None:
+            raise self.flusher.fault
+        if header_bytes:
+            self._begin_segment(data[:header_bytes])
+        newest, at, view = self.segments[-1], header_bytes, memoryview(data)
+        file = self.file(newest)
+        for header in records:
+            size = record.HEADER_BYTES + header.body_bytes
+            if not merged:
+                self.flusher.part(file, header.synced_end)
+            self.flusher.add(file, view[at : at + size])
+            at += size
+            if header.epoch > self.epoch:
+                self._epoch_before, self.epoch, self._epoch_end = self.committed_epoch, header.epoch, header.end
+            self.end = newest.end = header.end
+            newest.newest_ms = self.newest_ms = max(header.appended_ms, self.newest_ms)
+
     def roll(self) -> None:
         """Begin a new segment where the log ends."""
+        self._begin_segment(segment.pack_header(self.log_id, self.end, self.epoch))
+
+    def _begin_segment(self, header: bytes) -> None:
         base = self.end
         self._files[base] = file = self._new_file(base)
         self._close_surplus()
-        self.flusher.add(file, segment.pack_header(self.log_id, base, self.epoch))
+        self.flusher.add(file, header)
         self.end = base + segment.HEADER_BYTES
         self.segments.append(Segment(base, self.end, self.newest_ms))
         self._must_roll = False
@@ -213,6 +249,8 @@ class Log:
     def _admit(self, size: int) -> None:
         if self.flusher.fault is not None:
             raise self.flusher.fault
+        if self.follows:
+            raise Refused(Code.NOT_MASTER, "this is a copy: its master is the one who writes")
         if size > _RECORD_BYTES_MAX:
             raise Refused(Code.TOO_LARGE, f"a record holds at most {record.BODY_BYTES_MAX} bytes, this one has {size}")
         if self.flusher.uncommitted_bytes > limits.UNSYNCED_BYTES_MAX:
@@ -307,6 +345,20 @@ class Log:
         except BadRecord as bad:
             raise Damaged(position, bad.why) from bad
         return Record(header, body)
+
+    def mend(self, base: int, position: int, data: bytes, newest_ms: int) -> Segment:
+        """Write over what has rotted, in the segment with that base, which is made where there is none."""
+        of = next((each for each in self.segments if each.base == base), None)
+        file = (
+            self.file(of) if of is not None else self._disk.open(segment.file_name(self.directory, base), create=True)
+        )
+        self._disk.repair(file, position - base, data)
+        if of is None:
+            of = Segment(base, base)
+            insort(self.segments, of, key=lambda each: each.base)
+            self._files[base] = file
+        of.end, of.newest_ms = max(of.end, position + len(data)), max(of.newest_ms, newest_ms)
+        return of
 
     def drop(self, base: int) -> None:
         """Delete the oldest segment; retention has decided, and a checkpoint already says so."""

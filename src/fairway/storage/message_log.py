@@ -6,6 +6,7 @@ has returned. From here a message goes to `consume_log`, where it is found once 
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
@@ -19,10 +20,10 @@ from fairway.storage.consume_log import Entry
 from fairway.storage.dedupe import Stored
 from fairway.storage.flusher import Defer, Durability
 from fairway.storage.log import Damaged, Log, LogState
-from fairway.storage.record import Header, Kind
+from fairway.storage.record import Header, Kind, Record
 from fairway.storage.segment import Segment
 from fairway.storage.subjects import SubjectState
-from fairway.storage.views import Views
+from fairway.storage.views import Views, packed_entry
 from fairway.world.clock import Clock
 from fairway.world.disk import Disk
 
@@ -64,9 +65,11 @@ class MessageLog:
         defer: Defer,
         on_progress: Callable[[], None],
         on_damage: Callable[[Damaged], None],
+        on_cut: Callable[[int], None] = lambda _: None,
         durability: Durability = Durability.SYNC,
     ) -> None:
         self.views = views
+        self._on_cut = on_cut
         self.log = Log(
             disk,
             DIRECTORY,
@@ -146,27 +149,39 @@ class MessageLog:
 
     def _restate_subjects(self) -> None:
         self._unsealed.append(self.log.segments[-1])
-        if len(self.views.subjects):
+        if len(self.views.subjects) and not self.log.follows:  # a copy has the master's
             self.log.write(Kind.SUBJECT, self.views.subjects.pack(), self._clock.wall_ms())
 
     def _cut(self, position: int) -> None:
         self.views.cut(position)
         self._unsealed = [each for each in self._unsealed if each.base < position]
+        self._on_cut(position)
 
     @property
     def sealed_end(self) -> int:
         """Every segment that ends here or before has its index, or is about to."""
         return self._unsealed[0].base if self._unsealed else self.log.end
 
+    def open_segment(self, end: int) -> Segment | None:
+        """The segment in which the log's part below `end` ends, if it is the first that is not sealed: the entries of
+        those before it are not in memory."""
+        first = self._unsealed[0] if self._unsealed else None
+        return first if first is not None and first.base < end <= first.end else None
+
     @property
-    def open_segment(self) -> Segment | None:
-        """The newest segment, unless it is sealed: then a full disk has undone the one that followed on it."""
-        return self._unsealed[-1] if self._unsealed else None
+    def settled_end(self) -> int:
+        """Everything below is synced and committed: there, nothing is ever undone."""
+        return min(self.log.synced_end, self.log.committed_end)
 
     def seal_complete_segments(self, on_fault: Callable[[StorageFault], None]) -> None:
-        """Write the index of each segment that is complete and synced."""
-        while len(self._unsealed) > 1 and self._unsealed[0].end <= self.log.synced_end:
+        """Write the index of each segment that is complete and settled."""
+        while len(self._unsealed) > 1 and self._unsealed[0].end <= self.settled_end:
             self._seal(self._unsealed.pop(0), on_fault)
+
+    def use_memory(self) -> None:
+        """From now on `memory` is the durability."""
+        self._is_lazy = True
+        self.log.flusher.use_memory()
 
     def _seal(self, complete: Segment, on_fault: Callable[[StorageFault], None]) -> None:
         parts, release = self.views.entries.seal(complete.base, complete.end)
@@ -178,6 +193,28 @@ class MessageLog:
                 on_fault(fault)
 
         self._disk.publish_later(index_file.file_name(complete.base), parts, done)
+
+    def mended(self, of: Segment, records: Iterable[Record], on_fault: Callable[[StorageFault], None]) -> None:
+        """Take in what was lost: batches, and names of subjects. What came after it is known already."""
+        entries: dict[int, bytearray] = {}
+        for found in records:
+            header = found.header
+            self._damaged.discard(header.position)
+            if header.kind == Kind.DATA:
+                self.views.subjects.advance(header.subject_id, header.first_sequence + header.count)
+                entry = packed_entry(header, batch.peek(found.body))
+                entries.setdefault(header.subject_id, bytearray()).extend(entry)
+            elif header.kind == Kind.SUBJECT:
+                self.views.subjects.restate(found.body, header.position)
+        if of.base >= self.sealed_end or of is self.log.segments[-1]:
+            if of not in self._unsealed:
+                insort(self._unsealed, of, key=lambda each: each.base)
+            self.views.entries.insert(entries)
+            return
+        try:
+            self.views.entries.insert_sealed(of.base, of.end, entries)
+        except StorageFault as fault:
+            on_fault(fault)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from fairway.errors import DiskFull, RemoteProtocolError
-from fairway.storage import action_log, directory, index_file, message_log, recovery, scan, segment
+from fairway.storage import action_log, catching_up, directory, index_file, message_log, recovery, scan, segment, wiping
 from fairway.storage import checkpoint as checkpoints
 from fairway.storage.action_log import ActionView
 from fairway.storage.checkpoint import Checkpoint, LogMark, RotMark
@@ -32,31 +32,38 @@ class Opened:
     views: Views
     unsealed_from: int  # the segments from here on have their entries in memory
     checkpoint_number: int
-    checkpointed_end: int
+    checkpointed_ends: tuple[int, int]  # of messages and actions; where they begin, if there is no checkpoint
+    checkpointed_epoch: int
     rotten: list[RotMark]
     findings: list[Finding] = field(default_factory=list)  # new ones, of this start
     remarks: list[str] = field(default_factory=list)  # views that had to be made again
 
 
-def open_directory(disk: Disk, rng: Rng, action_view: ActionView | None = None) -> Opened:
+def open_directory(
+    disk: Disk, rng: Rng, action_view: ActionView | None = None, adopt: Identity | None = None
+) -> Opened:
     """Recover what is there. Every step may be killed and repeated."""
+    wiping.finish(disk)
     _refuse_newer(disk)
-    identity, remark = directory.claim(disk, rng)
+    identity, remark = directory.claim(disk, rng, adopt)
     _sweep(disk)
     known, unreadable = checkpoints.newest(disk, identity)
     remarks = ([remark] if remark else []) + unreadable
     marks = marks_of(disk, known)
     if known is not None:
         _delete_doomed(disk, known, marks)
+    believed = catching_up.read(disk)
     replay = _Replay(disk, identity.messages_id, known, marks[message_log.DIRECTORY])
-    messages = _recovery(disk, message_log.DIRECTORY, identity.messages_id, known, marks)
+    messages = _recovery(disk, message_log.DIRECTORY, identity.messages_id, known, marks, believed)
     messages.apply, messages.on_rot = replay.apply, replay.views.note_rot
-    actions = _recovery(disk, action_log.DIRECTORY, identity.actions_id, known, marks)
+    actions = _recovery(disk, action_log.DIRECTORY, identity.actions_id, known, marks, believed)
     if action_view is not None:
         actions.apply = action_view.replay
         remarks += _begin_view(action_view, known, actions)
     judgements = messages.examine(), actions.examine()  # both, before either is touched: one may be of a newer version
     messages_state, actions_state = messages.settle(judgements[0]), actions.settle(judgements[1])
+    if believed:
+        disk.remove(catching_up.FILE)  # what is there now is whole, and synced
     findings = messages.findings + actions.findings
     return Opened(
         identity,
@@ -65,7 +72,8 @@ def open_directory(disk: Disk, rng: Rng, action_view: ActionView | None = None) 
         replay.views,
         replay.open_base,
         max(checkpoints.numbers(disk), default=0),
-        known.messages.end if known else 0,
+        (marks[message_log.DIRECTORY].end, marks[action_log.DIRECTORY].end),
+        known.epoch if known else 0,
         _rotten(known, findings),
         findings,
         remarks + replay.remarks,
@@ -87,7 +95,14 @@ def _begin_view(view: ActionView, known: Checkpoint | None, actions: LogRecovery
     return [remark]
 
 
-def _recovery(disk: Disk, log: str, log_id: int, known: Checkpoint | None, marks: dict[str, LogMark]) -> LogRecovery:
+def _recovery(
+    disk: Disk,
+    log: str,
+    log_id: int,
+    known: Checkpoint | None,
+    marks: dict[str, LogMark],
+    believed: dict[str, int],
+) -> LogRecovery:
     mark = marks[log]
     return LogRecovery(
         disk,
@@ -96,6 +111,7 @@ def _recovery(disk: Disk, log: str, log_id: int, known: Checkpoint | None, marks
         first_base=mark.first_base,
         start=mark.end,
         vouched_end=mark.end,
+        believed_end=believed.get(log),
         epoch=known.epoch if known else 0,
         newest_ms=dict(mark.newest_ms),
     )
@@ -152,12 +168,18 @@ def _delete_doomed(disk: Disk, known: Checkpoint, marks: dict[str, LogMark]) -> 
 
 
 def _rotten(known: Checkpoint | None, findings: list[Finding]) -> list[RotMark]:
-    marks = list(known.rotten) if known else []
+    marks = [each for each in known.rotten if not _is_past(each, known)] if known else []
     for each in findings:
         mark = RotMark(each.log, each.damage.start, each.damage.end, each.damage.why)
         if each.verdict is Verdict.ROTTEN and mark not in marks:
             marks.append(mark)
     return marks
+
+
+def _is_past(mark: RotMark, known: Checkpoint) -> bool:
+    """Whether retention took it."""
+    of = known.messages if mark.log == message_log.DIRECTORY else known.actions
+    return max(mark.end, mark.start + 1) <= of.first_base
 
 
 class _Replay:

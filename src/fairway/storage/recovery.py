@@ -22,6 +22,10 @@ Each step can be repeated: killed anywhere, recovery starts over and arrives at 
 when the records that name it are cut: where rot lies below a cut, S is written down first (`<S>.synced`). And what is
 served must be as safe as what was answered: a killed process leaves bytes that only the page cache has, so the tail
 above S is synced before anybody sees it.
+
+On a copy the records are its master's, and so are the ends that they name. They are true here too, because a copy
+writes no record before it has synced what that record names; unless it is catching up (`catching_up`), when its own
+word counts alone.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from fairway.batch import checksum
 from fairway.storage import scan, segment
 from fairway.storage.log import LogState
 from fairway.storage.record import Record
-from fairway.storage.scan import STALE, Damage, Scan
+from fairway.storage.scan import MISSING, STALE, Damage, Scan
 from fairway.storage.segment import Segment
 from fairway.world.disk import Disk, File
 
@@ -47,6 +51,12 @@ _WITNESS = ".synced"
 class Verdict(enum.Enum):
     ROTTEN = "rotten"
     TORN = "torn"
+    PARTED = "parted"  # a copy's own history, cut back to its master's (`cutting`)
+
+
+def witness_name(directory: str, synced_end: int) -> str:
+    """The file that says, by its name, how far a log was synced."""
+    return f"{directory}/{synced_end:020d}{_WITNESS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,10 @@ def judge(synced_end: int, damages: list[Damage]) -> Judgement:
     return Judgement(synced_end, damages, rotten, max(torn.start, synced_end), torn.why)
 
 
+def _is_stale(found: Record | Damage) -> bool:
+    return isinstance(found, Damage) and found.why == STALE
+
+
 @dataclass(slots=True)
 class LogWalk:
     """Looks at one log and changes nothing. Recovery acts on what it sees, `survey` reports it."""
@@ -92,6 +106,7 @@ class LogWalk:
     log_id: int
     first_base: int = 0  # retention has deleted everything before it
     vouched_end: int = 0  # the checkpoint's committed end
+    believed_end: int | None = None  # a copy that is catching up: up to here names of synced ends are true
     sizes: dict[int, int] = field(default_factory=dict)  # by base, empty files left out
     at: int = 0  # the base of the segment that is being read
 
@@ -117,10 +132,10 @@ class LogWalk:
     def look(self, start: int, epoch: int, take: Callable[[Record], None]) -> Judgement:
         """Read everything from `start` on. Records before the first damage are handed over on the way; those behind it
         must wait for the judgement: see `behind`."""
-        self.vouched_end = synced_end = max(self.vouched_end, *self._witnessed())
+        self.vouched_end = synced_end = max(self.vouched_end, self.believed_end or 0, *self.witnessed())
         damages: list[Damage] = []
         for found in self.walk(start, epoch):
-            if found.header is not None and not (isinstance(found, Damage) and found.why == STALE):
+            if self.believed_end is None and found.header is not None and not _is_stale(found):
                 synced_end = max(synced_end, found.header.synced_end)  # a sound header counts, whatever its body is
             if isinstance(found, Damage):
                 damages.append(found)
@@ -128,7 +143,7 @@ class LogWalk:
                 take(found)
         return judge(synced_end, damages)
 
-    def _witnessed(self) -> list[int]:
+    def witnessed(self) -> list[int]:
         """Synced ends that an earlier recovery wrote down; 0 among them."""
         names = (name for name in self.disk.listing(self.directory) if name.endswith(_WITNESS))
         return [0, *(int(stem) for name in names if (stem := name.removesuffix(_WITNESS)).isdigit())]
@@ -155,7 +170,7 @@ class LogWalk:
             if following is not None and following <= position:
                 continue
             if base > position:
-                yield Damage(position, base, "missing")
+                yield Damage(position, base, MISSING)
             for found in self._walk_segment(base, max(position, base), epoch, following):
                 if isinstance(found, Record):
                     epoch = found.header.epoch
@@ -165,7 +180,7 @@ class LogWalk:
                 yield found
             position = max(position, base + min(segment.HEADER_BYTES, self.sizes[base]))
         if position < self.vouched_end:
-            yield Damage(position, self.vouched_end, "missing")
+            yield Damage(position, self.vouched_end, MISSING)
 
     def _reach(self, start: int) -> int:
         """Where reading begins: at `start`, or earlier if the log ends before it."""
@@ -218,7 +233,7 @@ class LogRecovery(LogWalk):
         """Act on it: cut what is torn, sync what is not known to be, and say what is left to go on with."""
         if judgement.cut_at is not None:
             if judgement.rotten:
-                self.disk.publish(f"{self.directory}/{judgement.synced_end:020d}{_WITNESS}", [])
+                self.disk.publish(witness_name(self.directory, judgement.synced_end), [])
             self._cut(judgement.cut_at, judgement.why)
         state = self._state(judgement.synced_end)
         for each in state.segments:
@@ -234,7 +249,7 @@ class LogRecovery(LogWalk):
             if base > self.start:
                 break
             if base > position:
-                self._note_rot(Damage(position, base, "missing"))
+                self._note_rot(Damage(position, base, MISSING))
             position = base + size
 
     def _take(self, found: Record) -> None:
@@ -246,7 +261,11 @@ class LogRecovery(LogWalk):
         self.findings.append(Finding(self.directory, Verdict.ROTTEN, damage))
 
     def _cut(self, cut_at: int, why: str) -> None:
+        self.findings += self.cut(cut_at, why, Verdict.TORN)
+
+    def cut(self, cut_at: int, why: str, verdict: Verdict) -> list[Finding]:
         """Keep everything from `cut_at` on aside, then take it off the log; the last segment first."""
+        findings: list[Finding] = []
         for base, size in reversed(self.sizes.items()):
             offset = max(cut_at - base, 0)
             if size <= offset:
@@ -254,8 +273,9 @@ class LogRecovery(LogWalk):
             with self.open(base) as file:
                 aside = self._keep_aside(base + offset, file.read(offset, size - offset))
                 damage = Damage(base + offset, base + size, why)
-                self.findings.append(Finding(self.directory, Verdict.TORN, damage, aside))
+                findings.append(Finding(self.directory, verdict, damage, aside))
                 self.disk.truncate(file, offset)
+        return findings
 
     def _keep_aside(self, position: int, tail: bytes) -> str:
         """The name says where it was and what it is: the same cut made twice is one file, another cut is another."""

@@ -17,7 +17,8 @@ from fairway.world.disk import File
 
 CHUNK_BYTES = 4 * limits.MIB
 
-STALE = "stale"  # the one reason that others ask for: such a header is sound, but not that of the record that was lost
+MISSING = "missing"  # the file, or its end, is not there
+STALE = "stale"  # such a header is sound, but not that of the record that was lost
 
 
 @dataclass(frozen=True, slots=True)

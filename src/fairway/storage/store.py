@@ -10,12 +10,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from fairway import batch, limits
-from fairway.errors import Code, DiskFull, FairwayError, Refused, StorageFault
+from fairway.errors import (
+    Code,
+    DiskFull,
+    FairwayError,
+    Refused,
+    RemoteProtocolError,
+    StorageFault,
+)
 from fairway.names import Subject
 from fairway.storage import checkpoint as checkpoints
-from fairway.storage import directory, index_file, retention, segment
+from fairway.storage import directory, index_file, mending, retention, segment
 from fairway.storage.action_log import Action, ActionLog, ActionView, Names
 from fairway.storage.checkpoint import Checkpoint, LogMark, RotMark
+from fairway.storage.copies import Copies, first_base
 from fairway.storage.directory import Identity
 from fairway.storage.flusher import Defer, Durability
 from fairway.storage.log import Damaged, Log
@@ -43,11 +51,19 @@ class StoreOptions:
     actions_kept_bytes: int = 0  # and so much of them is kept all the same, for whoever asks what happened
 
 
-class Store:
+class Store(Copies):
     """One data directory, owned by this process. Lives on one loop; `defer` is that loop's `call_soon`."""
 
     def __init__(
-        self, disk: Disk, clock: Clock, opened: Opened, options: StoreOptions, defer: Defer, names: Names = tuple
+        self,
+        disk: Disk,
+        clock: Clock,
+        opened: Opened,
+        options: StoreOptions,
+        defer: Defer,
+        names: Names = tuple,
+        *,
+        follows: bool = False,
     ) -> None:
         self.identity: Identity = opened.identity
         self.findings: list[Finding] = opened.findings
@@ -58,7 +74,7 @@ class Store:
         self._options = options
         self._rotten = opened.rotten
         self._number = opened.checkpoint_number
-        self._checkpointed_end = opened.checkpointed_end
+        self.is_view_stale = False  # the action log was mended: only the next start makes the view of it again
         self.checkpointed_ms = clock.wall_ms()  # or begun, before the first checkpoint of this life
         self._checkpointing = False
         self._when_checkpointed: list[Callable[[], None]] = []
@@ -78,7 +94,8 @@ class Store:
             defer=defer,
             on_progress=self._messages_progressed,
             on_damage=self._note_damage,
-            durability=options.durability,
+            on_cut=self._messages_undone,
+            durability=options.durability if not follows else Durability.SYNC,
         )
         self.actions = ActionLog(
             disk,
@@ -88,9 +105,11 @@ class Store:
             defer=defer,
             on_progress=self._actions_progressed,
             on_cut=self._actions_undone,
-            durability=options.durability,
+            durability=options.durability if not follows else Durability.SYNC,
             names=names,
         )
+        super().__init__(disk, opened, (self.messages, self.actions), options.durability)
+        self._follow(follows)
 
     @classmethod
     def open(
@@ -103,21 +122,86 @@ class Store:
         options: StoreOptions | None = None,
         action_view: ActionView | None = None,
         names: Names = tuple,
+        follows: bool = False,
+        adopt: Identity | None = None,
+        epoch: int | None = None,
     ) -> Store:
-        """Lock, recover, and begin a new epoch. The directory is left alone if it cannot be ours.
+        """Lock, recover, and begin a new epoch: this one, or the next. The directory is left alone if it cannot be
+        ours.
 
-        `names` are those that actions speak of, restated where a segment of the action log begins.
+        `names` are those that actions speak of, restated where a segment of the action log begins. A copy `follows`
+        another: it is held and begins no epoch. `adopt` has the ids of the logs, for a directory that is new.
         """
         directory.identify(disk)  # before the lock, which would leave a file in a directory that is not ours
         disk.lock()
-        store = cls(disk, clock, open_directory(disk, rng, action_view), options or StoreOptions(), defer, names)
+        opened = open_directory(disk, rng, action_view, adopt)
+        store = cls(disk, clock, opened, options or StoreOptions(), defer, names, follows=follows)
         store._action_view = action_view
-        store.actions.take_ballast()
-        store._check_room()
-        epoch = max(store.messages.log.epoch, store.actions.log.epoch) + 1
-        for log in (store.messages.log, store.actions.log):
-            log.open_epoch(epoch, clock.wall_ms())
+        if follows:
+            store.actions.take_ballast()
+        else:
+            store._begin_epoch(store.epoch + 1 if epoch is None else epoch)
         return store
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self.check_epoch(epoch)
+        self.actions.take_ballast()
+        self._check_room()
+        for log in self._logs:
+            log.open_epoch(epoch, self._clock.wall_ms())
+
+    # --- copies ------------------------------------------------------------------------------------------------------
+
+    def retain_from(self, messages_base: int, actions_base: int) -> None:
+        """Let go of what the master has let go of, as far as it is settled here: at once for readers, on disk once a
+        checkpoint says so."""
+        messages, actions = self.messages.log, self.actions.log
+        while len(messages.segments) > 1 and messages.segments[0].end <= min(messages_base, self._droppable_end()):
+            self._drop(messages.segments[0].base)
+        while len(actions.segments) > 1 and actions.segments[0].end <= min(actions_base, self._checkpointed_ends[1]):
+            self._doomed_actions.append((actions.segments[0].base, self._number + limits.CHECKPOINTS_KEPT))
+            actions.drop(actions.segments[0].base)
+        if self._doomed:
+            self.checkpoint()
+
+    def rotten_spans(self) -> list[mending.Span]:
+        """What another copy could mend here, by log and position."""
+        return [each for number, log in enumerate(self._logs) for each in mending.spans(number, log, self._rotten)]
+
+    def mend(self, log: int, position: int, data: bytes) -> int:
+        """Put another copy's bytes in place of what has rotted; how far they reached. `RemoteProtocolError` where they
+        do not belong there: nothing was changed. Messages can be read at once; groups are made again at the next
+        start (`is_view_stale`)."""
+        if self.fault is not None:
+            raise self.fault
+        of = self._logs[log]
+        span = next((each for each in mending.spans(log, of, self._rotten) if each.start <= position < each.end), None)
+        if span is None:
+            raise RemoteProtocolError(f"nothing has to be mended in {of.directory} at {position}")
+        patch = mending.check(of, span, position, data)
+        base = mending.place(of, position, patch)
+        if of is self.actions.log:
+            self._distrust_view()
+        newest_ms = max((each.header.appended_ms for each in patch.records), default=0)
+        mended = of.mend(base, position, patch.data, newest_ms)
+        if of is self.messages.log:
+            self.messages.mended(mended, patch.records, self._background_fault)
+        self._rotten = mending.left(self._rotten, of, position, position + len(patch.data))
+        self.checkpoint()
+        return position + len(patch.data)
+
+    def _distrust_view(self) -> None:
+        """The view lacks actions that the log will have: no checkpoint may carry it on, this one's least of all."""
+        if self._checkpointing:
+            raise Refused(Code.BUSY, "a checkpoint is being written: mend a little later", retry_after_ms=100)
+        if not self.is_view_stale:
+            self.is_view_stale = True
+            picture = self._picture()
+            self._disk.publish(checkpoints.file_name(picture.number), checkpoints.pack(picture))
+            for number in checkpoints.numbers(self._disk):
+                if number < picture.number:
+                    self._disk.remove(checkpoints.file_name(number))
+            self._number = picture.number
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -153,6 +237,8 @@ class Store:
     def _admit(self) -> None:
         if self.fault is not None:
             raise self.fault
+        if self.follows:
+            raise Refused(Code.NOT_MASTER, "this is a copy: its master is the one who writes")
         if not self.has_room and not self._check_room():
             raise Refused(
                 Code.READ_ONLY, "the disk is nearly full: make room, or shorten retention", retry_after_ms=1_000
@@ -167,7 +253,7 @@ class Store:
 
     def sync(self) -> None:
         """Durability `memory`: sync soon what was answered so far. To be called every so often."""
-        for log in (self.messages.log, self.actions.log):
+        for log in self._logs:
             log.flusher.sync()
 
     # --- keeping house -----------------------------------------------------------------------------------------------
@@ -177,15 +263,21 @@ class Store:
             return
         self.messages.seal_complete_segments(self._background_fault)
         self._check_room()
-        if self.messages.log.synced_end - self._checkpointed_end >= self._options.checkpoint_every_bytes:
+        if self.messages.settled_end - self._checkpointed_ends[0] >= self._options.checkpoint_every_bytes:
             self.checkpoint()
 
     def _actions_progressed(self) -> None:
         if not self._take_fault(self.actions.log):
             self.on_actions()
 
-    def _actions_undone(self, _position: int) -> None:
+    def _messages_undone(self, _position: int) -> None:
+        """A full disk undid what a copy had taken in: whoever sends must begin again."""
+        if self.follows:
+            self.poison(DiskFull("the disk of this copy is full: make room, then it goes on"))
+
+    def _actions_undone(self, position: int) -> None:
         """A full disk undid actions that a view has taken in already: only a restart brings the two together again."""
+        self._messages_undone(position)
         if self._action_view is not None:
             self.poison(StorageFault("the disk is full and the room kept for actions is used up: make room, restart"))
 
@@ -198,7 +290,7 @@ class Store:
         """Answer nothing any more, on either log."""
         if self.fault is None:
             self.fault = fault
-            for log in (self.messages.log, self.actions.log):
+            for log in self._logs:
                 log.flusher.poison(fault)
             self.on_fault(fault)
 
@@ -219,7 +311,10 @@ class Store:
         return list(self._rotten)
 
     def _note_damage(self, damaged: Damaged) -> None:
-        mark = RotMark(self.messages.log.directory, damaged.position, damaged.position, str(damaged))
+        self._note_rot(self.messages.log, damaged)
+
+    def _note_rot(self, log: Log, damaged: Damaged) -> None:
+        mark = RotMark(log.directory, damaged.position, damaged.position, str(damaged))
         if mark not in self._rotten:
             self._rotten.append(mark)
 
@@ -233,8 +328,8 @@ class Store:
         self._checkpointing = True
         picture = self._picture()
         steps = [(checkpoints.file_name(picture.number), checkpoints.pack(picture))]
-        newest = self.messages.open_segment
-        if newest is not None and newest.base < picture.messages.end:
+        newest = self.messages.open_segment(picture.messages.end)
+        if newest is not None:
             parts = self.messages.views.entries.picture(newest.base, picture.messages.end)
             steps.insert(0, (index_file.file_name(newest.base), parts))
 
@@ -246,14 +341,15 @@ class Store:
             else:
                 self._checkpoint_written(picture)
 
-        # The groups are pictured up to the end of the action log: that is written once this end is synced.
-        self.actions.log.flusher.when_synced(picture.actions.end, publish)
+        # The groups are pictured up to the end of the action log: that is written once this end is settled.
+        self.actions.log.flusher.when_settled(picture.actions.end, publish)
 
     def _picture(self) -> Checkpoint:
-        """The views of messages as they were at the synced end, that of actions as it is."""
+        """The views of messages as they were at the settled end, that of actions as it is."""
         views = self.messages.views
-        end = self.messages.log.synced_end
-        actions, view = self.actions.log, self._action_view
+        end = self.messages.settled_end
+        actions, view = self.actions.log, None if self.is_view_stale else self._action_view
+        settled_end = min(actions.synced_end, actions.committed_end)
         views.dedupe.expire(self._clock.wall_ms())
         return Checkpoint(
             number=self._number + 1,
@@ -261,7 +357,7 @@ class Store:
             actions_id=self.identity.actions_id,
             epoch=min(self.messages.log.committed_epoch, self.actions.log.committed_epoch),
             messages=_mark(self.messages.log, end),
-            actions=_mark(actions, actions.synced_end if view is None else actions.end),
+            actions=_mark(actions, settled_end if view is None else actions.end),
             subjects=views.subjects.pack(end, views.entries.first_sequences_from(end)),
             streams=views.dedupe.pack(end),
             rotten=list(self._rotten),
@@ -276,7 +372,7 @@ class Store:
     def _checkpoint_written(self, written: Checkpoint) -> None:
         self._number = written.number
         self.checkpointed_ms = self._clock.wall_ms()
-        self._checkpointed_end = written.messages.end
+        self._checkpointed_ends = (written.messages.end, written.actions.end)
         doomed = [base for base in self._doomed if base < written.messages.first_base]
         self._doomed = self._doomed[len(doomed) :]
         # An older checkpoint that still speaks of deleted segments would call them missing: it goes before they do.
@@ -291,7 +387,7 @@ class Store:
         """The files of action segments that no kept checkpoint speaks of. The segments below this one's end are taken
         off the log, and go once every checkpoint that is kept was made without them."""
         log = self.actions.log
-        if not self._options.keeps_actions and self._action_view is not None:
+        if not self._options.keeps_actions and self._action_view is not None and not self.is_view_stale:
             kept = self._options.actions_kept_bytes
             while (
                 len(log.segments) > 1
@@ -326,16 +422,23 @@ class Store:
     def plan_retention(self, owed_from: int | None = None) -> retention.Plan:
         """What `retain` would let go of."""
         now_ms, policy = self._clock.wall_ms(), self._options.retention
-        return retention.plan(self.messages.log.segments, now_ms, policy, owed_from, below=self.messages.sealed_end)
+        return retention.plan(self.messages.log.segments, now_ms, policy, owed_from, below=self._droppable_end())
+
+    def _droppable_end(self) -> int:
+        return min(self.messages.sealed_end, self.messages.settled_end)
+
+    def _drop(self, base: int) -> None:
+        log = self.messages.log
+        log.drop(base)
+        self.messages.views.entries.forget(base)
+        self._doomed.append(base)
+        self._rotten = mending.left(self._rotten, log, 0, first_base(log))
 
     def retain(self, owed_from: int | None = None) -> retention.Plan:
         """Let go of what the policy allows: at once for readers, on disk once a checkpoint says so."""
-        log = self.messages.log
         plan = self.plan_retention(owed_from)
         for base in plan.doomed:
-            log.drop(base)
-            self.messages.views.entries.forget(base)
-        self._doomed += plan.doomed
+            self._drop(base)
         if self._doomed:
             self.checkpoint()
         return plan
@@ -345,14 +448,27 @@ class Store:
     async def close(self) -> None:
         """Sync what was appended, leave a checkpoint, let go of the directory."""
         try:
-            for log in (self.messages.log, self.actions.log):
+            for log in self._logs:
                 await log.flusher.synced(log.end)
             self.messages.views.subjects.lower_ceilings()
-            await self._last_checkpoint()
+            if self.actions.log.committed_end == self.actions.log.end:  # else copies lack what a checkpoint would say
+                await self._last_checkpoint()
         finally:
-            self.messages.log.close()
-            self.actions.log.close()
-            self._disk.close()
+            self._let_go()
+
+    def abandon(self) -> None:
+        """Let go of the directory as it is: nobody is answered any more, and nothing is written."""
+        if self.fault is None:
+            self.fault = StorageFault("this copy was set aside")
+        for log in self._logs:
+            log.flusher.poison(self.fault)
+        self._checkpoint_ended()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for log in self._logs:
+            log.close()
+        self._disk.close()
 
     async def _last_checkpoint(self) -> None:
         """A second one, if the one under way does not cover everything."""
@@ -364,5 +480,4 @@ class Store:
 
 
 def _mark(log: Log, end: int) -> LogMark:
-    first_base = log.segments[0].base if log.segments else log.end
-    return LogMark(first_base, end, {each.base: each.newest_ms for each in log.segments})
+    return LogMark(first_base(log), end, {each.base: each.newest_ms for each in log.segments})

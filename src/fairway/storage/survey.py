@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from fairway import limits
 from fairway.errors import NoSuchFile, WrongDirectory
-from fairway.storage import action_log, directory, index_file, message_log, segment
+from fairway.storage import action_log, catching_up, directory, index_file, message_log, segment, wiping
 from fairway.storage.audit import CheckpointAudit, IndexAudit
 from fairway.storage.checkpoint import RotMark
 from fairway.storage.directory import Identity
@@ -163,7 +163,7 @@ class _Look:
             damages=self._damages,
             flaws=flaws,
             aside=self._aside(),
-            remarks=self._remarks + indexes.remarks + self._leftovers(messages_walk),
+            remarks=self._remarks + indexes.remarks + self._leftovers(messages_walk) + self._changes(),
             records=records,
         )
 
@@ -171,7 +171,14 @@ class _Look:
 
     def _walk_of(self, log: str, log_id: int) -> LogWalk:
         mark = marks_of(self._disk, self._checkpoints.newest)[log]
-        walk = _MeteredWalk(self._disk, log, log_id, first_base=mark.first_base, vouched_end=mark.end)
+        walk = _MeteredWalk(
+            self._disk,
+            log,
+            log_id,
+            first_base=mark.first_base,
+            vouched_end=mark.end,
+            believed_end=catching_up.read(self._disk).get(log),
+        )
         walk.meter = self._meter
         walk.measure()
         self._meter.total += sum(walk.sizes.values())
@@ -236,6 +243,15 @@ class _Look:
             if (base := segment.base_of(name)) is not None and base < mark.first_base
         ]
         return [f"{name} is left over from retention and is not read" for name in expired + orphans]
+
+    def _changes(self) -> list[str]:
+        """What is being made of a copy."""
+        names = self._disk.listing("")
+        said = {
+            catching_up.FILE: "this copy is catching up with its master: what is damaged at its end is torn",
+            wiping.FILE: "this copy is being begun anew: the next start finishes that",
+        }
+        return [sentence for name, sentence in said.items() if name in names]
 
 
 def _identify(disk: Disk) -> Identity:

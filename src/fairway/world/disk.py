@@ -63,6 +63,13 @@ def check_room_to_fetch(under_way: int) -> None:
         raise Misuse(f"{under_way} fetches are under way: wait for some of them before giving more")
 
 
+def check_repair(name: str, position: int, size: int, file_size: int, *, is_growing: bool) -> None:
+    if not 0 <= position <= file_size:
+        raise Misuse(f"cannot repair {name} of {file_size} bytes at {position}: a repair leaves no gap")
+    if is_growing and position + size > file_size:
+        raise Misuse(f"cannot repair {name} beyond its end while commits to it are under way: wait for them")
+
+
 def readable(position: int, size: int, end: int) -> int:
     """How many of `size` bytes from `position` lie before `end`."""
     if position < 0 or size < 0:
@@ -120,6 +127,14 @@ class Disk(Protocol):
 
     def remove(self, name: str) -> None:
         """Delete a file; absent is fine. The directory is synced."""
+
+    def move(self, old: str, new: str) -> None:
+        """Give a file that nobody has open another name, in place of what had it; absent is fine. Killed on the way, it
+        has either name, or both. Both directories are synced."""
+
+    def repair(self, file: File, position: int, data: bytes) -> None:
+        """Write over what the file holds from `position` on, or go on behind its end, then sync it and the directory
+        that names it. Killed on the way, any part of it is there: what was there before must be worthless."""
 
     def reserve(self, file: File, size: int) -> None:
         """Claim room for the file to grow to `size` bytes; `DiskFull` if there is none. Does not change its size."""

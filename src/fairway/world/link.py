@@ -39,6 +39,7 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 READ_BYTES = 1 << 18  # one answer of a pull; larger ones come in a few reads
 PARTS_MAX = 512  # of one gathering write: systems refuse more than 1,024
 NEVER_NS = 1 << 63
+NOBODY = "nobody is known who could be connected to"
 # After somebody has stirred the reader, it looks again after so long without being woken: to wake it costs the caller a
 # system call and its turn, and who settles one message will soon settle the next (bench/client_rates).
 NAP_NS = 1_000_000
@@ -49,6 +50,12 @@ class Core(Protocol):
 
     def dial_due(self) -> int | None:
         """When to dial, on the monotonic clock in ns; None: not now (it is connected), or never again."""
+
+    def moves_on(self) -> bool:
+        """Whether to begin with the next address, because the last one is of no use. Said once."""
+
+    def move(self, now_ns: int) -> None:
+        """The addresses are others now: end the connection, if there is one, and dial again at once."""
 
     def connected(self, now_ns: int) -> None:
         """Somebody accepted."""
@@ -95,6 +102,8 @@ class Link:
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)
         self._addresses = list(addresses)
+        self._redirected: list[Address] | None = None  # to be dialed instead from now on; under `lock`
+        self._address: Address | None = None  # that is connected, or was last
         self._clock = clock
         self.at_exit = at_exit
         self._writing = threading.Lock()
@@ -109,7 +118,7 @@ class Link:
         self._ringer.setblocking(False)
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._is_ending = False
-        self._dialer = Dialer(clock, self._bell, lambda: self._is_ending)
+        self._dialer = Dialer(clock, self._bell, lambda: self._is_ending or self._redirected is not None)
         self._is_stirred = False  # somebody without the lock wants `pump` called
         self._is_napping = False  # the reader looks at `_is_stirred` soon, by itself
         self.is_orphan = False
@@ -201,6 +210,17 @@ class Link:
         if self._asleep_until_ns and not self._is_napping:
             self._ring()
 
+    def redirect(self, addresses: Sequence[Address], leader: Address | None) -> None:
+        """Dial these from now on. Who is connected to another than the leader leaves at once; None: nobody knows who
+        leads. From any thread, without the lock."""
+        with self._writing, self.lock:
+            self._redirected = [*addresses]
+            if leader is not None and (self._socket is None or self._address != leader):
+                self.core.move(self._clock.monotonic_ns())
+                self._cut()
+            self._changed.notify_all()
+        self._ring()
+
     def close(self, timeout_s: float) -> None:
         """End the reader and with it the connection. What the core still had to say should be said by now."""
         self._is_ending = True
@@ -284,6 +304,7 @@ class Link:
                 else:
                     self._listen()
                 self._do_errands()
+            self._do_errands()  # of whoever has just closed it
         except BaseException as error:  # a bug: whoever waits must hear of it
             self._failure = error
         finally:
@@ -308,8 +329,8 @@ class Link:
             self._read(connection)
         self.pump()
         with self.lock:
-            is_over = self.core.is_over() and not self._unsent
-        if is_over:
+            is_over = self.core.is_over()
+        if is_over and (self._is_full or not self._unsent):  # last words are not waited for where nobody reads
             self._drop("the conversation is over")
 
     def _read(self, connection: socket.socket) -> None:
@@ -389,9 +410,9 @@ class Link:
             self._sleep(None, self._deadline_s())
 
     def _dial(self) -> None:
-        """Try every address once, beginning with the one that answered last."""
+        """Try every address once, beginning with the one that answered last, unless that one does not lead."""
         problems = []
-        for address in tuple(self._addresses):
+        for address in self._to_dial():
             try:
                 connection = self._dialer.connect(address)
             except OSError as problem:
@@ -399,11 +420,22 @@ class Link:
                 self._addresses.append(self._addresses.pop(0))
                 continue
             if connection is not None:
+                self._address = address
                 self._begin(connection)
             return
         with self.lock:
-            self.core.unreachable("cannot connect to " + "; ".join(problems), self._clock.monotonic_ns())
+            sentence = f"cannot connect to {'; '.join(problems)}" if problems else NOBODY
+            self.core.unreachable(sentence, self._clock.monotonic_ns())
             self._changed.notify_all()
+
+    def _to_dial(self) -> tuple[Address, ...]:
+        with self.lock:
+            moves_on = self.core.moves_on()
+            if self._redirected is not None:
+                self._addresses, self._redirected = self._redirected, None
+            elif moves_on and self._addresses:
+                self._addresses.append(self._addresses.pop(0))
+        return tuple(self._addresses)
 
     def _begin(self, connection: socket.socket) -> None:
         self._selector.register(connection, selectors.EVENT_READ)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from fairway.errors import FairwayError, Unreachable
 from fairway.world.clock import Clock
 from fairway.world.dialing import DIAL_S, Address
-from fairway.world.link import Core
+from fairway.world.link import NOBODY, Core
 from fairway.world.net import Net
 
+_LAST_WORDS_S = 1.0  # for what is written when a conversation is over
 _EARLY_S = 0.0005  # a timer that is so little too early is left as it is: making another costs more
 
 
@@ -39,8 +41,13 @@ class LoopLink:
     """One connection to one of several addresses, found again whenever it is lost."""
 
     def __init__(self, line: LoopCore, addresses: Sequence[Address], net: Net, clock: Clock) -> None:
+        self.lock: AbstractContextManager[None] = nullcontext()  # for those who also use links of threads
         self._line = line
         self._addresses = list(addresses)
+        self._address: Address | None = None  # that is connected, or was last
+        self._is_redirected = False
+        self._moved = asyncio.Event()
+        self._patience: asyncio.Timeout | None = None  # of the attempt that is being made
         self._net = net
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -79,6 +86,7 @@ class LoopLink:
                 transport.writelines(parts)
             if self._line.is_over():
                 transport.close()
+                self._loop.call_later(_LAST_WORDS_S, transport.abort)  # they may never leave: nobody need be reading
         self._arm(now_ns)
         self._wake()
         for errand in self._line.errands():
@@ -100,6 +108,20 @@ class LoopLink:
     def check(self) -> None:
         if self._failure is not None:
             raise LoopLinkFailed("the task that keeps the connection has failed") from self._failure
+
+    def redirect(self, addresses: Sequence[Address], leader: Address | None) -> None:
+        """Dial these from now on. Who is connected to another than the leader leaves at once; None: nobody knows who
+        leads."""
+        self._addresses = [*addresses]
+        self._is_redirected = True
+        if self._patience is not None:
+            self._patience.reschedule(self._loop.time())
+        if leader is not None and (self._wire is None or self._address != leader):
+            self._line.move(self._clock.monotonic_ns())
+            self._moved.set()
+            if self._wire is not None and self._wire.transport is not None:
+                self._wire.transport.abort()
+        self.stir()
 
     async def close(self, timeout_s: float) -> None:
         """Say goodbye, if there is time for it, and end."""
@@ -173,26 +195,48 @@ class LoopLink:
             due_ns = self._line.dial_due()
             if due_ns is None:
                 return
-            await asyncio.sleep(max(due_ns - self._clock.monotonic_ns(), 0) / 1e9)
-            wire = await self._dial()
+            if not await self._is_time(due_ns):
+                continue
+            wire = await self._dial() or self._wire  # which may be there although the attempt was called off
             if wire is not None:
                 await wire.lost
             self.pump()
 
+    async def _is_time(self, due_ns: int) -> bool:
+        """Wait until it is time to dial; False: it may be so earlier now."""
+        self._moved.clear()
+        wait_s = max(due_ns - self._clock.monotonic_ns(), 0) / 1e9
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._moved.wait()
+        except TimeoutError:
+            return True
+        return False
+
     async def _dial(self) -> _Wire | None:
-        """Try every address once, beginning with the one that answered last."""
+        """Try every address once, beginning with the one that answered last, unless that one does not lead."""
+        if self._line.moves_on() and self._addresses and not self._is_redirected:
+            self._addresses.append(self._addresses.pop(0))
+        self._is_redirected = False
         problems = []
         for address in tuple(self._addresses):
             try:
-                async with asyncio.timeout(DIAL_S):
+                self._address = address
+                async with asyncio.timeout(DIAL_S) as self._patience:
                     _, wire = await self._net.connect(self._new_wire, *address)
                     return wire
             except Unreachable as problem:
                 problems.append(str(problem))
             except TimeoutError:
+                if self._is_redirected:
+                    return None
                 problems.append(f"cannot connect to {address[0]}:{address[1]}: no answer within {DIAL_S:g} s")
+            finally:
+                self._patience = None
+            if self._is_redirected:
+                return None
             self._addresses.append(self._addresses.pop(0))
-        self._line.unreachable("; ".join(problems), self._clock.monotonic_ns())
+        self._line.unreachable("; ".join(problems) or NOBODY, self._clock.monotonic_ns())
         return None
 
     def _new_wire(self) -> _Wire:

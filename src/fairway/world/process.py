@@ -1,8 +1,8 @@
 """Another process: a Python module that runs on its own, speaks in lines, and can be killed at any instant.
 
-For what must show how it dies: the demonstration and crash campaigns. The child sees the modules that this process
-sees, has no stdin, and shares stderr. Its lines come through a pipe, so what it had written whole is still read after
-it was killed; half a line is not.
+For what must show how it dies: the demonstrations and crash campaigns. The child sees the modules that this process
+sees, has no stdin, and shares stderr, unless that goes to a file. Its lines come through a pipe, so what it had written
+whole is still read after it was killed; half a line is not.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import selectors
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -27,15 +29,18 @@ class ChildSilent(FairwayError):
 class Child:
     """A Python module in a process of its own. Leaving its `with` kills it."""
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(self, module: str, *arguments: str, errors_to: Path | None = None) -> None:
+        """`errors_to`: what it says on stderr is added there."""
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        self._process = subprocess.Popen(  # noqa: S603  our own interpreter, and no shell
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,  # Ctrl-C is for us; leaving the `with` ends the child
-        )
+        with nullcontext() if errors_to is None else errors_to.open("ab") as errors:
+            self._process = subprocess.Popen(  # noqa: S603  our own interpreter, and no shell
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,  # Ctrl-C is for us; leaving the `with` ends the child
+            )
         stdout = self._process.stdout
         self._fd = stdout.fileno() if stdout is not None else -1
         self._selector = selectors.DefaultSelector()

@@ -32,6 +32,7 @@ from fairway.world.disk import (
     Fetched,
     File,
     Part,
+    check_repair,
     check_room_to_fetch,
     checked,
     parent,
@@ -270,6 +271,32 @@ class RealDisk:
     def remove(self, name: str) -> None:
         self._check_open()
         self._remove(checked(name))
+
+    def move(self, old: str, new: str) -> None:
+        self._check_open()
+        self._make_directory(parent(checked(new, fresh=True)))
+        try:
+            with faults("rename", self._path(old)):
+                os.rename(self._path(checked(old)), self._path(new))
+        except NoSuchFile:
+            if not os.path.isdir(self._path(parent(old))):
+                return
+        for name in (new, old):  # also when it was absent: an earlier life may have renamed and not synced
+            self._forget_name(name)
+            self._sync_directory(parent(name))
+
+    def repair(self, file: File, position: int, data: bytes) -> None:
+        mine = self._own(file)
+        mine.admit(mine.generation)
+        check_repair(mine.name, position, len(data), mine.size, is_growing=mine.under_way)
+        try:
+            mine.write_over(position, data)
+            self._name_durably(mine)
+        except DiskFull:
+            raise
+        except StorageFault as fault:
+            mine.poison(fault)
+            raise
 
     def reserve(self, file: File, size: int) -> None:
         mine = self._own(file)

@@ -305,6 +305,13 @@ class RealFile:
         self.sync_all()  # what was refused must not come back after a power cut
         self.allocate(self._reserved_size)  # the cut gave the reserved blocks away
 
+    def write_over(self, position: int, data: bytes) -> None:
+        """Other bytes in that place, synced; the file may grow. No room: it is as long as it was, `DiskFull`."""
+        with self._room():
+            end = write_all(self._fd, [data], position)
+        self.sync_all()
+        self._size = max(self._size, end)
+
     def write_again(self, position: int) -> None:
         """The same bytes in the same place, from `position` to the end: their pages are dirty then."""
         while data := self.read(position, _SCRATCH_BYTES):

@@ -22,13 +22,14 @@ from fairway.world.disk import (
     Fetched,
     File,
     Part,
+    check_repair,
     check_room_to_fetch,
     checked,
     parent,
     readable,
 )
 from fairway.world.rng import Rng
-from fairway.world.sim_files import Cut, Directory, Inode, Volume, Write, draw_chance
+from fairway.world.sim_files import Countdown, Cut, Directory, Inode, Volume, Write, draw_chance
 
 CallLater: TypeAlias = Callable[..., object]  # (seconds, callback, *args), as a loop's call_later
 _Steps: TypeAlias = Generator[None, None, None]
@@ -98,24 +99,6 @@ class SimFile:
             raise Misuse(f"{self._name} was closed: open it again")
 
 
-class _Countdown:
-    """A fault planned for the n-th time from now."""
-
-    def __init__(self) -> None:
-        self._left = 0
-
-    def plan(self, nth: int) -> None:
-        """1 is the next time; 0 takes the plan back."""
-        if nth < 0:
-            raise Misuse(f"a fault cannot strike the {nth}-th time from now: 1 is the next time, 0 is never")
-        self._left = nth
-
-    def strikes(self) -> bool:
-        struck = self._left == 1
-        self._left = max(0, self._left - 1)
-        return struck
-
-
 @dataclass(slots=True)
 class _Job:
     steps: _Steps
@@ -163,10 +146,10 @@ class SimDisk:
         self._alive = True
         self._closed = False
         self._stall_s = 0.0
-        self._write_failure = _Countdown()
-        self._sync_failure = _Countdown()
-        self._power_cut = _Countdown()
-        self._fetch_failure = _Countdown()
+        self._write_failure = Countdown()
+        self._sync_failure = Countdown()
+        self._power_cut = Countdown()
+        self._fetch_failure = Countdown()
         self.operations = 0  # primitive ones so far: create, write, sync, truncate, rename, unlink, dirsync
         self.syncing = True
         self.dir_syncing = True
@@ -326,6 +309,28 @@ class SimDisk:
         self.check_alive()
         _run(self._removing(checked(name)))
 
+    def move(self, old: str, new: str) -> None:
+        """The name that is new is there for good before the old one goes."""
+        self.check_alive()
+        checked(new, fresh=True)
+        inode = self._volume.find(checked(old))
+        if inode is not None:
+            self._make_directory(parent(new)).change({new.rpartition("/")[2]: inode})
+            self._files.pop(new, None)
+            self._count()
+            self._sync_directory(parent(new))
+        _run(self._removing(old))
+
+    def repair(self, file: File, position: int, data: bytes) -> None:
+        mine = self._own(file)
+        check_repair(mine.name, position, len(data), mine.end, is_growing=mine.under_way > 0)
+        _run(self._writing(mine.inode, mine.name, position, data, mine.end))
+        self._sync(mine.inode, mine.name)
+        mine.end = max(mine.end, position + len(data))
+        if not mine.named:
+            self._sync_directory(parent(mine.name))
+            mine.named = True
+
     def reserve(self, file: File, size: int) -> None:
         inode = self._own(file).inode
         missing = size - inode.room
@@ -467,8 +472,9 @@ class SimDisk:
         if self._volume.directory(parent(name)) is not None:
             self._sync_directory(parent(name))
 
-    def _writing(self, inode: Inode, name: str, position: int, data: bytes) -> _Steps:
-        """The page cache takes it in two pieces, so that a killed process leaves any prefix."""
+    def _writing(self, inode: Inode, name: str, position: int, data: bytes, end_before: int | None = None) -> _Steps:
+        """The page cache takes it in two pieces, so that a killed process leaves any prefix. Where there is no room the
+        file ends where it did: at `position`, unless it is said."""
         end, whole = position + len(data), len(data)
         fits = whole - max(0, end - inode.room - self._volume.free_bytes)
         if data and self._write_failure.strikes():
@@ -481,7 +487,7 @@ class SimDisk:
             inode.change(Write(position + middle, data[middle : max(fits, 0)]))
         self._count()
         if fits < whole:
-            inode.change(Cut(position))
+            inode.change(Cut(position if end_before is None else end_before))
             self._count()
             raise DiskFull(f"cannot write {name}: No space left on device; free some room on the simulated disk")
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fairway.errors import NoSuchFile, StorageFault
+from fairway.errors import Misuse, NoSuchFile, StorageFault
 from fairway.world.rng import Rng
 
 SECTOR_BYTES = 512  # what a device writes whole or not at all
@@ -166,6 +166,24 @@ def _rename(entries: dict[str, Inode | Directory], operation: dict[str, Inode | 
             entries.pop(name, None)
         else:
             entries[name] = node
+
+
+class Countdown:
+    """A fault planned for the n-th time from now."""
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def plan(self, nth: int) -> None:
+        """1 is the next time; 0 takes the plan back."""
+        if nth < 0:
+            raise Misuse(f"a fault cannot strike the {nth}-th time from now: 1 is the next time, 0 is never")
+        self._left = nth
+
+    def strikes(self) -> bool:
+        struck = self._left == 1
+        self._left = max(0, self._left - 1)
+        return struck
 
 
 class Volume:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import selectors
 import socket
 from collections import deque
 from collections.abc import Sequence
@@ -67,6 +68,14 @@ class Wire:
         if not data:
             raise WireCut("the other side closed the connection")
         return data
+
+    @staticmethod
+    def wait_any(wires: Sequence[Wire], timeout_s: float) -> None:
+        """Until something has come over one of them, or one was cut, or so long."""
+        with selectors.DefaultSelector() as selector:
+            for each in wires:
+                selector.register(each._socket, selectors.EVENT_READ)
+            selector.select(timeout_s)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

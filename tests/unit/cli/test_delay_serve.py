@@ -105,3 +105,34 @@ def test_broker_groups_that_cannot_be_are_refused_with_the_remedy(raw: str | Non
 
 def test_no_broker_is_usage(tmp_path: Path) -> None:
     assert "--broker HOST:PORT" in NOBODY.fails("delay", "serve", "--data", str(tmp_path), status=2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "remedy"),
+    [
+        (("--registry", "zookeeper://127.0.0.1:1"), "--group NAME"),
+        (("--group", "d1"), "--registry URL"),
+        (("--group", "d1", "--registry", "sqlite:meta"), "--registry meta://HOST:PORT"),
+        (("--group", "d1", "--registry", "meta://127.0.0.1:1", "--broker", "127.0.0.1:2"), "leave out --broker"),
+        (("--group", "d/1", "--registry", "meta://127.0.0.1:1"), "d/1"),
+        (("--group", "d1", "--registry", "http://127.0.0.1:1"), "write meta://HOST:PORT, zookeeper://"),
+    ],
+)
+def test_a_place_in_a_cluster_that_cannot_be_is_usage(flags: tuple[str, ...], remedy: str, tmp_path: Path) -> None:
+    assert remedy in NOBODY.fails("delay", "serve", "--data", str(tmp_path), *flags, status=2)
+
+
+def test_a_delay_server_joins_a_cluster_by_itself_and_finds_the_broker_groups(tmp_path: Path) -> None:
+    with running("meta", "--registry", f"sqlite:{tmp_path / 'meta'}") as (_, said):
+        meta = f"meta://{address_of(said)}"
+        broker = ("broker", "--data", str(tmp_path / "g1"), "--registry", meta, "--group", "g1")
+        delay = ("delay", "serve", "--data", str(tmp_path / "d1"), "--registry", meta, "--group", "d1")
+        with running(*broker), running(*delay) as (server, _), fairway.connect(meta) as client:
+            client.send("orders", b"later", after=0.5).result()
+            client.send("orders", b"far", key="k", after=3_600).result()
+            assert received(client, 1) == [b"later"]
+            assert client.delayed.count(subject="orders") == 1
+            another = ("delay", "serve", "--data", str(tmp_path / "d2"), "--registry", meta, "--group", "d1")
+            assert "give it a --group of its own" in NOBODY.fails(*another, "--port", "0", status=1)
+            server.terminate()
+            assert server.wait(timeout_s=READY_S) == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairway.cli import broker, delay_serve, subjects
+from fairway.cli import broker, delay_serve, meta, subjects
 from fairway.cli.options import SETTINGS, Durability, Options
 from fairway.cli.settings import resolve
 from fairway.errors import Misuse
@@ -120,7 +120,7 @@ def test_the_document_has_every_setting_as_it_is() -> None:
 def test_every_setting_is_a_flag_of_the_right_kind() -> None:
     """A flag is `T | None` where the setting is a `T`, because not given is not a value."""
     flags = {}
-    for verb in (broker.up, broker.serve, delay_serve.serve, subjects.subjects):
+    for verb in (broker.up, broker.serve, delay_serve.serve, meta.serve, subjects.subjects):
         hints = typing.get_type_hints(verb)
         flags.update({name: hints[name] for name in inspect.signature(verb).parameters if name in SETTINGS})
     assert flags.keys() == SETTINGS.keys()

@@ -35,6 +35,10 @@ class Running:
         self.port = int(ready[1])
         self.url = f"fairway://127.0.0.1:{self.port}"
 
+    @property
+    def is_running(self) -> bool:
+        return self._child is not None
+
     def stop(self) -> None:
         """Cleanly."""
         assert self._child is not None

@@ -66,3 +66,30 @@ def test_what_is_wrong_is_named(text: str, said: str) -> None:
 def test_an_address_is_written_as_it_is_read() -> None:
     for text in ("a:1", "[::1]:20880"):
         assert str(Address.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("meta://a:1", [("a", 1)]),
+        ("meta://a,[::1]:7/", [("a", 20882), ("::1", 7)]),
+    ],
+)
+def test_a_cluster_is_named_by_its_meta_servers(text: str, addresses: list[tuple[str, int]]) -> None:
+    assert list(url.parse_any(text).meta) == addresses
+    assert not url.parse_any(text).brokers
+    assert url.parse_any("fairway://a:1") == url.parse("fairway://a:1")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("meta://", "no host"), ("meta://a:0", "1 to 65535"), ("meta://a?delay=b:1", "knows the delay servers")],
+)
+def test_what_is_wrong_with_a_cluster_is_named(text: str, said: str) -> None:
+    with pytest.raises(Misuse, match=said):
+        url.parse_any(text)
+
+
+def test_a_cluster_where_one_broker_group_is_meant_is_named() -> None:
+    with pytest.raises(Misuse, match="this goes to one broker group"):
+        url.parse("meta://a:1")

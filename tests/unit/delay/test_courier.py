@@ -91,7 +91,7 @@ def test_after_a_refusal_the_stream_waits_and_goes_on_from_there_with_the_same_b
     assert [each.attachments for each in again] == [each.attachments for each in first[1:]]
 
 
-@pytest.mark.parametrize("code", [Code.READ_ONLY, Code.BAD_REQUEST, Code.TOO_LARGE, Code.NOT_MASTER, Code.OTHER])
+@pytest.mark.parametrize("code", [Code.READ_ONLY, Code.BAD_REQUEST, Code.TOO_LARGE, Code.OTHER])
 def test_a_refused_subject_waits_longer_each_time_and_nobody_waits_with_it(code: Code) -> None:
     line = Line()
     line.carrier.send(intent(0))
@@ -123,6 +123,19 @@ def test_what_was_lost_with_the_connection_is_sent_again() -> None:
     first = line.asks()
     for ask in first:
         line.tell(ask, Lost("cut"))
+    line.carrier.opened(0)
+    again = line.asks()
+    assert [each.attachments for each in again] == [each.attachments for each in first]
+
+
+def test_who_does_not_lead_is_no_reason_to_wait_once_another_is_connected() -> None:
+    line = Line()
+    line.carrier.send(intent(0))
+    line.carrier.send(intent(1))
+    first = line.asks()
+    for ask in first:
+        line.tell(ask, Refused(Code.NOT_MASTER, "this is a replica", retry_after_ms=500))
+    assert not line.carrier.is_refused(ORDERS), "the group takes the subject, whoever leads it"
     line.carrier.opened(0)
     again = line.asks()
     assert [each.attachments for each in again] == [each.attachments for each in first]

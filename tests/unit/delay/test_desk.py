@@ -235,6 +235,7 @@ def test_the_manual_names_only_figures_there_are() -> None:
 
     text = (ROOT / "docs" / "delay.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`fairway_(delay_\w+)`", text))
-    source = (ROOT / "src" / "fairway" / "delay" / "metrics.py").read_text(encoding="utf-8")
-    there = set(re.findall(r'"(delay_\w+)"', source))
+    folder = ROOT / "src" / "fairway" / "delay"
+    sources = [(folder / name).read_text(encoding="utf-8") for name in ("metrics.py", "server.py")]
+    there = {name for source in sources for name in re.findall(r'"(delay_\w+)"', source)}
     assert named == there

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from fairway import errors, limits
-from fairway.protocol import admin, codec, delaying, messages, tracing
+from fairway.protocol import admin, codec, delaying, messages, replicating, routing, tracing
 from fairway.protocol.messages import Message, Verb
 from tests.golden.frames import CASES, encoded
 from tests.tidy.source import ROOT
@@ -19,7 +19,7 @@ from tests.tidy.source import ROOT
 TEXT = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 DUMPS = re.findall(r"<!-- frame: ([\w-]+) -->\n```text\n(.*?)```", TEXT, re.DOTALL)
 SECTIONS = dict(re.findall(r"^\*\*(\w+)\*\*(.*?)(?=^\*\*\w+\*\*|^#|\Z)", TEXT, re.MULTILINE | re.DOTALL))
-MODULES = (messages, admin, delaying, tracing)
+MODULES = (messages, admin, delaying, tracing, routing, replicating)
 CLASSES = [each for module in MODULES for each in vars(module).values() if isinstance(each, type)]
 MESSAGES = [each for each in CLASSES if issubclass(each, Message) and each is not Message]
 CHOICES = [each for each in CLASSES if issubclass(each, enum.IntEnum) and each is not Verb]
@@ -52,6 +52,8 @@ def shown_type(hint: object) -> str:
         return " or ".join(map(shown_type, arguments))
     if origin is list:
         return f"list of {shown_type(arguments[0])}"
+    if origin is dict:
+        return f"map of {shown_type(arguments[0])} to {shown_type(arguments[1])}"
     assert isinstance(hint, type)
     return PLAIN.get(hint) or hint.__name__
 

@@ -41,7 +41,7 @@ def test_after_busy_the_whole_window_is_sent_again_in_order_when_the_wait_is_ove
     assert [ended(pending) for pending in sent] == ["stored"] * 3
 
 
-@pytest.mark.parametrize("code", [Code.BUSY, Code.READ_ONLY, Code.NOT_MASTER, Code.EXPIRED, Code.DRAINING])
+@pytest.mark.parametrize("code", [Code.BUSY, Code.READ_ONLY, Code.EXPIRED, Code.DRAINING])
 def test_a_refusal_that_passes_is_waited_out(code: Code) -> None:
     scene = connected()
     [pending] = scene.send(b"a")

@@ -76,6 +76,12 @@ class CountingDisk:
     def remove(self, name: str) -> None:
         self._below.remove(name)
 
+    def move(self, old: str, new: str) -> None:
+        self._below.move(old, new)
+
+    def repair(self, file: File, position: int, data: bytes) -> None:
+        self._below.repair(_below(file), position, data)
+
     def reserve(self, file: File, size: int) -> None:
         self._below.reserve(_below(file), size)
 

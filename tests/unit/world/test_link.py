@@ -30,12 +30,20 @@ class Lines:
         self.threads: set[str] = set()
         self.deadline_ns: int | None = None
         self.is_ending = False
+        self.is_of_no_use = False  # whoever answered last
         self.bug: Exception | None = None
         self.later: list[Callable[[], None]] = []
         self._dial_ns: int | None = 0
 
     def dial_due(self) -> int | None:
         return self._dial_ns
+
+    def moves_on(self) -> bool:
+        moves_on, self.is_of_no_use = self.is_of_no_use, False
+        return moves_on
+
+    def move(self, now_ns: int) -> None:
+        self._dial_ns = now_ns
 
     def connected(self, now_ns: int) -> None:
         self._dial_ns = None

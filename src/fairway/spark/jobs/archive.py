@@ -8,7 +8,6 @@ goes on behind it, or no commit, and does the same range again. There is no chec
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,17 +17,19 @@ import typer
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from fairway.errors import FairwayError
+from fairway.errors import FairwayError, Misuse
 from fairway.limits import MIB
 from fairway.spark import reading
+from fairway.spark.brokers import Extent
 from fairway.spark.jobs import columns, compacting, ledger, manifest, program
 from fairway.spark.jobs.failing import sentences
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.ledger import Ledger
 from fairway.spark.jobs.manifest import Range, State
 from fairway.spark.jobs.watching import NS, Pace, Watch, unwatched
-from fairway.spark.looking import Extent, Looker
-from fairway.spark.options import DEFAULT_URL, EARLIEST, PATIENCE_S, ReadOptions, read_options
+from fairway.spark.looking import Looker
+from fairway.spark.options import DEFAULT_URL, EARLIEST, PATIENCE_S, ReadOptions, Where, explicit, read_options
+from fairway.spark.places import BROKER_GROUP, Part
 from fairway.world import host
 from fairway.world.clock import RealClock
 
@@ -65,7 +66,8 @@ class Archived:
     compacted: int = 0  # files that are gone into larger ones
     missing: int = 0  # sequences of this run that the log has no message for
     elapsed_s: float = 0.0
-    ends: dict[str, int] = field(default_factory=dict)  # by subject: what is archived ends before
+    # By subject, in a cluster by SUBJECT@BROKER-GROUP: what is archived ends before.
+    ends: dict[str, int] = field(default_factory=dict)
 
 
 def read(spark: SparkSession, path: str) -> DataFrame:
@@ -102,9 +104,11 @@ def _read_options(options: Options) -> ReadOptions:
     return read_options({**told, "patienceSeconds": str(options.patience_s)})
 
 
-def resumed(state: State, name: str, extent: Extent, log_id: str, options: Options) -> int:
+def resumed(state: State, part: Part, extent: Extent, log_id: str, options: Options) -> int:
     """Where a subject goes on; what is not there any more is an error, unless the user accepts it."""
-    known, end = state.log_id(name), state.end(name)
+    name = part.subject
+    known, end = state.log_id(*part), state.end(*part)
+    _check_name(state, part, log_id, options)
     if known is not None and known != log_id:
         raise reading.DataLoss(
             f"{options.path} holds {name} of another log ({known}) than the broker at {options.url} has ({log_id}): "
@@ -128,6 +132,21 @@ def resumed(state: State, name: str, extent: Extent, log_id: str, options: Optio
     )
 
 
+def _check_name(state: State, part: Part, log_id: str, options: Options) -> None:
+    """One log under two names would be archived twice."""
+    for each in state.ranges.get(part.subject, ()):
+        if each.log_id == log_id and each.broker_group != part.broker_group:
+            raise Misuse(
+                f"{options.path} holds {part.subject} of this log as that of broker group {each.broker_group}, and at "
+                f"{options.url} it is that of {part.broker_group}: go on with the URL that the archive was made with, "
+                "or archive to a new path"
+            )
+
+
+def _shown(part: Part) -> str:
+    return part.subject if part.broker_group == BROKER_GROUP else f"{part.subject}@{part.broker_group}"
+
+
 class _Run:
     """One run."""
 
@@ -140,10 +159,10 @@ class _Run:
         self._looker = looker
         self._clock = RealClock()
         self._pace = Pace(watch, "archive")
-        self._noted: dict[str, int] = {}
+        self._noted: dict[Part, int] = {}
         extents = self._looker.extents()  # an unknown subject is found out before anything is made
         self._ledger = Ledger(Files(spark, options.path))
-        self._target = {name: extent.end for name, extent in extents.items()} if options.once else None
+        self._target = {part: extent.end for part, extent in extents.items()} if options.once else None
         self.done = Archived(self._ledger.files.root)
 
     def run(self, is_to_end: Callable[[], bool]) -> Archived:
@@ -163,50 +182,62 @@ class _Run:
             elif planned:
                 host.sleep(min(wait_s, _POLL_MS / 1_000))
             else:
-                self._looker.wait({name: extent.end for name, extent in extents.items()}, _POLL_MS)
+                self._looker.wait({part: extent.end for part, extent in extents.items()}, _POLL_MS)
         state = self._ledger.state
         self.done.files, self.done.elapsed_s = len(state.files), self._pace.elapsed_s
-        self.done.ends = {name: end for name in sorted(state.ranges) if (end := state.end(name)) is not None}
+        parts = [Part(name, group) for name in sorted(state.ranges) for group in state.groups_of(name)]
+        self.done.ends = {_shown(part): end for part in parts if (end := state.end(*part)) is not None}
         return self.done
 
     # --- what is to be done ------------------------------------------------------------------------------------------
 
-    def _planned(self, extents: Mapping[str, Extent]) -> dict[str, Extent]:
+    def _planned(self, extents: Mapping[Part, Extent]) -> dict[Part, Extent]:
         """For each subject that has more than the archive: from where to where."""
         self._settle_beginnings(extents)
         planned = {}
-        for name, extent in extents.items():
-            begin = resumed(self._ledger.state, name, extent, self._log_id, self._options)
-            end = extent.end if self._target is None else min(extent.end, self._target.get(name, 0))
-            self._note(name, begin)
+        for part, extent in extents.items():
+            done = self._ledger.state.end(*part) or 0
+            if done > extent.end:  # by the copy that was asked now
+                extent = extent._replace(end=max(extent.end, self._looker.awaited(part, done)))  # noqa: PLW2901
+            begin = resumed(self._ledger.state, part, extent, self._log_id(part), self._options)
+            end = extent.end if self._target is None else min(extent.end, self._target.get(part, 0))
+            self._note(part, begin)
             if end > begin:
-                planned[name] = Extent(begin, end)
+                planned[part] = Extent(begin, end)
         return planned
 
-    def _settle_beginnings(self, extents: Mapping[str, Extent]) -> None:
+    def _settle_beginnings(self, extents: Mapping[Part, Extent]) -> None:
         """Where a subject begins that is new to the archive. Other places than the earliest are committed at once: were
         one resolved anew after a batch that failed, what came in between would be passed over."""
-        places = {name: self._places.place(name) for name in extents if self._ledger.state.end(name) is None}
-        new = {name: place for name, place in places.items() if place != EARLIEST}
+        self._places.check("starting", extents)
+        places = {part: self._place(part) for part in extents if self._ledger.state.end(*part) is None}
+        new = {part: place for part, place in places.items() if place != EARLIEST}
         if not new:
             return
         begins = self._looker.resolve(new)
-        self._ledger.commit([], [Range(name, self._log_id, begin, begin, 0) for name, begin in begins.items()])
+        self._ledger.commit([], [self._range(part, begin, begin, 0) for part, begin in begins.items()])
 
-    @property
-    def _log_id(self) -> str:
-        return f"{self._looker.log.id:016x}"
+    def _place(self, part: Part) -> Where:
+        """In a broker group that a subject has gained since, it begins with its first message."""
+        is_known = bool(self._ledger.state.ranges.get(part.subject))
+        return EARLIEST if is_known else self._places.place(part)
 
-    def _cut(self, planned: Mapping[str, Extent]) -> dict[str, Extent]:
+    def _range(self, part: Part, begin: int, end: int, rows: int) -> Range:
+        return Range(part.subject, self._log_id(part), begin, end, rows, part.broker_group)
+
+    def _log_id(self, part: Part) -> str:
+        return f"{self._looker.logs[part.broker_group].id:016x}"
+
+    def _cut(self, planned: Mapping[Part, Extent]) -> dict[Part, Extent]:
         """As much of it as one batch holds, shared among the subjects."""
         share = max(self._options.batch_mib * MIB // len(planned), 1)
         return {
-            name: Extent(begin, self._looker.reach(name, begin, end, share)) for name, (begin, end) in planned.items()
+            part: Extent(begin, self._looker.reach(part, begin, end, share)) for part, (begin, end) in planned.items()
         }
 
     # --- doing it ----------------------------------------------------------------------------------------------------
 
-    def _archive(self, batch: Mapping[str, Extent]) -> None:
+    def _archive(self, batch: Mapping[Part, Extent]) -> None:
         """Read, write, make sure that it was the same log to the end, commit."""
         try:
             self._write(batch)
@@ -215,55 +246,55 @@ class _Run:
             self._ledger.abandon()
             raise
         staged = self._ledger.staged()
-        rows_of = Counter[str]()
+        rows_of = Counter[Part]()
         for _, file in staged:
-            rows_of[file.subject] += file.rows
-        ranges = [Range(name, self._log_id, begin, end, rows_of[name]) for name, (begin, end) in batch.items()]
+            rows_of[Part(file.subject, file.broker_group)] += file.rows
+        ranges = [self._range(part, begin, end, rows_of[part]) for part, (begin, end) in batch.items()]
         self._ledger.commit(staged, ranges)
         rows = sum(each.rows for each in ranges)
         self.done.rows += rows
         self.done.missing += manifest.missing(ranges)
         self.done.batches += 1
-        for each in ranges:
-            self._note(each.subject, each.end)
+        for part, (_, end) in batch.items():
+            self._note(part, end)
         if self._options.compact:
             self.done.compacted += compacting.run(self._spark, self._ledger)
 
-    def _write(self, batch: Mapping[str, Extent]) -> None:
+    def _write(self, batch: Mapping[Part, Extent]) -> None:
         reader = self._spark.read.format("fairway").options(
             url=self._options.url,
-            subject=",".join(batch),
-            starting=json.dumps({name: begin for name, (begin, _) in batch.items()}),
-            ending=json.dumps({name: end for name, (_, end) in batch.items()}),
+            subject=",".join(dict.fromkeys(part.subject for part in batch)),
+            starting=explicit({part: begin for part, (begin, _) in batch.items()}),
+            ending=explicit({part: end for part, (_, end) in batch.items()}),
             patienceSeconds=str(self._options.patience_s),
         )
         rows = reader.load().withColumn("date", columns.utc_date("appended_at"))
         tasks = max(
             self._spark.sparkContext.defaultParallelism, self._options.batch_mib * MIB // compacting.TARGET_BYTES
         )
-        rows.coalesce(tasks).write.partitionBy("subject", "date").parquet(self._ledger.room)
+        columns.stage(columns.to_stage(rows).coalesce(tasks), self._ledger.room)
 
-    def _confirm(self, batch: Mapping[str, Extent]) -> None:
-        """That the log that Spark has read is the one that was looked at, and still has it all."""
-        log = self._log_id
+    def _confirm(self, batch: Mapping[Part, Extent]) -> None:
+        """That the logs that Spark has read are those that were looked at, and still have it all."""
+        logs = {part: self._log_id(part) for part in batch}
         extents = self._looker.extents()
-        if self._log_id != log:
-            raise reading.other_log(", ".join(batch), self._looker.where)
-        for name, (_, end) in batch.items():
-            if extents[name].end < end:
-                raise reading.cut_short(name, extents[name].end, end)
+        for part, (_, end) in batch.items():
+            if self._log_id(part) != logs[part]:
+                raise reading.other_log(part.subject, self._looker.where)
+            if part in extents and extents[part].end < end and self._looker.awaited(part, end) < end:
+                raise reading.cut_short(part.subject, extents[part].end, end)
 
-    def _note(self, name: str, done: int) -> None:
+    def _note(self, part: Part, done: int) -> None:
         """Let the broker know, so that `fairway lag` shows it and retention waits for it."""
         group = self._options.group
-        if group is None or self._noted.get(name) == done:
+        if group is None or self._noted.get(part) == done:
             return
-        if name not in self._noted:
-            self._looker.hold(name, group, EARLIEST)
-        self._looker.progress(name, group, done)
-        self._noted[name] = done
+        if part not in self._noted:
+            self._looker.hold(part, group, EARLIEST)
+        self._looker.progress(part, group, done)
+        self._noted[part] = done
 
-    def _tell(self, planned: Mapping[str, Extent], batch: Mapping[str, Extent]) -> None:
+    def _tell(self, planned: Mapping[Part, Extent], batch: Mapping[Part, Extent]) -> None:
         rows = sum(end - begin for begin, end in batch.values())
         self._pace.add(rows, sum(end - begin for begin, end in planned.values()) - rows)
 

@@ -10,20 +10,23 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
+from fairway.spark.brokers import Extent
 from fairway.spark.jobs import columns, findings, ledger
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.holes import Whole, holes
 from fairway.spark.jobs.manifest import Range, State
-from fairway.spark.looking import Extent
+from fairway.spark.places import Part
 from fairway.spark.reading import DataLoss
 
 # A committed range, as far as it is looked at. The log has what lies from `kept` on.
-_SPANS: Final = "subject string, first long, kept long, end long"
+_SPANS: Final = "subject string, broker_group string, first long, kept long, end long"
+_PART: Final = ("subject", "broker_group")
 
 
 @dataclass(frozen=True)
@@ -37,47 +40,58 @@ class Archive:
 
 
 def open_archive(
-    spark: SparkSession, path: str, log_id: str, extents: Mapping[str, Extent], since: datetime | None = None
+    spark: SparkSession,
+    path: str,
+    log_ids: Mapping[str, str],
+    extents: Mapping[Part, Extent],
+    since: datetime | None = None,
 ) -> Archive:
-    """Its rows and ranges of some subjects, which must be of this log; of older files there is nothing."""
+    """Its rows and ranges of some subjects, which must be of these logs; of older files there is nothing."""
     files = Files(spark, path)
     state = ledger.load(files)
     oldest = "" if since is None else since.astimezone(UTC).strftime("%Y-%m-%d")
-    named = [each for each in state.files.values() if each.subject in extents and each.date >= oldest]
+    meant = [each for each in state.files.values() if Part(each.subject, each.broker_group) in extents]
+    named = [each for each in meant if each.date >= oldest]
     there = {each.path for each in files.walk()} if named else set()
     gone = tuple(sorted(each.path for each in named if each.path not in there))
     rows = columns.frame(spark, files.root, [each for each in named if each.path in there])
-    return Archive(files.root, rows, tuple(_ranges(state, files.root, log_id, extents)), gone)
+    return Archive(files.root, rows, tuple(_ranges(state, files.root, log_ids, extents)), gone)
 
 
-def _ranges(state: State, root: str, log_id: str, subjects: Iterable[str]) -> Iterable[Range]:
-    for name in subjects:
-        for each in state.ranges.get(name, ()):
+def _ranges(state: State, root: str, log_ids: Mapping[str, str], parts: Iterable[Part]) -> Iterable[Range]:
+    for part in parts:
+        log_id = log_ids[part.broker_group]
+        strange = [each for each in state.ranges.get(part.subject, ()) if each.broker_group not in log_ids]
+        for each in (*strange, *state.ranges_of(*part)):
             if each.log_id != log_id:
                 raise DataLoss(
-                    f"{root} holds {name} of another log ({each.log_id}) than the broker has ({log_id}), and they "
-                    "cannot be compared: name the archive that was made from this broker, or leave --archive out"
+                    f"{root} holds {part.subject} of another log ({each.log_id}) than the broker has ({log_id}), and "
+                    "they cannot be compared: name the archive that was made from this broker, or leave --archive out"
                 )
-            yield each
+        yield from state.ranges_of(*part)
+
+
+def _part(span: Range) -> Part:
+    return Part(span.subject, span.broker_group)
 
 
 def compared(
-    spark: SparkSession, archive: Archive, log: DataFrame, extents: Mapping[str, Extent], *, is_whole: bool
+    spark: SparkSession, archive: Archive, log: DataFrame, extents: Mapping[Part, Extent], *, is_whole: bool
 ) -> DataFrame:
     """Findings: what only one of both has, what the archive has twice, and where they differ. `log` has the messages of
     the extents; the archive is looked at before them, too, where it is looked at as a whole."""
     spans = []
     for each in archive.ranges:
-        begin, end = extents[each.subject]
+        begin, end = extents[_part(each)]
         kept = max(each.first, begin)
-        spans.append((each.subject, each.first if is_whole else kept, kept, min(each.end, end)))
+        spans.append((*_part(each), each.first if is_whole else kept, kept, min(each.end, end)))
     ranges = F.broadcast(spark.createDataFrame(spans, _SPANS))
     sides = [
         _within(rows, ranges).withColumn("in_log", F.lit(is_log)).withColumn("in_archive", F.lit(1 - is_log))
         for rows, is_log in ((log, 1), (archive.rows, 0))
     ]
     both = sides[0].unionByName(sides[1])
-    one = both.groupBy("subject", "sequence", "kept").agg(
+    one = both.groupBy(*_PART, "sequence", "kept").agg(
         F.sum("in_log").alias("in_log"),
         F.sum("in_archive").alias("in_archive"),
         F.min("id").alias("id"),
@@ -94,48 +108,64 @@ def compared(
     return findings.found(
         one.withColumn("reason", reason).filter(F.col("reason").isNotNull()),
         F.col("reason"),
-        detail=F.format_string("rows in the log: %d, in the archive: %d", F.col("in_log"), F.col("in_archive")),
+        detail=F.concat(
+            F.format_string("rows in the log: %d, in the archive: %d", F.col("in_log"), F.col("in_archive")),
+            findings.within(),
+        ),
         since=F.col("appended_at"),
         at=F.col("appended_at"),
         **{name: F.col(name) for name in ("subject", "id", "key", "sequence")},
     )
 
 
-def gone(spark: SparkSession, archive: Archive, log: DataFrame, extents: Mapping[str, Extent]) -> DataFrame | None:
+def only_archived(archive: Archive, log: DataFrame, findings_: DataFrame) -> DataFrame:
+    """Place and time of what the archive alone has, of what was found: it is no hole."""
+    place = [*_PART, "sequence"]
+    only = findings_.filter(F.col("reason") == findings.NOT_IN_LOG).select("subject", "sequence").distinct()
+    rows = archive.rows.select(*place, "appended_at").join(only, ["subject", "sequence"], "left_semi")
+    return rows.join(log.select(*place), place, "left_anti").dropDuplicates(place)
+
+
+def gone(spark: SparkSession, archive: Archive, log: DataFrame, extents: Mapping[Part, Extent]) -> DataFrame | None:
     """Findings: rows that the commits speak of, which neither the archive nor the log has any more; None: none."""
-    old = [each for each in archive.ranges if each.first < extents[each.subject].first]
+    old = [each for each in archive.ranges if each.first < extents[_part(each)].first]
     if not old:
         return None
-    begins = [(each.subject, each.first, extents[each.subject].first, each.end) for each in old]
+    begins = [(*_part(each), each.first, extents[_part(each)].first, each.end) for each in old]
     ranges = F.broadcast(spark.createDataFrame(begins, _SPANS))
     before = _within(archive.rows, ranges).filter(F.col("sequence") < F.col("kept"))
-    before = before.dropDuplicates(["subject", "sequence"])
-    wholes = [Whole(each.subject, each.first, min(each.end, extents[each.subject].first)) for each in old]
+    before = before.dropDuplicates([*_PART, "sequence"])
+    wholes = [
+        Whole(each.subject, each.first, min(each.end, extents[_part(each)].first), each.broker_group) for each in old
+    ]
     gaps = holes(spark, before, wholes)
     if gaps is None:
         return None
     # The log may have had holes there, too: only where rows are fewer than were committed, something is gone.
-    there = Counter[str]()
+    there = Counter[Part]()
     for rows in (before, _within(log, ranges)):
-        there.update({row["subject"]: row["count"] for row in rows.groupBy("subject").count().collect()})
-    committed = Counter[str]()
+        there.update({Part(*row[:2]): row["count"] for row in rows.groupBy(*_PART).count().collect()})
+    committed = Counter[Part]()
     for each in old:
-        committed[each.subject] += each.rows
-    short = [name for name, rows in committed.items() if there[name] < rows]
+        committed[_part(each)] += each.rows
+    short = [part for part, rows in committed.items() if there[part] < rows]
+    is_short = [(F.col("subject") == part.subject) & (F.col("broker_group") == part.broker_group) for part in short]
     return findings.found(
-        gaps.filter(F.col("subject").isin(*short)),
+        gaps.filter(reduce(Column.__or__, is_short, F.lit(False))),
         findings.GONE,
         subject=F.col("subject"),
         sequence=F.col("first"),
         messages=F.col("end") - F.col("first"),
         since=F.col("at"),
-        detail=F.format_string("the archive has no rows %d to %d", F.col("first"), F.col("end") - 1),
+        detail=F.concat(
+            F.format_string("the archive has no rows %d to %d", F.col("first"), F.col("end") - 1), findings.within()
+        ),
         at=F.col("at"),
     )
 
 
 def _within(rows: DataFrame, ranges: DataFrame) -> DataFrame:
     """The rows of ranges."""
-    some = rows.select("subject", "sequence", "id", "key", "appended_at").join(ranges, "subject")
+    some = rows.select(*_PART, "sequence", "id", "key", "appended_at").join(ranges, list(_PART))
     is_within = (F.col("sequence") >= F.col("first")) & (F.col("sequence") < F.col("end"))
     return some.filter(is_within).drop("first", "end")

@@ -15,6 +15,7 @@ from fairway.spark.schema import MESSAGES
 
 ARCHIVE: Final = StructType([*MESSAGES.fields, StructField("date", DateType(), False)])
 
+STAGED_BY: Final = "staged_by"  # a directory of what is staged: each file is of one broker group
 _DAY_US: Final = 24 * 3_600 * 1_000_000
 _WRITING: Final = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # not INT96, which only Spark still likes
@@ -35,6 +36,15 @@ def frame(spark: SparkSession, root: str, files: Iterable[File]) -> DataFrame:
     if not paths:
         return spark.createDataFrame([], ARCHIVE)
     return spark.read.schema(ARCHIVE).option("basePath", root).parquet(*paths).select(*ARCHIVE.fieldNames())
+
+
+def stage(rows: DataFrame, path: str) -> None:
+    """Write rows there, each file of one broker group, subject and date."""
+    rows.write.partitionBy(STAGED_BY, "subject", "date").parquet(path)
+
+
+def to_stage(rows: DataFrame) -> DataFrame:
+    return rows.withColumn(STAGED_BY, F.col("broker_group"))
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Small files into large ones.
 
-Files of one subject and date are in order of their sequences. Eight neighbours of about the same size become one, which
-is of the next size up: so a row is written again a few times in all, not once per micro-batch. When a later date has
-begun, whatever is still small on an earlier one is put together. `plan` decides; `run` writes, and commits each by
-itself.
+Files of one subject, broker group and date are in order of their sequences. Eight neighbours of about the same size
+become one, which is of the next size up: so a row is written again a few times in all, not once per micro-batch. When a
+later date has begun, whatever is still small on an earlier one is put together. `plan` decides; `run` writes, and
+commits each by itself.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from fairway.limits import KIB, MIB
-from fairway.spark.jobs.columns import frame
+from fairway.spark.jobs.columns import STAGED_BY, frame, stage, to_stage
 from fairway.spark.jobs.ledger import Ledger
 from fairway.spark.jobs.manifest import File
+from fairway.spark.places import Part
 
 FAN_IN: Final = 8
 TARGET_BYTES: Final = 128 * MIB  # what Spark reads in one task
@@ -26,13 +27,17 @@ SMALLEST_BYTES: Final = 64 * KIB
 
 def plan(files: Iterable[File]) -> list[list[File]]:
     """Which files become one, each list in order."""
-    ordered = sorted(files, key=lambda each: (each.subject, each.date, each.first))
-    latest = {each.subject: each.date for each in ordered}
+    ordered = sorted(files, key=lambda each: (*_part(each), each.date, each.first))
+    latest = {_part(each): each.date for each in ordered}
     groups: list[list[File]] = []
-    for (subject, date), of_day in groupby(ordered, key=lambda each: (each.subject, each.date)):
-        choose = _over if date < latest[subject] else _same_size
+    for (part, date), of_day in groupby(ordered, key=lambda each: (_part(each), each.date)):
+        choose = _over if date < latest[part] else _same_size
         groups.extend(choose(of_day))
     return groups
+
+
+def _part(file: File) -> Part:
+    return Part(file.subject, file.broker_group)
 
 
 def _same_size(files: Iterable[File]) -> Iterator[list[File]]:
@@ -75,8 +80,8 @@ def run(spark: SparkSession, ledger: Ledger) -> int:
     """Compact what is to be; how many files are gone by it."""
     fewer = 0
     for group in plan(ledger.state.files.values()):
-        rows = frame(spark, ledger.files.root, group).coalesce(1).sortWithinPartitions("subject", "date", "sequence")
-        rows.write.partitionBy("subject", "date").parquet(ledger.room)
+        rows = to_stage(frame(spark, ledger.files.root, group)).coalesce(1)
+        stage(rows.sortWithinPartitions(STAGED_BY, "subject", "date", "sequence"), ledger.room)
         staged = ledger.staged()
         ledger.commit(staged, (), group)
         fewer += len(group) - len(staged)

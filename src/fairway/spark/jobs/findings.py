@@ -16,6 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
 from fairway.spark.jobs.lives import ACKED, IN_HAND, RETRYING, RETURNED, WAITING
+from fairway.spark.places import BROKER_GROUP
 
 MISSING, DUPLICATE, LATE, STUCK = "missing", "duplicate", "late", "stuck"
 STRANGER, DIFFERING = "stranger", "differing"
@@ -111,6 +112,12 @@ def together(parts: list[DataFrame]) -> DataFrame:
     return rows.select(kinds.alias("kind"), "reason", *COLUMNS, remedies.alias("remedy"))
 
 
+def within() -> Column:
+    """In which broker group a sequence is, in a cluster."""
+    group = F.col("broker_group")
+    return F.when(group == BROKER_GROUP, "").otherwise(F.concat(F.lit(" in broker group "), group))
+
+
 def _told(by_reason: dict[str, str]) -> Column:
     pairs = [F.lit(each) for pair in by_reason.items() for each in pair]
     return F.element_at(F.create_map(*pairs), F.col("reason"))
@@ -121,9 +128,11 @@ def _told(by_reason: dict[str, str]) -> Column:
 
 def repeated(messages: DataFrame) -> DataFrame:
     """Messages whose id the subject had before; `first` is the sequence that had it first."""
-    ids = messages.groupBy("subject", "id").agg(F.count("*").alias("copies"), F.min("sequence").alias("first"))
-    twice = ids.filter("copies > 1").select("subject", "id", "first")
-    return messages.join(twice, ["subject", "id"]).filter(F.col("sequence") > F.col("first"))
+    place = F.struct("appended_at", "broker_group", "sequence")
+    ids = messages.groupBy("subject", "id").agg(F.count("*").alias("copies"), F.min(place).alias("place"))
+    twice = ids.filter("copies > 1").select("subject", "id", "place")
+    copies = messages.join(twice, ["subject", "id"]).filter(place > F.col("place"))
+    return copies.withColumn("first", F.col("place.sequence")).drop("place")
 
 
 def stored_twice(copies: DataFrame) -> DataFrame:
@@ -148,7 +157,9 @@ def holes(gaps: DataFrame) -> DataFrame:
         sequence=F.col("first"),
         messages=F.col("end") - F.col("first"),
         since=F.col("at"),
-        detail=F.format_string("no message has the sequences %d to %d", F.col("first"), F.col("end") - 1),
+        detail=F.concat(
+            F.format_string("no message has the sequences %d to %d", F.col("first"), F.col("end") - 1), within()
+        ),
         at=F.col("at"),
     )
 
@@ -237,7 +248,8 @@ def stalled(accounts: DataFrame, groups: DataFrame, now_ms: int, stuck_after_ms:
         F.min_by("id", "sequence").alias("id"),
         F.min("sequence").alias("sequence"),
     )
-    rows = oldest.join(F.broadcast(groups.select("subject", "group", "last_ack_at")), ["subject", "group"], "left")
+    acked = groups.groupBy("subject", "group").agg(F.max("last_ack_at").alias("last_ack_at"))
+    rows = oldest.join(F.broadcast(acked), ["subject", "group"], "left")
     rows = rows.withColumn("since", F.greatest("oldest_at", "last_ack_at"))  # which passes over null
     return found(
         rows.filter(F.lit(now_ms) - F.unix_millis("since") > stuck_after_ms),

@@ -19,8 +19,10 @@ from urllib.parse import unquote
 
 from fairway.errors import FairwayError
 from fairway.spark.jobs import manifest
+from fairway.spark.jobs.columns import STAGED_BY
 from fairway.spark.jobs.files import Files, Taken
 from fairway.spark.jobs.manifest import ArchiveDamaged, Commit, File, NotAnArchive, Range, State
+from fairway.spark.places import Part
 from fairway.world.clock import RealClock
 from fairway.world.rng import RealRng
 
@@ -112,9 +114,10 @@ class Ledger:
             values = dict(part.split("=", 1) for part in folder.split("/"))
             footer = self.files.footer(path, "sequence")
             if footer.rows:
-                target = f"{folder}/fairway-{self.state.number + 1:012}-{self._run}-{place:05}.parquet"
-                span = (footer.least, footer.most + 1, footer.rows)
-                made.append((path, File(target, unquote(values["subject"]), values["date"], *span, size_bytes)))
+                name = f"fairway-{self.state.number + 1:012}-{self._run}-{place:05}.parquet"
+                target = f"subject={values['subject']}/date={values['date']}/{name}"
+                span = (footer.least, footer.most + 1, footer.rows, size_bytes, unquote(values[STAGED_BY]))
+                made.append((path, File(target, unquote(values["subject"]), values["date"], *span)))
         return made
 
     def commit(self, staged: Staged, ranges: Sequence[Range], removed: Sequence[File] = ()) -> None:
@@ -166,21 +169,25 @@ class Ledger:
 
 def _check(added: Sequence[File], ranges: Sequence[Range], removed: Sequence[File]) -> None:
     """Files must tell the same story as the ranges, or as the files that they replace."""
-    spans = {each.subject: (each.first, each.end) for each in ranges} if ranges else _spans(removed)
-    last: dict[str, int] = {}
+    spans = {_part(each): (each.first, each.end) for each in ranges} if ranges else _spans(removed)
+    last: dict[Part, int] = {}
     for each in sorted(added, key=lambda each: each.first):
-        first, end = spans.get(each.subject, (0, 0))
-        if not max(first, last.get(each.subject, 0)) <= each.first < each.end <= end:
+        first, end = spans.get(_part(each), (0, 0))
+        if not max(first, last.get(_part(each), 0)) <= each.first < each.end <= end:
             raise ArchiveDamaged(
                 f"Spark has written {each.subject} {each.first} to {each.end - 1}, where {first} to {end - 1} was "
                 "read, or has written some of it twice: nothing was committed"
             )
-        last[each.subject] = each.end
+        last[_part(each)] = each.end
     before, after = sum(each.rows for each in ranges or removed), sum(each.rows for each in added)
     if before != after:
         raise ArchiveDamaged(f"{before} rows were read, and {after} were written: nothing was committed")
 
 
-def _spans(files: Sequence[File]) -> dict[str, tuple[int, int]]:
+def _part(of: File | Range) -> Part:
+    return Part(of.subject, of.broker_group)
+
+
+def _spans(files: Sequence[File]) -> dict[Part, tuple[int, int]]:
     """From where to where the files of one compaction reach."""
-    return {each.subject: (min(f.first for f in files), max(f.end for f in files)) for each in files[:1]}
+    return {_part(each): (min(f.first for f in files), max(f.end for f in files)) for each in files[:1]}

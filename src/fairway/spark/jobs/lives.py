@@ -50,14 +50,14 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 
 from fairway.errors import Misuse
 from fairway.groups.config import Mode
+from fairway.spark.brokers import Extent
 from fairway.spark.event_schema import EVENTS
 from fairway.spark.jobs import ledger, replay
 from fairway.spark.jobs import picking as pickings
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.picking import Picking
 from fairway.spark.jobs.standing import Standing, look
-from fairway.spark.looking import Extent
-from fairway.spark.options import BROKER_GROUP
+from fairway.spark.places import Part
 
 WAITING, IN_HAND, RETURNED, RETRYING, ACKED, HANDED_OUT = (
     "waiting", "in hand", "returned", "retrying", "acked", "handed out",
@@ -95,7 +95,7 @@ _COLUMNS: Final = (
 )  # fmt: skip
 _GROUPS: Final = (
     "subject string, broker_group string, `group` string, cursor bigint, moved_at bigint, moved_to bigint, "
-    "is_once boolean, is_moved_later boolean"
+    "is_once boolean, is_moved_later boolean, told_from_ms bigint"
 )
 _ENDING: Final = "struct<position: bigint, at: timestamp, event: string>"
 
@@ -111,6 +111,7 @@ class _Group(NamedTuple):
     moved_to: int | None
     is_once: bool  # at-most-once
     is_moved_later: bool  # when something had been handed out
+    told_from_ms: int  # since when the action log of that broker group tells what happens
 
 
 def lives(
@@ -129,7 +130,7 @@ def lives(
     acts = _acts(_each(holds, _extents(spark, extents)))
     groups_now = spark.createDataFrame(known, _GROUPS)
     told = messages.join(F.broadcast(groups_now), ["subject", "broker_group"]).join(acts, list(_KEY), "left")
-    told = told.filter(F.col("cursor").isNotNull() | F.col("last").isNotNull()).withColumn("state", _state(standing))
+    told = told.filter(F.col("cursor").isNotNull() | F.col("last").isNotNull()).withColumn("state", _state())
     told = told.withColumn("due_at", F.when(F.col("state") == RETRYING, F.col("last.due_at")))
     return _timed(_gathered(told, has_copies=bool(standing.inboxes)))
 
@@ -137,42 +138,48 @@ def lives(
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _archived(spark: SparkSession, picking: Picking, standing: Standing) -> dict[str, Extent]:
+def _archived(spark: SparkSession, picking: Picking, standing: Standing) -> dict[Part, Extent]:
     """From where to where an archive has subjects. What happened at a broker that has begun anew did not happen to what
     an archive has of the log before."""
     if picking.archive is None:
         return {}
     state = ledger.load(Files(spark, picking.archive))
     found = {}
-    for name in standing.subjects:
-        known, spans = state.log_id(name), state.ranges.get(name)
+    for part in standing.parts:
+        known, spans, now = state.log_id(*part), state.ranges_of(*part), standing.log_ids[part.broker_group]
         if spans:
-            found[name] = Extent(spans[0].first, spans[-1].end)
-        if known not in {None, standing.log_id}:
+            found[part] = Extent(spans[0].first, spans[-1].end)
+        if known not in {None, now}:
             raise Misuse(
-                f"{picking.archive} holds {name} of another log ({known}) than the broker at {picking.url} has "
-                f"({standing.log_id}): the broker has new data, and knows nothing of those messages"
+                f"{picking.archive} holds {part.subject} of another log ({known}) than the broker at {picking.url} has "
+                f"({now}): the broker has new data, and knows nothing of those messages"
             )
     return found
 
 
 def _messages(spark: SparkSession, picking: Picking, standing: Standing) -> DataFrame:
-    """Messages, those of inboxes too. `home` and `place` say of which message a row tells; `copy` is the order
-    of copies, below 0 for the message itself."""
+    """Messages, those of inboxes too. `home`, `home_group` and `place` say of which message a row tells; `copy` is the
+    order of copies, below 0 for the message itself."""
     own = pickings.messages(spark, picking).select(*_MESSAGE)
     if picking.archive is None:
-        ends = _extents(spark, standing.extents).select("subject", "end")
-        own = own.join(F.broadcast(ends), "subject").filter(F.col("sequence") < F.col("end")).select(*_MESSAGE)
+        ends = F.broadcast(_extents(spark, standing.extents).drop("first"))
+        own = own.join(ends, ["subject", "broker_group"]).filter(F.col("sequence") < F.col("end")).select(*_MESSAGE)
     if not standing.inboxes:
-        return _placed(own, F.col("subject"), F.col("sequence"), F.lit(-1))
+        return _placed(own, F.col("subject"), F.col("broker_group"), F.col("sequence"), F.lit(-1))
     inboxes = replace(picking, subjects=tuple(standing.inboxes), archive=None)
     owners = spark.createDataFrame(list(standing.inboxes.items()), "subject string, owner string")
     meant = _with_origin(pickings.messages(spark, inboxes), owners).filter(F.col("origin").isNull()).select(*_MESSAGE)
     everything = Picking(inboxes.subjects, url=picking.url, patience_s=picking.patience_s)
     copies = _with_origin(pickings.messages(spark, everything), owners).filter(F.col("origin").isNotNull())
-    return _placed(own.unionByName(meant), F.col("subject"), F.col("sequence"), F.lit(-1)).unionByName(
-        _placed(copies, F.col("owner"), F.col("origin"), F.col("sequence"))
-    )
+    whole = _placed(own.unionByName(meant), F.col("subject"), F.col("broker_group"), F.col("sequence"), F.lit(-1))
+    return whole.unionByName(_placed(copies, F.col("owner"), _home_group(), F.col("origin"), F.col("sequence")))
+
+
+def _home_group() -> Column:
+    """Where a copy's original is: a redriven one where it is itself, a replayed one where it says."""
+    headers, own = F.col("headers"), F.col("broker_group")
+    is_redriven = F.coalesce(headers[_ORIGINS[0][0]] == F.col("owner"), F.lit(False))
+    return F.when(is_redriven, own).otherwise(F.coalesce(headers[replay.HEADER_GROUP], own))
 
 
 def _with_origin(inbox: DataFrame, owners: DataFrame) -> DataFrame:
@@ -182,15 +189,16 @@ def _with_origin(inbox: DataFrame, owners: DataFrame) -> DataFrame:
     return inbox.join(F.broadcast(owners), "subject").withColumn("origin", F.coalesce(*origins))
 
 
-def _placed(messages: DataFrame, home: Column, place: Column, copy: Column) -> DataFrame:
-    return messages.select(*_MESSAGE, home.alias("home"), place.alias("place"), copy.cast("long").alias("copy"))
+def _placed(messages: DataFrame, home: Column, home_group: Column, place: Column, copy: Column) -> DataFrame:
+    of = home.alias("home"), home_group.alias("home_group"), place.alias("place")
+    return messages.select(*_MESSAGE, *of, copy.cast("long").alias("copy"))
 
 
 def _events(spark: SparkSession, picking: Picking, standing: Standing, groups: frozenset[str] | None) -> DataFrame:
     """What happened to the messages that are meant, read once."""
     if not standing.extents:
         return spark.createDataFrame([], EVENTS)
-    options = {"url": picking.url, "subject": ",".join(standing.extents), "patienceSeconds": str(picking.patience_s)}
+    options = {"url": picking.url, "subject": ",".join(standing.names), "patienceSeconds": str(picking.patience_s)}
     if picking.since is not None:
         options["starting"] = picking.since.isoformat()
     if groups is not None:
@@ -209,29 +217,29 @@ def _groups(events: DataFrame, standing: Standing) -> list[_Group]:
         F.max(F.when(F.col("event") == "configured", F.struct("position", "detail"))).alias("configured"),
         F.min(F.when(F.col("event") == "pulled", position)).alias("pulled"),
     )
-    seen = {(row["subject"], row["group"]): row for row in told.collect()}
+    seen = {(Part(row["subject"], row["broker_group"]), row["group"]): row for row in told.collect()}
     return [_group(*place, standing, seen.get(place)) for place in sorted({*standing.cursors, *seen})]
 
 
-def _group(subject: str, group: str, standing: Standing, told: Row | None) -> _Group:
+def _group(part: Part, group: str, standing: Standing, told: Row | None) -> _Group:
     moved = None if told is None else told["moved"]
     configured = None if told is None else told["configured"]
     pulled = None if told is None else told["pulled"]
     return _Group(
-        subject,
-        BROKER_GROUP,
+        *part,
         group,
-        standing.cursors.get((subject, group)),
+        standing.cursors.get((part, group)),
         None if moved is None else moved["position"],
         None if moved is None else moved["to"],
         configured is not None and configured["detail"] == Mode.AT_MOST_ONCE.value,
         moved is not None and pulled is not None and moved["position"] > pulled,
+        standing.told_from_ms.get(part.broker_group, 0),
     )
 
 
-def _extents(spark: SparkSession, extents: Mapping[str, Extent]) -> DataFrame:
+def _extents(spark: SparkSession, extents: Mapping[Part, Extent]) -> DataFrame:
     """From where to where there are messages: beyond, ranges of events are not looked at."""
-    rows = [(name, BROKER_GROUP, *extent) for name, extent in extents.items()]
+    rows = [(*part, *extent) for part, extent in extents.items()]
     return spark.createDataFrame(rows, "subject string, broker_group string, first bigint, end bigint")
 
 
@@ -311,7 +319,7 @@ def _acts(each: DataFrame) -> DataFrame:
 # --- what came of it --------------------------------------------------------------------------------------------------
 
 
-def _state(standing: Standing) -> Column:
+def _state() -> Column:
     """Of one copy. What a filter passes over is noted when something behind it is handed out; the cursor that the
     broker tells is beyond it already."""
     last, sequence = F.col("last.event"), F.col("sequence")
@@ -319,7 +327,7 @@ def _state(standing: Standing) -> Column:
     is_moved = F.col("moved_at").isNotNull() & is_older
     is_settled = last.isin("acked", "dead", "declined", "skipped", "lost")
     is_once = F.col("is_once") & (last == "pulled")
-    is_told = F.unix_millis("appended_at") >= standing.told_from_ms
+    is_told = F.unix_millis("appended_at") >= F.col("told_from_ms")
     return (
         F.when(is_moved & (sequence >= F.col("moved_to")), F.lit(WAITING))
         .when(is_moved & F.coalesce(~is_settled & ~is_once, F.lit(True)), F.lit(SKIPPED))
@@ -338,7 +346,8 @@ def _gathered(told: DataFrame, *, has_copies: bool) -> DataFrame:
     told = told.withColumns({"attempts": F.coalesce(attempts, F.array()), **counts})
     if not has_copies:  # as a rule; what follows is a shuffle
         return told.withColumn("redrives", F.lit(0).cast("long"))
-    place = (F.col("home").alias("subject"), "broker_group", F.col("place").alias("sequence"), "group")
+    home = F.col("home").alias("subject"), F.col("home_group").alias("broker_group")
+    place = (*home, F.col("place").alias("sequence"), "group")
     gathered = told.groupBy(*place).agg(
         F.max(F.when(F.col("copy") < 0, F.struct("id", "key", "created_at", "appended_at"))).alias("message"),
         F.max_by("state", "copy").alias("state"),

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from fairway.errors import FairwayError, Misuse
+from fairway.spark.places import BROKER_GROUP
 
 VERSION: Final = 1
 HOME: Final = "_fairway"
@@ -36,7 +37,7 @@ class ArchiveDamaged(FairwayError):
 
 @dataclass(frozen=True)
 class File:
-    """One Parquet file: rows of one subject and date, `first` ≤ sequence < `end`."""
+    """One Parquet file: rows of one subject, broker group and date, `first` ≤ sequence < `end`."""
 
     path: str  # relative to the archive
     subject: str
@@ -45,17 +46,20 @@ class File:
     end: int
     rows: int
     size_bytes: int
+    broker_group: str = BROKER_GROUP
 
 
 @dataclass(frozen=True)
 class Range:
-    """Sequences of one subject that are archived. `rows` is less than `end - first` where the log itself has a hole."""
+    """Sequences of one subject in one broker group that are archived. `rows` is less than `end - first` where the log
+    itself has a hole."""
 
     subject: str
     log_id: str
     first: int
     end: int
     rows: int
+    broker_group: str = BROKER_GROUP
 
 
 @dataclass(frozen=True)
@@ -74,21 +78,29 @@ class State:
     """An archive after so many commits."""
 
     number: int = 0
-    ranges: dict[str, list[Range]] = field(default_factory=dict)  # by subject, in order; adjacent ones are one
+    # By subject; those of one broker group are in order, and adjacent ones are one.
+    ranges: dict[str, list[Range]] = field(default_factory=dict)
     files: dict[str, File] = field(default_factory=dict)  # by path
 
     @property
     def rows(self) -> int:
         return sum(each.rows for each in self.files.values())
 
-    def end(self, subject: str) -> int | None:
+    def ranges_of(self, subject: str, broker_group: str = BROKER_GROUP) -> list[Range]:
+        return [each for each in self.ranges.get(subject, ()) if each.broker_group == broker_group]
+
+    def end(self, subject: str, broker_group: str = BROKER_GROUP) -> int | None:
         """Where the next range of a subject begins; None: it is not in the archive."""
-        ranges = self.ranges.get(subject)
+        ranges = self.ranges_of(subject, broker_group)
         return ranges[-1].end if ranges else None
 
-    def log_id(self, subject: str) -> str | None:
-        ranges = self.ranges.get(subject)
+    def log_id(self, subject: str, broker_group: str = BROKER_GROUP) -> str | None:
+        ranges = self.ranges_of(subject, broker_group)
         return ranges[-1].log_id if ranges else None
+
+    def groups_of(self, subject: str) -> list[str]:
+        """The broker groups that something of a subject was archived from."""
+        return sorted({each.broker_group for each in self.ranges.get(subject, ())})
 
     def files_of(self, subject: str) -> list[File]:
         return sorted((each for each in self.files.values() if each.subject == subject), key=lambda each: each.first)
@@ -110,13 +122,14 @@ class State:
 
     def _extend(self, span: Range, number: int) -> None:
         ranges = self.ranges.setdefault(span.subject, [])
-        last = ranges[-1] if ranges else None
+        mine = [at for at, each in enumerate(ranges) if each.broker_group == span.broker_group]
+        last = ranges[mine[-1]] if mine else None
         if last is not None and span.first < last.end:
             raise ArchiveDamaged(
                 f"commit {number} archives {span.subject} from {span.first} on, which ends at {last.end}"
             )
         if last is not None and last.end == span.first and last.log_id == span.log_id:
-            ranges[-1] = Range(span.subject, span.log_id, last.first, span.end, last.rows + span.rows)
+            ranges[mine[-1]] = replace(span, first=last.first, rows=last.rows + span.rows)
         else:
             ranges.append(span)
 
@@ -161,13 +174,19 @@ def check_mark(data: bytes, path: str) -> None:
 
 def encode(commit: Commit, after: State) -> bytes:
     """A commit as it is written; every so often all there is, `after` it."""
-    said: dict[str, Any] = {"fairway_archive": VERSION, **asdict(commit)}
+    ranges, added = ([_said(each) for each in of] for of in (commit.ranges, commit.added))
+    said: dict[str, Any] = {"fairway_archive": VERSION, **asdict(commit), "ranges": ranges, "added": added}
     if is_full(commit.number):
         said["full"] = {
-            "ranges": [asdict(each) for of in after.ranges.values() for each in of],
-            "files": [asdict(each) for each in after.files.values()],
+            "ranges": [_said(each) for of in after.ranges.values() for each in of],
+            "files": [_said(each) for each in after.files.values()],
         }
     return _dump(said)
+
+
+def _said(of: File | Range) -> dict[str, Any]:
+    """Without the name of the one broker group that a broker by itself is: so releases before clusters read it."""
+    return {name: value for name, value in asdict(of).items() if (name, value) != ("broker_group", BROKER_GROUP)}
 
 
 def decode(data: bytes, path: str, into: State) -> None:

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 QUIET: Final = "off"
 FAILED, USAGE, UNREACHABLE = 1, 2, 3  # as everywhere on the command line
 
-Url = Annotated[str, typer.Option("--url", envvar="FAIRWAY_URL", metavar="URL", help="The broker.")]
+Url = Annotated[
+    str,
+    typer.Option("--url", envvar="FAIRWAY_URL", metavar="URL", help="The broker; or the cluster, meta://HOST:PORT."),
+]
 Patience = Annotated[
     int,
     typer.Option("--patience-s", min=1, metavar="SECONDS", help="How long to wait for a broker that does not answer."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from fairway.spark.jobs.balance import MS, Book, Finding, Options, Result
 from fairway.spark.jobs.holes import Whole, holes
 from fairway.spark.jobs.scope import COLUMNS, Scope
 from fairway.spark.jobs.watching import Point, Watch
+from fairway.spark.places import Part
 
 WINDOWS_MAX: Final = 10_000  # rows that a result holds: the newest; `output` has them all
 
@@ -71,17 +73,18 @@ class Reconciling:
         """What is double or absent in the log, and in the archive."""
         copies = self._copies(messages)
         parts = [] if copies is None else [findings.stored_twice(copies)]
-        there = messages.select("subject", "sequence", "appended_at")
+        there = messages.select("subject", "broker_group", "sequence", "appended_at")
         archive = self._archive()
         if archive is not None:
             is_whole, extents = self._options.since is None, self._scope.extents
             compared = self._keep(auditing.compared(self._spark, archive, messages, extents, is_whole=is_whole))
             parts.append(compared)
-            only = compared.filter(F.col("reason") == findings.NOT_IN_LOG)
-            there = there.unionByName(only.select("subject", "sequence", F.col("since").alias("appended_at")))
+            there = there.unionByName(auditing.only_archived(archive, messages, compared))
             old = auditing.gone(self._spark, archive, messages, extents) if is_whole else None
             parts += [] if old is None else [old]
-        wholes = [Whole(name, begin, end) for name, (begin, end) in self._scope.extents.items()]
+        wholes = [
+            Whole(part.subject, begin, end, part.broker_group) for part, (begin, end) in self._scope.extents.items()
+        ]
         gaps = holes(self._spark, there, wholes)
         return parts if gaps is None else [*parts, findings.holes(gaps)]
 
@@ -90,19 +93,21 @@ class Reconciling:
         copies = self._keep(findings.repeated(messages))
         if copies.isEmpty():
             return None
-        replayed = self._scope.log(("subject", "sequence", "headers"))
+        place = ["subject", "broker_group", "sequence"]
+        replayed = self._scope.log((*place, "headers"))
         replayed = replayed.filter(F.col("headers").getItem(replay.HEADER_ID).isNotNull())
-        return copies.join(replayed.select("subject", "sequence"), ["subject", "sequence"], "left_anti")
+        return copies.join(replayed.select(*place), place, "left_anti")
 
     def _archive(self) -> Archive | None:
         options, scope = self._options, self._scope
         if options.archive is None:
             return None
-        archive = auditing.open_archive(self._spark, options.archive, scope.log_id, scope.extents, options.since)
+        ids = scope.counts.log_ids
+        archive = auditing.open_archive(self._spark, options.archive, ids, scope.extents, options.since)
         if archive.files_gone:
             more = f" and {len(archive.files_gone) - 1:,} more" if len(archive.files_gone) > 1 else ""
             scope.notes.append(f"{archive.root} lacks files that its commits name: {archive.files_gone[0]}{more}")
-        unarchived = sorted(set(scope.extents) - {each.subject for each in archive.ranges})
+        unarchived = sorted(set(scope.names) - {each.subject for each in archive.ranges})
         if unarchived:
             scope.notes.append(f"not in the archive at all: {', '.join(unarchived)}")
         return archive
@@ -122,15 +127,19 @@ class Reconciling:
         options, scope = self._options, self._scope
         # Where retention has taken the beginning of the log, which rows may speak of.
         cut = {
-            name: each for name, each in scope.extents.items() if each.first and each.first == scope.stored[name].first
+            part: each for part, each in scope.extents.items() if each.first and each.first == scope.stored[part].first
         }
-        archived, begins = None, {}
+        archived: DataFrame | None = None
+        begins: dict[str, datetime] = {}
         if cut and options.archive is not None:
-            archive = auditing.open_archive(self._spark, options.archive, scope.log_id, cut)
+            archive = auditing.open_archive(self._spark, options.archive, scope.counts.log_ids, cut)
             archived = self._as_rows(archive.rows)
         if cut:
-            oldest = log.filter(F.col("subject").isin(*cut)).groupBy("subject").agg(F.min("appended_at").alias("at"))
-            begins = {row["subject"]: row["at"].astimezone(UTC) for row in oldest.collect()}
+            oldest = log.groupBy("subject", "broker_group").agg(F.min("appended_at").alias("at")).collect()
+            for row in oldest:
+                if Part(row["subject"], row["broker_group"]) in cut:
+                    at = row["at"].astimezone(UTC)
+                    begins[row["subject"]] = max(at, begins.get(row["subject"], at))
         judged = sent.judged(
             sent.within(rows, options.since, options.until),
             self._as_rows(log),
@@ -205,13 +214,14 @@ class Reconciling:
     def _differing(self, whole: Sequence[Mapping[str, Any]]) -> list[Finding]:
         """Where the log tells another story than the broker. What groups hold is compared only if none has moved."""
         before, options = self._scope.counts, self._options
-        after = servers.counts(options.url, options.patience_s, self._scope.extents)
-        is_still = before.position == after.position and not (options.since or options.until)
+        after = servers.counts(options.url, options.patience_s, self._scope.names)
+        held_by = Counter(part.subject for part in self._scope.extents)
+        is_still = before.positions == after.positions and not (options.since or options.until)
         differing = []
         for row in whole:
             place = row["subject"], row["group"]
-            if place not in before.owed:
-                continue  # no group, or one that is gone
+            if before.spread.get(place) != held_by[row["subject"]]:
+                continue  # no group, or one that is gone, or one that not all broker groups know of
             stored, told = row["stored"], sum(row[name] for name in ("acked", "dead", "outstanding", "skipped", "lost"))
             if told != stored:
                 said = f"the subject has {stored:,} messages, and the events of the group tell of {told:,}"

@@ -24,12 +24,10 @@ import typer
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
-from fairway.client import url as urls
 from fairway.client.idempotence import REPLAY_ID
 from fairway.errors import Code, FairwayError, Misuse, Refused
 from fairway.names import Group, Subject
 from fairway.protocol.admin import Depth, Describe, Described
-from fairway.spark.calling import Caller
 from fairway.spark.jobs import manifest as archives
 from fairway.spark.jobs import picking, program
 from fairway.spark.jobs.failing import sentences
@@ -37,6 +35,7 @@ from fairway.spark.jobs.files import Files, Taken
 from fairway.spark.jobs.picking import Picking
 from fairway.spark.jobs.watching import Pace, Watch, unwatched
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S, is_pattern
+from fairway.spark.places import BROKER_GROUP, Place, broker_places, caller_to
 from fairway.world import host
 
 VERSION: Final = 1
@@ -44,6 +43,7 @@ SLICE_ROWS: Final = 100_000  # sent by one Spark job, which costs about 0.3 s wh
 HEADER_ID: Final = REPLAY_ID  # an inbox takes it for a part of the message's name
 HEADER_SUBJECT: Final = "fairway.replay.subject"  # where the message was
 HEADER_SEQUENCE: Final = "fairway.replay.sequence"
+HEADER_GROUP: Final = "fairway.replay.broker_group"  # in a cluster
 _ORDER: Final = ("appended_at", "subject", "broker_group", "sequence")
 _SENT: Final = ("payload", "key", "tags", "headers", "id", "created_at")
 _NAP_S: Final = 0.5  # how soon a job that waits for its rate notices that it is to end
@@ -134,18 +134,22 @@ def _check_receiver(options: Options) -> None:
     """A group must be there: to find out when all is selected would be late."""
     if options.group is None:
         return
-    with Caller(urls.parse(options.url).brokers, options.patience_s) as caller:
+    if not any(_is_there(place, options) for place in broker_places(options.url, options.patience_s)):
+        raise Misuse(
+            f"there is no group {options.group!r} on {options.to} at {options.url}: `fairway groups` lists those that "
+            "are"
+        )
+
+
+def _is_there(place: Place, options: Options) -> bool:
+    with caller_to(place) as caller:
         try:
             found = caller.ask(Describe(Depth.GROUPS, options.to, options.group), Described)
         except Refused as refused:
             if refused.code not in {Code.NO_SUCH_SUBJECT, Code.NO_SUCH_GROUP}:
                 raise
-            found = None
-        if found is None or not any(each.groups for each in found.subjects):
-            raise Misuse(
-                f"there is no group {options.group!r} on {options.to} at {caller.where}: `fairway groups` lists those "
-                "that are"
-            )
+            return False
+        return any(each.groups for each in found.subjects)
 
 
 def _asked(options: Options) -> dict[str, Any]:
@@ -230,7 +234,7 @@ class _Replay:
 
     def _marked(self) -> Column:
         """The headers, and where this comes from; what an earlier replay has said there gives way."""
-        ours = (HEADER_ID, HEADER_SUBJECT, HEADER_SEQUENCE)
+        ours = (HEADER_ID, HEADER_SUBJECT, HEADER_SEQUENCE, HEADER_GROUP)
         own = F.map_filter("headers", lambda name, _: ~name.isin(*ours))
         empty = F.expr("cast(map() as map<string, string>)")
         mark = F.create_map(
@@ -238,7 +242,9 @@ class _Replay:
             F.lit(HEADER_SUBJECT), F.col("subject"),
             F.lit(HEADER_SEQUENCE), F.col("sequence").cast("string"),
         )  # fmt: skip
-        return F.map_concat(F.coalesce(own, empty), mark)
+        group = F.col("broker_group")
+        where = F.when(group == BROKER_GROUP, empty).otherwise(F.create_map(F.lit(HEADER_GROUP), group))
+        return F.map_concat(F.coalesce(own, empty), mark, where)
 
     def _slices(self) -> list[Slice]:
         """In the order of sending. As many rows as a second allows, so that a rate is kept to the second."""

@@ -7,7 +7,6 @@ whatever moves on meanwhile is found further on, and never nowhere.
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
@@ -19,12 +18,14 @@ from pyspark.sql.types import StructType
 from fairway.client.delaying import time_ms
 from fairway.errors import Misuse
 from fairway.protocol.messages import Whence
+from fairway.spark.brokers import Extent
 from fairway.spark.delayed import PENDING
 from fairway.spark.jobs import books, lives, sent, servers
 from fairway.spark.jobs.balance import Options
 from fairway.spark.jobs.picking import Picking
-from fairway.spark.looking import Extent, Looker
-from fairway.spark.options import Where, read_options
+from fairway.spark.looking import Looker
+from fairway.spark.options import Where, explicit, read_options
+from fairway.spark.places import Part
 from fairway.spark.schema import MESSAGES
 
 COLUMNS: Final = ("subject", "broker_group", "sequence", "id", "key", "created_at", "appended_at")
@@ -41,20 +42,20 @@ class Scope:
         told = {"url": options.url, "subject": ",".join(options.subjects), "patienceSeconds": str(options.patience_s)}
         looker = Looker(read_options(told))
         try:
-            names = list(looker.extents())
+            parts = list(looker.extents())
+            names = list(dict.fromkeys(part.subject for part in parts))
             if not names:
                 raise Misuse(f"no subject at {looker.where} is meant by {', '.join(options.subjects)}")
             self.scheduled = servers.scheduled(options.url, options.patience_s, names, options.window_ms)
             self.pending = self._pending(names)
             self.counts = servers.counts(options.url, options.patience_s, names)
-            begins, ends = _resolved(looker, options.since, names), _resolved(looker, options.until, names)
-            self.log_id = f"{looker.log.id:016x}"
+            begins, ends = _resolved(looker, options.since, parts), _resolved(looker, options.until, parts)
         finally:
             looker.close()
-        self.stored = dict(self.counts.extents)  # all that the log has
+        self.stored = {part: self.counts.extents.get(part, Extent(0, 0)) for part in parts}  # all that the logs have
         self.extents = {  # what is meant of it
-            name: Extent(max(begins.get(name, first), first), max(min(ends.get(name, end), end), first))
-            for name, (first, end) in self.stored.items()
+            part: Extent(max(begins.get(part, first), first), max(min(ends.get(part, end), end), first))
+            for part, (first, end) in self.stored.items()
         }
         self._check_groups()
 
@@ -64,7 +65,12 @@ class Scope:
             if name not in there:
                 near = difflib.get_close_matches(name, there, 1)
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(there) or 'none'}"
-                raise Misuse(f"no group {name!r} on {', '.join(self.extents)}: {hint}")
+                raise Misuse(f"no group {name!r} on {', '.join(self.names)}: {hint}")
+
+    @property
+    def names(self) -> list[str]:
+        """Of the subjects."""
+        return list(dict.fromkeys(part.subject for part in self.extents))
 
     def _pending(self, names: Sequence[str]) -> DataFrame:
         """Subject and row of what is scheduled, where there are rows to compare it with; read at once."""
@@ -86,22 +92,23 @@ class Scope:
         wanted = set(columns)
         schema = StructType([each for each in MESSAGES.fields if each.name in wanted])
         ends = self.stored if self._has_rows else self.extents
-        some = {name: (begin, ends[name].end) for name, (begin, _) in self.extents.items() if begin < ends[name].end}
+        some = {part: (begin, ends[part].end) for part, (begin, _) in self.extents.items() if begin < ends[part].end}
         if not some:
             return self._spark.createDataFrame([], schema)
         reader = self._spark.read.format("fairway").options(
             url=self._options.url,
-            subject=",".join(some),
-            starting=json.dumps({name: begin for name, (begin, _) in some.items()}),
-            ending=json.dumps({name: end for name, (_, end) in some.items()}),
+            subject=",".join(dict.fromkeys(part.subject for part in some)),
+            starting=explicit({part: begin for part, (begin, _) in some.items()}),
+            ending=explicit({part: end for part, (_, end) in some.items()}),
             patienceSeconds=str(self._options.patience_s),
         )
         return reader.schema(schema).load()
 
     def groups(self) -> DataFrame:
-        """Per subject and group: `begun_at`, since when there is such a group, `last_ack_at`, and what it `lost`."""
+        """Per subject, broker group and group: `begun_at`, since when there is such a group, `last_ack_at`, and what it
+        `lost`."""
         options = self._options
-        told = {"url": options.url, "subject": ",".join(self.extents), "patienceSeconds": str(options.patience_s)}
+        told = {"url": options.url, "subject": ",".join(self.names), "patienceSeconds": str(options.patience_s)}
         if options.since is not None:
             told["starting"] = options.since.isoformat()
         if options.groups:
@@ -111,7 +118,7 @@ class Scope:
         lost = F.when(event == "lost", F.struct("first_sequence", "count", "at"))
         return (
             events.filter(F.col("group").isNotNull() & event.isin("configured", "acked", "lost"))
-            .groupBy("subject", "group")
+            .groupBy("subject", "broker_group", "group")
             .agg(
                 F.min(F.when(event == "configured", at)).alias("begun_at"),
                 F.max(F.when(event == "acked", at)).alias("last_ack_at"),
@@ -123,21 +130,22 @@ class Scope:
         """The lives of the messages in groups, with `window`, and `owed_since`: a group owes nothing before it is."""
         options = self._options
         picked = Picking(
-            tuple(self.extents), None, options.url, options.since, options.until, patience_s=options.patience_s
+            tuple(self.names), None, options.url, options.since, options.until, patience_s=options.patience_s
         )
         told = lives.lives(self._spark, picked, options.groups or None)
         ends = self._spark.createDataFrame(
-            [(name, end) for name, (_, end) in self.extents.items()], "subject string, end long"
+            [(*part, end) for part, (_, end) in self.extents.items()], "subject string, broker_group string, end long"
         )
-        told = told.join(F.broadcast(ends), "subject").filter(F.col("sequence") < F.col("end")).drop("end")
-        begun = F.broadcast(groups.select("subject", "group", "begun_at"))
-        owed = told.join(begun, ["subject", "group"], "left")
+        told = told.join(F.broadcast(ends), ["subject", "broker_group"])
+        told = told.filter(F.col("sequence") < F.col("end")).drop("end")
+        begun = F.broadcast(groups.select("subject", "broker_group", "group", "begun_at"))
+        owed = told.join(begun, ["subject", "broker_group", "group"], "left")
         owed = owed.withColumn("owed_since", F.greatest("appended_at", "begun_at"))  # which passes over null
         return owed.withColumn("window", books.window_of("appended_at", options.window_ms))
 
 
-def _resolved(looker: Looker, time: datetime | None, names: Iterable[str]) -> dict[str, int]:
+def _resolved(looker: Looker, time: datetime | None, parts: Iterable[Part]) -> dict[Part, int]:
     """The first message of each subject that was stored then or later; empty: no time is meant."""
     if time is None:
         return {}
-    return looker.resolve(dict.fromkeys(names, Where(Whence.TIME, max(0, time_ms(time)))))
+    return looker.resolve(dict.fromkeys(parts, Where(Whence.TIME, max(0, time_ms(time)))))

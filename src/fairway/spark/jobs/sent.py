@@ -147,19 +147,20 @@ def strangers(rows: DataFrame, stored: DataFrame) -> DataFrame:
 
 def rows_twice(rows: DataFrame, stored: DataFrame) -> DataFrame:
     """Messages of a row that has one already, under another id."""
+    place = F.struct("appended_at", "broker_group", "sequence")
     firsts = stored.groupBy("subject", "row").agg(
-        F.min("sequence").alias("first"), F.min_by("id", "sequence").alias("first_id"), F.count("*").alias("copies")
+        F.min(place).alias("first"), F.min_by("id", place).alias("first_id"), F.count("*").alias("copies")
     )
     copies = stored.join(firsts.filter("copies > 1"), ["subject", "row"]).join(rows, _keys(rows), "left_semi")
     return findings.found(
-        copies.filter((F.col("sequence") > F.col("first")) & (F.col("id") != F.col("first_id"))),
+        copies.filter((place > F.col("first")) & (F.col("id") != F.col("first_id"))),
         findings.ROW_TWICE,
         subject=F.col("subject"),
         id=F.col("id"),
         key=F.col("key"),
         sequence=F.col("sequence"),
         since=F.col("appended_at"),
-        detail=F.format_string("row %s, first stored as %d", F.col("row"), F.col("first")),
+        detail=F.format_string("row %s, first stored as %d", F.col("row"), F.col("first.sequence")),
         at=F.col("appended_at"),
     )
 

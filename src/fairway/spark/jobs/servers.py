@@ -3,17 +3,18 @@ broker; messages that wait for their time, by the delay server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from fairway.client import url as urls
 from fairway.errors import Code, Refused
 from fairway.protocol.admin import Depth, Describe, Described
 from fairway.protocol.delaying import Tallied, Tally, Which
 from fairway.protocol.messages import Whence
 from fairway.protocol.tracing import Retrace, Retraced
-from fairway.spark.calling import Caller, caller_of_delay
-from fairway.spark.looking import Extent
+from fairway.spark.brokers import Extent
+from fairway.spark.calling import Caller
+from fairway.spark.places import Part, Place, broker_places, caller_to, delay_places
 
 
 @dataclass(frozen=True)
@@ -31,37 +32,62 @@ class Counts:
     """What a broker counts."""
 
     now_ms: int  # by its clock
-    position: int  # where the action log ends: as long as that is the same, no group has moved
-    extents: Mapping[str, Extent]
+    positions: Mapping[str, int]  # where action logs end: as long as that is the same, no group has moved
+    extents: Mapping[Part, Extent]
+    log_ids: Mapping[str, str]  # of messages, as an archive notes it
     owed: Mapping[tuple[str, str], int]  # by subject and group: handed out, and neither acked nor dead
+    spread: Mapping[tuple[str, str], int]  # by subject and group: in how many broker groups there is one
 
 
 def counts(url: str, patience_s: int, subjects: Iterable[str]) -> Counts:
-    """Of every group on these subjects. `position` is no later than the rest."""
-    wanted = set(subjects)
-    extents: dict[str, Extent] = {}
-    owed: dict[tuple[str, str], int] = {}
-    after = ""
-    with Caller(urls.parse(url).brokers, patience_s) as caller:
-        position = caller.ask(Retrace(Whence.LATEST, 0, 0, None), Retraced).committed_end
-        while True:
-            page = caller.ask(Describe(Depth.GROUPS, None, None, after), Described)
-            for each in page.subjects:
-                if each.name in wanted:
-                    extents[each.name] = Extent(each.first_sequence, each.committed_end)
-                    for group in each.groups:
-                        held = group.in_flight + group.returned + group.retrying + group.dying
-                        owed[each.name, group.name] = held
-            after = page.next
-            if not after:
-                return Counts(page.broker.now_ms, position, extents, owed)
+    """Of every group on these subjects. `positions` are no later than the rest."""
+    counted = Counts(0, {}, {}, {}, {}, {})
+    for place in broker_places(url, patience_s):
+        with caller_to(place) as caller:
+            counted = _counted(caller, place.broker_group, set(subjects), counted)
+    return counted
+
+
+def _counted(caller: Caller, broker_group: str, wanted: Set[str], before: Counts) -> Counts:
+    """What this broker group counts, added to what others have."""
+    position = caller.ask(Retrace(Whence.LATEST, 0, 0, None), Retraced).committed_end
+    extents, owed, spread, after = dict(before.extents), Counter(before.owed), Counter(before.spread), ""
+    while True:
+        page = caller.ask(Describe(Depth.GROUPS, None, None, after), Described)
+        for each in page.subjects:
+            if each.name in wanted:
+                extents[Part(each.name, broker_group)] = Extent(each.first_sequence, each.committed_end)
+                for group in each.groups:
+                    held = group.in_flight + group.returned + group.retrying + group.dying
+                    owed[each.name, group.name] += held
+                    spread[each.name, group.name] += 1
+        after = page.next
+        if not after:
+            return Counts(
+                max(page.broker.now_ms, before.now_ms),
+                {**before.positions, broker_group: position},
+                extents,
+                {**before.log_ids, broker_group: f"{page.broker.log_id:016x}"},
+                owed,
+                spread,
+            )
 
 
 def scheduled(url: str, patience_s: int, subjects: Iterable[str], window_ms: int) -> Scheduled:
     """How many messages wait for their time, and in which windows that is."""
+    found = [_scheduled(place, list(subjects), window_ms) for place in delay_places(url, patience_s)]
+    there = [each for each in found if each.is_there]
+    messages, windows = Counter[str](), Counter[tuple[str, int]]()
+    for each in there:
+        messages.update(each.messages)
+        windows.update(each.windows)
+    return Scheduled(bool(there), messages, windows)
+
+
+def _scheduled(place: Place, subjects: Sequence[str], window_ms: int) -> Scheduled:
     messages: dict[str, int] = {}
     windows: dict[tuple[str, int], int] = {}
-    with caller_of_delay(url, patience_s) as caller:
+    with caller_to(place) as caller:
         try:
             total = caller.ask(Tally(Which()), Tallied).count
         except Refused as refused:

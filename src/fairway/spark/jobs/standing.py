@@ -1,64 +1,94 @@
-"""Where a broker stands before a job reads: subjects, the groups on each, and the inboxes of these. Asked first, so
-that whatever is read afterwards knows at least as much."""
+"""Where brokers stand before a job reads: subjects, the groups on each, and the inboxes of these. Asked first, so that
+whatever is read afterwards knows at least as much."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fairway.client import url
 from fairway.names import Group, Subject
 from fairway.protocol.admin import Depth, Describe, Described, SubjectState
+from fairway.spark.brokers import Extent
 from fairway.spark.calling import Caller
 from fairway.spark.event_log import Trail
 from fairway.spark.event_options import is_meant
 from fairway.spark.jobs.picking import Picking
-from fairway.spark.looking import Extent, unknown
+from fairway.spark.looking import unknown
 from fairway.spark.options import is_pattern
+from fairway.spark.places import Part, broker_places, caller_to
 
 
 class Standing(NamedTuple):
-    """What the broker said."""
+    """What the broker groups said."""
 
-    extents: dict[str, Extent]  # by subject, inboxes included
-    cursors: dict[tuple[str, str], int]  # by subject and group: the next that is handed out for the first time
+    extents: dict[Part, Extent]  # inboxes included
+    cursors: dict[tuple[Part, str], int]  # by subject and group: the next that is handed out for the first time
     inboxes: dict[str, str]  # whose subject they belong to
-    told_from_ms: int  # since when the action log tells what happens; 0: from the beginning
-    log_id: str  # of messages, as an archive notes it
-    now_ms: int  # by its clock
+    told_from_ms: dict[str, int]  # since when each action log tells what happens; 0: from the beginning
+    log_ids: dict[str, str]  # of messages, as an archive notes it
+    now_ms: list[int]  # by their clocks
+
+    @property
+    def parts(self) -> list[Part]:
+        """Without inboxes."""
+        return [part for part in self.extents if part.subject not in self.inboxes]
 
     @property
     def subjects(self) -> list[str]:
-        """Without inboxes."""
-        return [name for name in self.extents if name not in self.inboxes]
+        """The same, whichever broker groups hold them."""
+        return list(dict.fromkeys(part.subject for part in self.parts))
+
+    @property
+    def names(self) -> list[str]:
+        """Of all that is looked at, inboxes included."""
+        return list(dict.fromkeys(part.subject for part in self.extents))
 
 
 def look(picking: Picking, groups: frozenset[str] | None = None) -> Standing:
     """The subjects that are meant, and what belongs to them; of some groups, or of all."""
-    with Caller(url.parse(picking.url).brokers, picking.patience_s) as caller:
-        stored: list[str] = []
-        standing = Standing({}, {}, {}, Trail(caller, None, is_strict=False).told_from_ms(), "", 0)
-        for page in _pages(caller):
-            standing = standing._replace(log_id=f"{page.broker.log_id:016x}", now_ms=page.broker.now_ms)
-            for each in page.subjects:
-                stored.append(each.name)
-                if is_meant(each.name, picking.subjects):
-                    _note(standing, each, groups)
-        for name in picking.subjects:
-            if picking.archive is None and not is_pattern(name) and name not in standing.extents:
-                raise unknown(name, stored, caller.where)
-        _look_into_inboxes(caller, standing)
+    stored: list[str] = []
+    standing = Standing({}, {}, {}, {}, {}, [])
+    for place in broker_places(picking.url, picking.patience_s):
+        with caller_to(place) as caller:
+            _look_at(caller, place.broker_group, picking, groups, standing, stored)
+    for name in picking.subjects:
+        is_there = any(part.subject == name for part in standing.extents)
+        if picking.archive is None and not is_pattern(name) and not is_there:
+            raise unknown(name, stored, picking.url)
     return standing
 
 
-def _look_into_inboxes(caller: Caller, standing: Standing) -> None:
+def _look_at(
+    caller: Caller,
+    broker_group: str,
+    picking: Picking,
+    groups: frozenset[str] | None,
+    standing: Standing,
+    stored: list[str],
+) -> None:
+    standing.told_from_ms[broker_group] = Trail(caller, None, is_strict=False).told_from_ms()
+    for page in _pages(caller):
+        standing.log_ids[broker_group] = f"{page.broker.log_id:016x}"
+        standing.now_ms.append(page.broker.now_ms)
+        for each in page.subjects:
+            stored.append(each.name)
+            if is_meant(each.name, picking.subjects):
+                _note(standing, each, broker_group, groups)
+    _look_into_inboxes(caller, broker_group, standing)
+
+
+def _look_into_inboxes(caller: Caller, broker_group: str, standing: Standing) -> None:
     """An inbox is described only to who asks for it by its name; all are asked for at once."""
-    owners = {str(Subject.inbox(Group(group), Subject(subject))): subject for subject, group in standing.cursors}
+    owners = {
+        str(Subject.inbox(Group(group), Subject(part.subject))): part.subject
+        for part, group in standing.cursors
+        if part.broker_group == broker_group
+    }
     tickets = {name: caller.put(Describe(Depth.GROUPS, name)) for name in owners}
     for name, ticket in tickets.items():
         for each in caller.take(ticket, Described)[0].subjects:
             standing.inboxes[name] = owners[name]
-            _note(standing, each, None)
+            _note(standing, each, broker_group, None)
 
 
 def _pages(caller: Caller) -> Iterator[Described]:
@@ -71,8 +101,9 @@ def _pages(caller: Caller) -> Iterator[Described]:
         after = page.next
 
 
-def _note(standing: Standing, found: SubjectState, groups: frozenset[str] | None) -> None:
-    standing.extents[found.name] = Extent(found.first_sequence, found.committed_end)
+def _note(standing: Standing, found: SubjectState, broker_group: str, groups: frozenset[str] | None) -> None:
+    part = Part(found.name, broker_group)
+    standing.extents[part] = Extent(found.first_sequence, found.committed_end)
     for each in found.groups:
         if groups is None or each.name in groups:
-            standing.cursors[found.name, each.name] = each.cursor
+            standing.cursors[part, each.name] = each.cursor

@@ -100,7 +100,7 @@ def run(spark: SparkSession, options: Options) -> Found:
             found = Found([_account(row) for row in accounts(rows).orderBy("subject", "group").collect()])
             found.slowest = _named(rows.filter(F.col("state") == ACKED), F.desc("total_ms"), options.top)
             found.stuck = _named(rows.filter(F.col("state").isin(*OPEN)), F.asc("appended_at"), options.top)
-            claimed = {subject for subject, _ in seen.cursors} | {each.subject for each in found.accounts}
+            claimed = {part.subject for part, _ in seen.cursors} | {each.subject for each in found.accounts}
             found.unclaimed = sorted(name for name in seen.subjects if name not in claimed) if groups is None else []
             return found
         finally:

@@ -1,0 +1,122 @@
+"""Broker groups on a real ZooKeeper as commands in processes of their own, for `bench.cluster`."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from bench.client_rates import cpu_s
+from fairway.registry.layout import GroupRecord, Member
+from fairway.world.process import Child
+from tests.crash.cluster_view import View
+from tests.support.ports import free_port
+from tests.support.zookeeper import Ensemble
+
+START_S = 60.0
+READY = re.compile(r"fairway \w+: ready at .*")
+
+
+def started(*arguments: str) -> Child:
+    """A command of ours that has said that it is ready."""
+    child = Child("fairway.cli.main", *arguments)
+    try:
+        said = child.line(timeout_s=START_S)
+    except BaseException:
+        child.kill()
+        raise
+    if READY.fullmatch(said or "") is None:
+        child.kill()
+        raise RuntimeError(f"`fairway {' '.join(arguments)}` does not start")
+    return child
+
+
+class Alone:
+    """A broker without replicas and without a registry."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self._child = started("broker", "--data", str(folder / "alone"), "--port", str(self.port))
+
+    @property
+    def url(self) -> str:
+        return f"fairway://127.0.0.1:{self.port}"
+
+    def cpu_s(self) -> float:
+        return cpu_s(self._child.pid)
+
+    def close(self) -> None:
+        self._child.kill()
+
+
+class BrokerGroup:
+    """So many copies of one broker."""
+
+    def __init__(self, folder: Path, zookeeper: Ensemble, name: str, copies: int, session_ms: int) -> None:
+        self.name = name
+        self.ports = [free_port() for _ in range(copies)]
+        self._folder = folder
+        self._zookeeper = zookeeper
+        self._session_ms = session_ms
+        self._children: dict[int, Child] = {}
+        for port in self.ports:
+            self.start(port)
+        self.await_whole()
+
+    def start(self, port: int) -> None:
+        registry = f"zookeeper://{self._zookeeper.hosts}"
+        self._children[port] = started(
+            *("broker", "--data", str(self._folder / f"{self.name}-{port}"), "--port", str(port)),
+            *("--registry", registry, "--group", self.name, "--session-ms", str(self._session_ms)),
+        )
+
+    @property
+    def url(self) -> str:
+        return "fairway://" + ",".join(f"127.0.0.1:{port}" for port in self.ports)
+
+    def cpu_s(self) -> float:
+        return sum(cpu_s(child.pid) for child in self._children.values())
+
+    def kill(self, port: int) -> None:
+        self._children.pop(port).kill()
+
+    def close(self) -> None:
+        for child in self._children.values():
+            child.kill()
+
+    # --- what the registry says --------------------------------------------------------------------------------------
+
+    def await_whole(self) -> int:
+        """Until all copies are in sync; the port of the one that leads."""
+        record, members = self._await(lambda record: len(record.in_sync) == len(self.ports))
+        return members[record.master].port
+
+    def _await(self, is_so: Callable[[GroupRecord], bool]) -> tuple[GroupRecord, dict[str, Member]]:
+        view = View(self._zookeeper.hosts, self.name)
+        deadline = time.monotonic() + START_S
+        try:
+            while time.monotonic() < deadline:
+                record, members = view.record, view.members()
+                if record is not None and set(record.in_sync) <= members.keys() and is_so(record):
+                    return record, members
+                time.sleep(0.05)
+        finally:
+            view.close()
+        raise RuntimeError(f"group {self.name} does not become whole")
+
+
+@contextmanager
+def meta(zookeeper: Ensemble, subject: str, groups: Sequence[str]) -> Iterator[str]:
+    """A meta server, which has been told that these groups carry the subject; its URL."""
+    port = free_port()
+    url = f"meta://127.0.0.1:{port}"
+    with ExitStack() as running:
+        child = started("meta", "--registry", f"zookeeper://{zookeeper.hosts}", "--port", str(port))
+        running.callback(child.kill)
+        chosen = [word for group in groups for word in ("--on", group)]
+        with Child("fairway.cli.main", "subject", "create", subject, *chosen, "--url", url) as asked:
+            if asked.wait(timeout_s=START_S) != 0:
+                raise RuntimeError("the meta server does not make the subject: see its words above")
+        yield url

@@ -1,0 +1,56 @@
+"""What a broker that is one copy of several may answer now: everything, as the master; as a replica what can be read
+without changing anything; nothing but replicas' questions while it takes over."""
+
+from __future__ import annotations
+
+from fairway.errors import Code, Refused
+from fairway.protocol import Message
+from fairway.protocol.admin import Describe, Scan
+from fairway.protocol.messages import Produce
+from fairway.protocol.tracing import Index, Names, Retrace
+from fairway.replication.leader import QUESTIONS, Leader
+
+_READS = (Scan, Describe, Index, Names, Retrace)  # a union written where it is asked costs 1 µs
+_RETRY_AFTER_MS = 100  # about what a change of masters takes where the old one says goodbye
+
+
+class Standing:
+    """Of one copy. Its owner (`member`) changes it."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self.leader: Leader | None = None
+        self.is_open = False  # as a master, to everybody
+        self.is_leaving = False  # it hands over
+        self.master = ""  # HOST:PORT of the one that leads, where it is another
+        self.why = "it is starting"  # nobody leads here
+
+    @property
+    def is_master(self) -> bool:
+        return self.leader is not None and self.is_open
+
+    def admit(self, message: Message) -> Leader | None:
+        """`Refused` if it cannot be answered here; the leader where it is a question for it."""
+        leader = self.leader
+        is_question = isinstance(message, QUESTIONS)
+        if leader is None or not leader.is_certain():
+            if not is_question and isinstance(message, _READS):
+                return None
+            raise self._not_master()
+        if is_question:
+            return leader
+        if not self.is_open:
+            if isinstance(message, _READS):
+                return None
+            what = "hands over to another" if self.is_leaving else "is about to lead"
+            raise Refused(Code.NOT_MASTER, f"this copy of group {self.group} {what}", retry_after_ms=_RETRY_AFTER_MS)
+        if isinstance(message, Produce):
+            leader.check_writable()
+        return None
+
+    def _not_master(self) -> Refused:
+        if self.master:
+            sentence = f"this is a replica of group {self.group}: its master is at {self.master}"
+        else:
+            sentence = f"this copy of group {self.group} does not lead, and knows nobody who does: {self.why}"
+        return Refused(Code.NOT_MASTER, sentence, retry_after_ms=_RETRY_AFTER_MS)

@@ -1,0 +1,326 @@
+"""An election at a meta server, by the leases of its registry: for a cluster that has no ZooKeeper.
+
+    fairway.elect(Billing(), election=MetaElection("meta://127.0.0.1:20882", "billing"))
+
+The same line as on ZooKeeper (`zookeeper`): each candidate has a node that is ephemeral and numbered, the smallest
+number rules, and each one watches only the node before its own. *The token* is the node's number, plus one. The folder
+of the line stays and counts on, also over restarts of the meta server, and an office is only ever taken over from a
+smaller number: so each reign's token is larger than those of all reigns before it. *Certainty* is the registry
+session's (`registry.port`): our node is there as long as the session is, and until then no other can have seen it end.
+
+`RegistryElection` is the election itself, on a loop and before any registry; `MetaElection` has a thread for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from fairway.career.election import Listener
+from fairway.career.law import Confirmation
+from fairway.errors import FairwayError, Misuse, Refused
+from fairway.lookup.opening import META, parse_meta
+from fairway.lookup.remote import RemoteRegistry
+from fairway.names import Group
+from fairway.registry.port import Missing, Registry, RegistryError, SessionState, Watch
+from fairway.world.clock import RealClock
+from fairway.world.net import RealNet
+from fairway.world.rng import RealRng, Rng
+from fairway.world.workers import Workers
+
+FOLDER = "/fairway/careers"
+SESSION_MS = 10_000
+SESSION_MS_MIN = 1_000
+
+_MARK = "-n_"
+_CONFIRMED_PER_SESSION = 6
+_RETRY_S = 0.2
+_MS_NS = 1_000_000
+
+_log = logging.getLogger("fairway.career")
+
+
+class Leases(Registry, Protocol):
+    """A registry that says how long its session lasts."""
+
+    @property
+    def session_ms(self) -> int: ...
+
+
+class NoMetaElection(FairwayError):
+    """The meta server cannot hold the election; the sentence says why."""
+
+
+class _Note(enum.Enum):
+    CAMPAIGN = "campaign"
+    RESIGN = "resign"
+    CLOSE = "close"
+    LOOK = "look"
+
+
+class RegistryElection:
+    """One candidate's place in a line in a registry. Its calls come from any thread; it lives on the loop of `run`."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Leases]], path: str, rng: Rng) -> None:
+        self._connect = connect
+        self._path = path
+        self._rng = rng
+        self._notes: deque[_Note] = deque()
+        self._stirred = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._registry: Leases | None = None
+        self._connecting: asyncio.Future[Leases] | None = None
+        self._watch: Watch | None = None
+        self._watched = ""
+        self._is_running = False
+        self._is_elected = False
+        self._is_suspended = False
+        self._is_over = False  # the session was, and its nodes are gone
+        self._word = ""
+        self._node = ""
+        self._token = 0
+
+    # --- the port ----------------------------------------------------------------------------------------------------
+
+    def open(self, listener: Listener) -> None:
+        """On the loop that it is to live on."""
+        self._task = asyncio.get_running_loop().create_task(self.run(listener), name="fairway-election")
+
+    def campaign(self) -> None:
+        self._post(_Note.CAMPAIGN)
+
+    def resign(self) -> None:
+        self._post(_Note.RESIGN)
+
+    def close(self) -> None:
+        self._post(_Note.CLOSE)
+
+    def _post(self, note: _Note) -> None:
+        self._notes.append(note)
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and this election with it
+                loop.call_soon_threadsafe(self._stirred.set)
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    async def run(self, listener: Listener) -> None:
+        """Until it is closed."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._run_until_closed(listener)
+        except Exception as error:  # a bug: nobody would be elected any more, in silence
+            listener.failed(error)
+            raise
+        finally:
+            listener.closed()
+
+    async def _run_until_closed(self, listener: Listener) -> None:
+        wait_s: float | None = None
+        while (note := await self._next_note(wait_s)) is not _Note.CLOSE:
+            if note is _Note.CAMPAIGN:
+                self._is_running = True
+            elif note is _Note.RESIGN:
+                self._is_running = False
+                await self._withdraw()
+                listener.resigned()
+            wait_s = await self._attend(listener) if self._is_running else None
+        self._is_running = False
+        await self._withdraw()
+        await self._drop()
+
+    async def _next_note(self, wait_s: float | None) -> _Note | None:
+        if not self._notes:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._stirred.wait()
+        self._stirred.clear()
+        return self._notes.popleft() if self._notes else None
+
+    async def _attend(self, listener: Listener) -> float | None:
+        """What is to be done now; how long until there is something again, though nothing happens."""
+        try:
+            return await self._pursue(listener)
+        except Refused as refused:
+            self._is_running = False
+            await self._drop()
+            listener.failed(NoMetaElection(f"no election at {self._path}: {refused.sentence}"))
+            return None
+        except FairwayError as error:
+            _log.debug("election %s: %r, asked again soon", self._path, error)
+            self._suspend(listener)
+            return _RETRY_S
+
+    async def _pursue(self, listener: Listener) -> float | None:
+        registry = self._registry or self._connected()
+        if registry is None:
+            return None
+        if self._is_over:
+            self._is_over = False
+            self._lose(listener)
+            if not self._is_running:
+                return None
+        if self._is_elected:
+            await self._confirm(registry, listener)
+        elif self._node or await self._stand(registry):
+            await self._look(registry, listener)
+        return registry.session_ms / 1_000 / _CONFIRMED_PER_SESSION
+
+    def _connected(self) -> Leases | None:
+        """A session, once there is one; meanwhile there are notes to be read."""
+        if self._connecting is None:
+            self._connecting = asyncio.ensure_future(self._connect())
+            self._connecting.add_done_callback(lambda _: self._post(_Note.LOOK))
+        if not self._connecting.done():
+            return None
+        connecting, self._connecting = self._connecting, None
+        self._registry = connecting.result()
+        self._registry.on_session = self._session_is
+        return self._registry
+
+    def _session_is(self, state: SessionState) -> None:
+        self._is_over = self._is_over or state is SessionState.OVER
+        self._post(_Note.LOOK)
+
+    def _suspend(self, listener: Listener) -> None:
+        if self._is_elected and not self._is_suspended:
+            self._is_suspended = True
+            listener.suspended()
+
+    # --- standing, looking, confirming -------------------------------------------------------------------------------
+
+    async def _stand(self, registry: Leases) -> bool:
+        """Have a node in the line. One that was made by a request whose answer was lost is found by its word."""
+        self._word = self._word or f"{self._rng.bits(96):024x}"
+        mine = [name for name in await registry.children(self._path) if name.startswith(self._word)]
+        if mine:
+            node = await registry.get(f"{self._path}/{mine[0]}", fresh=True)
+            if node is None or node.owner != registry.session_id:
+                self._word = ""
+                self._post(_Note.LOOK)
+                return False
+        else:
+            prefix = f"{self._path}/{self._word}{_MARK}"
+            node = await registry.create(prefix, is_ephemeral=True, is_numbered=True)
+        self._node, self._token = node.path, _number_of(node.path) + 1
+        return True
+
+    async def _look(self, registry: Leases, listener: Listener) -> None:
+        """Are we the first in line? If not, watch the one before us; and look again once that is watched."""
+        while True:
+            line = sorted((name for name in await registry.children(self._path) if _MARK in name), key=_number_of)
+            own = self._node.rpartition("/")[2]
+            if own not in line:  # somebody has removed it, or it was of a session that is over
+                self._forget()
+                self._post(_Note.LOOK)
+                return
+            place = line.index(own)
+            if place == 0:
+                await self._confirm(registry, listener)
+                return
+            before = f"{self._path}/{line[place - 1]}"
+            if before != self._watched:  # a new one may be called for nothing: then we look again, and make no other
+                self._unwatch()
+                self._watched = before
+                self._watch = registry.watch(before, lambda: self._post(_Note.LOOK))
+            if await registry.get(before) is not None:
+                return
+
+    async def _confirm(self, registry: Leases, listener: Listener) -> None:
+        """Our node is there, and of our session: the office is ours for as long as that is certain."""
+        session = registry.session_id
+        node = await registry.get(self._node, fresh=True)
+        if node is None or not session or node.owner != session or session != registry.session_id:
+            self._lose(listener)
+            return
+        until_ns = registry.certain_until_ns()
+        confirmation = Confirmation(self._token, until_ns, until_ns + registry.session_ms * _MS_NS // 3)
+        was_elected, self._is_elected, self._is_suspended = self._is_elected, True, False
+        (listener.confirmed if was_elected else listener.elected)(confirmation)
+
+    # --- going -------------------------------------------------------------------------------------------------------
+
+    def _lose(self, listener: Listener) -> None:
+        """The node is gone. Who was waiting stands again; who ruled says so, and waits to be asked."""
+        token, was_elected = self._token, self._is_elected
+        self._forget()
+        if was_elected:
+            self._is_running = False
+            listener.lost(token)
+        else:
+            self._post(_Note.LOOK)
+
+    async def _withdraw(self) -> None:
+        """Have no place in the line. Where that cannot be said, the session is given up, and the place goes with it."""
+        if self._registry is not None and self._node:
+            try:
+                await self._registry.remove(self._node)
+                self._word = ""
+            except Missing:
+                self._word = ""
+            except RegistryError as error:
+                _log.debug("election %s: the node cannot be removed, the session is given up: %r", self._path, error)
+        if self._word:  # a node may be there, or be on its way
+            await self._drop()
+        self._forget()
+
+    async def _drop(self) -> None:
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            connecting.cancel()
+            with contextlib.suppress(asyncio.CancelledError, FairwayError):
+                self._registry = await connecting
+        registry, self._registry = self._registry, None
+        if registry is not None:
+            registry.on_session = lambda _: None
+            await registry.close()
+
+    def _forget(self) -> None:
+        self._unwatch()
+        self._word = self._node = ""
+        self._is_elected = self._is_suspended = self._is_over = False
+
+    def _unwatch(self) -> None:
+        watch, self._watch, self._watched = self._watch, None, ""
+        if watch is not None:
+            watch.cancel()
+
+
+def _number_of(name: str) -> int:
+    return int(name.rpartition(_MARK)[2])
+
+
+class MetaElection:
+    """One candidate's place in a line at a meta server."""
+
+    def __init__(self, url: str, career: str, *, session_ms: int = SESSION_MS) -> None:
+        """`url` as "meta://HOST:PORT"; a leader that vanishes is replaced after `session_ms`."""
+        if not url.startswith(META):
+            raise Misuse(f"no meta server in {url!r}: write meta://HOST:PORT")
+        if session_ms < SESSION_MS_MIN:
+            raise Misuse(f"session_ms={session_ms}: at least {SESSION_MS_MIN}")
+        self._addresses = parse_meta(url)
+        self._session_ms = session_ms
+        self._workers = Workers()
+        self._is_open = False
+        self._core = RegistryElection(self._open_registry, f"{FOLDER}/{Group.parse(career)}", RealRng())
+        self.campaign = self._core.campaign
+        self.resign = self._core.resign
+        self.close = self._core.close
+
+    def open(self, listener: Listener) -> None:
+        if self._is_open:
+            raise Misuse("this election has its candidate: make another one")
+        self._is_open = True
+        self._workers.start_loop("fairway-election", lambda: self._core.run(listener))
+
+    async def _open_registry(self) -> Leases:
+        return await RemoteRegistry.open(
+            RealNet(), RealClock(), RealRng(), self._addresses, session_ms=self._session_ms, name="fairway career"
+        )

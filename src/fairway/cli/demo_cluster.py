@@ -1,0 +1,260 @@
+"""`make cluster`, `fairway demo cluster`: a whole cluster on this machine, orders through it, live; and what to kill.
+
+Orders are sent to a subject that both broker groups carry, some of them by way of the delay server, and a consumer in
+this process takes them all. Each has a number, so that in the end it is known of every one that was stored whether it
+came. Without an end of its own it goes on until Ctrl-C, and whoever is killed meanwhile comes back after a while; with
+one, it kills the master of a broker group itself when half of the time is over.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from fairway.cli import cluster as cluster_verb
+from fairway.cli import demo_servers, meta_client, output
+from fairway.cli.demo_servers import AWAY_S, SESSION_MS, Cluster
+from fairway.cli.options import Options
+from fairway.errors import FairwayError
+from fairway.world import host
+from fairway.world.clock import RealClock
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from fairway import Client
+    from fairway.cli.demo_traffic import Traffic
+    from fairway.protocol.routing import GroupRoute, Routed
+    from fairway.world.workers import Ending
+
+    _Update: TypeAlias = Callable[[RenderableType, bool], None]
+
+SUBJECT = "order.changed"
+_TICK_S = 0.05
+_LOOK_S = 0.5
+_SAY_S = 5.0  # between two tables, where nobody watches a screen
+_SETTLE_S = 60.0  # for all groups to be led, and their copies to be in sync
+_DRAIN_S = 30.0  # for what was stored to be consumed
+_KILL_FROM_S = 12.0  # a show that is shorter has no time for a failover
+_COPIES = 2
+
+Seconds = Annotated[
+    float | None, typer.Option("--seconds", min=1, metavar="N", help="End by itself after so long; else Ctrl-C.")
+]
+DataDirectory = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="Use and keep this directory; else a temporary one.")
+]
+
+
+def cluster(seconds: Seconds = None, data: DataDirectory = None) -> None:
+    """Watch a cluster: ZooKeeper, two meta servers, two broker groups of two, a delay server, orders through it all.
+
+    Everything runs on this machine and is gone at the end. With --seconds the master of a group is killed halfway. Exit
+    status 0: every order that was stored was received. Needs Java and pyspark, whose jars have a ZooKeeper.
+    """
+    with output.failures("demo cluster"), _directory(data) as root, host.asked_to_end() as ending:
+        out = output.console()
+        out.print("starting ZooKeeper, two meta servers, four brokers and a delay server ...")
+        with demo_servers.running(root) as servers:
+            is_whole = _Show(out, servers, ending).run(seconds)
+    if not is_whole:
+        raise typer.Exit(output.Exit.DAMAGE)
+
+
+@contextmanager
+def _directory(data: Path | None) -> Iterator[Path]:
+    if data is not None:
+        yield data
+        return
+    made = tempfile.mkdtemp(prefix="fairway-demo-")
+    try:
+        yield Path(made)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+class _Show:
+    """Orders, a live view, and a sum at the end."""
+
+    def __init__(self, out: Console, servers: Cluster, ending: Ending) -> None:
+        self._out = out
+        self._servers = servers
+        self._ending = ending
+        self._clock = RealClock()
+        self._options = Options(url=servers.url)
+        self._killed: _Killing | None = None
+
+    def run(self, seconds: float | None) -> bool:
+        """Whether every order that was stored was received."""
+        import fairway
+        from fairway.cli.demo_traffic import Traffic
+
+        found = self._await_settled()
+        self._create_subject()
+        with fairway.Client(self._servers.url) as client:
+            with Traffic(client, SUBJECT) as traffic:
+                self._say_what_to_try(found)
+                self._show(client, traffic, seconds)
+                self._out.print("no more orders: waiting for what is on its way ...")
+                self._drain(traffic)
+            return self._sum_up(traffic)
+
+    # --- before ------------------------------------------------------------------------------------------------------
+
+    def _await_settled(self) -> Routed:
+        """Every group is led, and its copies are in sync."""
+        end_ns = self._clock.monotonic_ns() + int(_SETTLE_S * 1e9)
+        while True:
+            found = self._look()
+            if found is not None and len(found.groups) == 3 and all(map(_is_settled, found.groups)):
+                return found
+            if self._clock.monotonic_ns() > end_ns:
+                if found is not None:
+                    self._out.print(cluster_verb.shown(found))
+                words = "; ".join(f"{each.name}: {each.last_words()}" for each in self._servers.servers)
+                raise demo_servers.ServerFailed(f"the cluster is not in order after {_SETTLE_S:g} s: {words}")
+            host.sleep(_LOOK_S)
+
+    def _look(self) -> Routed | None:
+        """None: no meta server answers, or not yet."""
+        try:
+            return meta_client.everything(self._options)
+        except (FairwayError, TimeoutError):
+            return None
+
+    def _create_subject(self) -> None:
+        from fairway.protocol.routing import Change, Govern, Governed
+
+        meta_client.ask(self._options, Govern(Change.CREATE, SUBJECT, ["g1", "g2"]), Governed)
+
+    # --- live --------------------------------------------------------------------------------------------------------
+
+    def _show(self, client: Client, traffic: Traffic, seconds: float | None) -> None:
+        start_ns = looked_ns = said_ns = self._clock.monotonic_ns()
+        with self._screen() as update:
+            while not self._ending.wait(_TICK_S):
+                now_ns = self._clock.monotonic_ns()
+                elapsed_s = (now_ns - start_ns) / 1e9
+                if seconds is not None and elapsed_s >= seconds:
+                    return
+                traffic.send(client, elapsed_s)
+                for name in self._servers.revive():
+                    self._out.print(f"{name} was away; it is back")
+                if now_ns - looked_ns < _LOOK_S * 1e9:
+                    continue
+                looked_ns = now_ns
+                is_due = now_ns - said_ns >= _SAY_S * 1e9
+                said_ns = now_ns if is_due else said_ns
+                found = self._look()
+                update(self._view(found, traffic), is_due)
+                if seconds is not None and seconds >= _KILL_FROM_S and elapsed_s >= seconds / 2:
+                    self._follow_killing(found)
+
+    @contextmanager
+    def _screen(self) -> Iterator[_Update]:
+        """A place for the newest view: on a terminal it is drawn over the one before."""
+        from rich.live import Live
+
+        if not self._out.is_terminal:
+            yield lambda view, is_due: self._out.print(view) if is_due else None
+            return
+        with Live(console=self._out, auto_refresh=False) as live:
+            yield lambda view, _is_due: live.update(view, refresh=True)
+
+    def _view(self, found: Routed | None, traffic: Traffic) -> RenderableType:
+        from rich.console import Group as RichGroup
+        from rich.text import Text
+
+        if found is None:
+            return RichGroup(Text("no meta server answers"), Text(traffic.sentence()), Text(self._processes()))
+        return RichGroup(cluster_verb.shown(found), Text(traffic.sentence()), Text(self._processes()))
+
+    def _processes(self) -> str:
+        """Whom to kill."""
+        servers = [(each.name, each.pid) for each in self._servers.servers]
+        known = [("zookeeper", self._servers.zookeeper_pid), *servers]
+        return "processes: " + ", ".join(f"{name} {pid or 'away'}" for name, pid in known)
+
+    def _follow_killing(self, found: Routed | None) -> None:
+        """Kill the master of the first group, once; then see how long it takes until another one leads."""
+        group = _group(found, "g1")
+        if self._killed is None:
+            master = None if group is None else self._servers.at(group.master)
+            if group is not None and master is not None:
+                self._killed = _Killing(group.epoch, self._clock.monotonic_ns())
+                self._out.print(f"kill -9 {master.pid}: {master.name}, which leads g1 under epoch {group.epoch}")
+                master.kill()
+        elif self._killed.took_s is None and group is not None and self._killed.is_over(group):
+            self._killed.took_s = (self._clock.monotonic_ns() - self._killed.at_ns) / 1e9
+            heir = self._servers.at(group.master)
+            self._out.print(
+                f"{heir.name if heir is not None else group.master} leads g1 under epoch {group.epoch}, "
+                f"{self._killed.took_s:.1f} s later, of which a session takes {SESSION_MS / 1_000:g} s to end"
+            )
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _drain(self, traffic: Traffic) -> None:
+        """Until all that was stored is received and every group is led again, or for a while."""
+        end_ns = self._clock.monotonic_ns() + int(_DRAIN_S * 1e9)
+        while self._clock.monotonic_ns() < end_ns:
+            is_awaiting = self._killed is not None and self._killed.took_s is None
+            if is_awaiting:
+                self._follow_killing(self._look())
+            elif traffic.is_complete():
+                return
+            self._servers.revive()
+            host.sleep(_TICK_S)
+
+    def _sum_up(self, traffic: Traffic) -> bool:
+        for sentence in traffic.sum_up():
+            self._out.print(sentence, soft_wrap=True)
+        if self._killed is not None and self._killed.took_s is None:
+            self._out.print("nobody took over from the master that was killed: see the logs with --data DIR")
+            return False
+        return not traffic.lost
+
+    def _say_what_to_try(self, found: Routed) -> None:
+        group = _group(found, "g1")
+        master = None if group is None else self._servers.at(group.master)
+        tries = {
+            f"export FAIRWAY_URL={self._servers.url} PATH=.venv/bin:$PATH": "",
+            "fairway cluster --watch": "who leads, who follows, who is behind",
+            f"kill -9 {master.pid if master else 'PID'}": "the master of g1: the other copy takes over in seconds",
+            f"kill -STOP {master.pid if master else 'PID'}": "the same for one that only hangs; -CONT wakes it up",
+            f"fairway subject show {SUBJECT}": "which broker groups carry it",
+            "fairway cluster drain g2": "no new messages to g2; undone with --off",
+            f"fairway tail {SUBJECT} --json": "what is sent",
+            "fairway delay count": "what waits at the delay server",
+        }
+        self._out.print(f"Everything is up. Whoever is killed comes back after {AWAY_S:g} s. In another shell:")
+        for command, what in tries.items():
+            self._out.print(f"  {command:48} # {what}" if what else f"  {command}", markup=False, soft_wrap=True)
+        self._out.print()
+
+
+class _Killing:
+    """Of a master, by the show itself."""
+
+    def __init__(self, epoch: int, at_ns: int) -> None:
+        self.at_ns = at_ns
+        self.took_s: float | None = None  # until another one led
+        self._epoch = epoch
+
+    def is_over(self, group: GroupRoute) -> bool:
+        return group.epoch > self._epoch and bool(group.master)
+
+
+def _group(found: Routed | None, name: str) -> GroupRoute | None:
+    return None if found is None else next((each for each in found.groups if each.name == name), None)
+
+
+def _is_settled(group: GroupRoute) -> bool:
+    in_sync = sum(copy.is_in_sync for copy in group.copies)
+    return group.is_writable and in_sync == (1 if group.kind == "delay" else _COPIES)

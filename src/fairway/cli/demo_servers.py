@@ -1,0 +1,201 @@
+"""The servers of a cluster on this machine, each a process of its own: started, started again, ended.
+
+    zookeeper       from the jars that pyspark ships
+    m1, m2          meta servers
+    g1-a, g1-b      a broker group, two copies
+    g2-a, g2-b      another
+    d1              a delay server
+
+One that somebody kills is away for a while, so that one sees what the others do, and then comes back on its directory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fairway.errors import FairwayError
+from fairway.world.clock import RealClock
+from fairway.world.ports import free_port
+
+if TYPE_CHECKING:
+    from fairway.world.process import Child
+    from fairway.world.zookeeper import Ensemble
+
+HOST = "127.0.0.1"
+AWAY_S = 15.0  # longer than it takes the others to notice
+SESSION_MS = 4_000
+_TICK_MS = 400  # ZooKeeper grants sessions of 2 to 20 of these
+_START_S = 60.0  # a machine that swaps is slow, not broken
+_END_S = 20.0
+_PORT = re.compile(r"ready at \S*?:(\d+)")
+
+
+class ServerFailed(FairwayError):
+    """One of the servers did not start."""
+
+
+class _Absence:
+    """How long a process has been dead."""
+
+    def __init__(self) -> None:
+        self._clock = RealClock()
+        self._since_ns: int | None = None
+
+    def is_over(self, *, is_alive: bool) -> bool:
+        """Whether it is time to start it again."""
+        now_ns = self._clock.monotonic_ns()
+        if is_alive:
+            self._since_ns = None
+        elif self._since_ns is None:
+            self._since_ns = now_ns
+        return self._since_ns is not None and now_ns - self._since_ns >= AWAY_S * 1e9
+
+
+class Server:
+    """`fairway ...` in a process of its own; its port and its directory stay through all its lives."""
+
+    def __init__(self, name: str, group: str, logs: Path, *arguments: str) -> None:
+        self.name = name
+        self.group = group  # of servers; empty: it is in none
+        self.port = free_port()
+        self.lives = 0
+        self._log = logs / f"{name}.log"
+        self._arguments = (*arguments, "--port", str(self.port))
+        self._absence = _Absence()
+        self._child: Child | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """None: it is away."""
+        return self._child.pid if self._child is not None and self._child.is_alive else None
+
+    def start(self) -> None:
+        """Begin; `await_ready` says when it is of use."""
+        from fairway.world.process import Child
+
+        self._child = Child("fairway.cli.main", *self._arguments, errors_to=self._log)
+        self.lives += 1
+
+    def await_ready(self) -> None:
+        ready = None if self._child is None else self._child.line(timeout_s=_START_S)
+        if ready is None or _PORT.search(ready) is None:
+            raise ServerFailed(f"{self.name} did not start: {self.last_words()}")
+
+    def revive(self) -> bool:
+        """Start it again if it has been dead for a while; whether it was."""
+        if not self._absence.is_over(is_alive=self.pid is not None):
+            return False
+        self._close()
+        self.start()
+        return True
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._child is not None:
+            self._child.kill()
+
+    def ask_to_end(self) -> None:
+        if self._child is not None:
+            self._child.terminate()
+
+    def stop(self) -> None:
+        """Wait until it has ended; one that takes too long is killed."""
+        from fairway.world.process import ChildSilent
+
+        if self._child is not None:
+            try:
+                self._child.wait(timeout_s=_END_S)
+            except ChildSilent:
+                pass
+            finally:
+                self._close()
+
+    def _close(self) -> None:
+        if self._child is not None:
+            self._child.__exit__(None, None, None)
+            self._child = None
+
+    def last_words(self) -> str:
+        """The end of what it said on stderr."""
+        lines = self._log.read_text(errors="replace").splitlines() if self._log.is_file() else []
+        return lines[-1] if lines else "it said nothing"
+
+
+class Cluster:
+    """All of them."""
+
+    def __init__(self, root: Path, zookeeper: Ensemble) -> None:
+        self._zookeeper = zookeeper
+        self._absence = _Absence()
+        self._root = root
+        registry = f"zookeeper://{zookeeper.hosts}"
+        member = ("--registry", registry, "--session-ms", str(SESSION_MS))
+        metas = [Server(name, "", root, "meta", *member) for name in ("m1", "m2")]
+        brokers = [
+            Server(f"{group}-{copy}", group, root, "broker", *self._data(f"{group}-{copy}"), *member, "--group", group)
+            for group in ("g1", "g2")
+            for copy in "ab"
+        ]
+        delay = Server("d1", "d1", root, "delay", "serve", *self._data("d1"), *member, "--group", "d1")
+        self.servers = [*metas, *brokers, delay]
+        self.url = "meta://" + ",".join(meta.address for meta in metas)
+
+    def _data(self, name: str) -> tuple[str, str]:
+        return "--data", str(self._root / name)
+
+    @property
+    def zookeeper_pid(self) -> int | None:
+        return self._zookeeper.servers[0].pid
+
+    def at(self, address: str) -> Server | None:
+        """The server that listens there."""
+        return next((each for each in self.servers if each.address == address), None)
+
+    def start(self) -> None:
+        for server in self.servers:
+            server.start()
+        for server in self.servers:
+            server.await_ready()
+
+    def revive(self) -> list[str]:
+        """Who has been dead for a while is started again; their names."""
+        back = [server.name for server in self.servers if server.revive()]
+        return back + (["zookeeper"] if self._revive_zookeeper() else [])
+
+    def _revive_zookeeper(self) -> bool:
+        [server] = self._zookeeper.servers
+        if not self._absence.is_over(is_alive=server.is_alive):
+            return False
+        server.kill()
+        server.start()
+        return True
+
+    def stop(self) -> None:
+        """The meta servers last: the others say goodbye to them."""
+        for server in reversed(self.servers):
+            server.ask_to_end()
+        for server in reversed(self.servers):
+            server.stop()
+
+
+@contextmanager
+def running(root: Path) -> Iterator[Cluster]:
+    """A cluster that is ready, with everything it keeps in that directory."""
+    from fairway.world.zookeeper import ensemble
+
+    root.mkdir(parents=True, exist_ok=True)
+    with ensemble(tick_ms=_TICK_MS, home=root / "zookeeper") as zookeeper:
+        cluster = Cluster(root, zookeeper)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()

@@ -1,0 +1,121 @@
+"""`fairway meta`: a meta server, until it is told to end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fairway import limits
+from fairway.cli import broker as broker_verbs
+from fairway.cli import output
+from fairway.cli.broker import Advertise, AllowRemote, BufferMib, Host, HttpPort, Port, Registry, SessionMs
+from fairway.cli.options import OnOff, flag
+from fairway.cli.settings import DEFAULT, ConfigFile, Settings, resolve
+from fairway.errors import Misuse
+from fairway.world import host as host_machine
+
+if TYPE_CHECKING:
+    from fairway.meta.server import MetaOptions, MetaWorld
+
+HELP = """Run a meta server: it says who lives, and which broker group carries which subject. Listens at 20882.
+
+Clients connect with meta://HOST:PORT. With --registry zookeeper://HOST:PORT any number of meta servers may run; with
+--registry sqlite:DIR there is one, and brokers register with it: --registry meta://HOST:PORT. SIGTERM or Ctrl-C stops
+it cleanly, with exit status 0.
+"""
+_REMEDY = "give --registry sqlite:DIR for a meta server alone, or zookeeper://HOST:PORT,HOST:PORT for several"
+
+CreateSubjects = Annotated[OnOff | None, flag("create_subjects")]
+Spread = Annotated[int | None, flag("spread", "N")]
+
+
+def serve(
+    registry: Registry = None,
+    host: Host = None,
+    port: Port = None,
+    http_port: HttpPort = None,
+    advertise: Advertise = None,
+    create_subjects: CreateSubjects = None,
+    spread: Spread = None,
+    session_ms: SessionMs = None,
+    buffer_mib: BufferMib = None,
+    allow_remote: AllowRemote = None,
+    config: ConfigFile = None,
+) -> None:
+    """The help text is above."""
+    flags = {name: value for name, value in locals().items() if name != "config"}
+    with output.failures("meta"):
+        settings = resolve(config, **flags)
+        if not host_machine.can_serve():
+            raise Misuse("a meta server runs on Linux, or on macOS for development; the other commands run here, too")
+        check_registry(settings.options.registry)
+        from fairway.world import service
+
+        service.run(_serve(settings))
+
+
+def check_registry(url: str | None) -> str:
+    """The registry of a meta server: not that of another one."""
+    if not url:
+        raise Misuse(f"no registry: {_REMEDY}")
+    if url.startswith("meta://"):
+        raise Misuse(f"{url} is a meta server, which is no registry for another: {_REMEDY}")
+    return url
+
+
+def meta_options(settings: Settings) -> MetaOptions:
+    """What the meta server makes of the settings."""
+    from fairway import __version__
+    from fairway.lookup.opening import META_PORT
+    from fairway.meta.server import MetaOptions
+    from fairway.protocol import Options as ConnectionOptions
+    from fairway.serving.hall import HallOptions
+
+    options = settings.options
+    buffer_bytes = options.buffer_mib * limits.MIB
+    connection = ConnectionOptions(name=f"fairway meta {__version__}")
+    return MetaOptions(
+        host=options.host,
+        port=META_PORT if settings.origins["port"] == DEFAULT else options.port,
+        allow_remote=options.allow_remote,
+        http_port=options.http_port,
+        advertise=options.advertise or "",
+        create_subjects=options.create_subjects is OnOff.ON,
+        spread=options.spread,
+        waiting_bytes_max=buffer_bytes,
+        hall=HallOptions(broker_verbs.connections_max(), buffer_bytes, buffer_bytes, connection),
+    )
+
+
+async def _open_world(url: str, session_ms: int) -> MetaWorld:
+    from fairway.lookup.opening import open_registry
+    from fairway.meta.server import MetaWorld
+    from fairway.registry.opening import is_sqlite, parse_sqlite
+    from fairway.registry.sqlite import SqliteRegistry
+    from fairway.world.clock import RealClock
+    from fairway.world.net import RealNet
+    from fairway.world.rng import RealRng
+
+    net, clock, rng = RealNet(), RealClock(), RealRng()
+    if is_sqlite(url):
+        owner = await SqliteRegistry.open(parse_sqlite(url), clock=clock)
+        return MetaWorld(clock, net, rng, owner, owner)
+    registry = await open_registry(url, net, clock, rng, session_ms=session_ms, name="fairway meta")
+    return MetaWorld(clock, net, rng, registry)
+
+
+async def _serve(settings: Settings) -> None:
+    """Start, say so, wait, stop."""
+    from fairway.client.url import Address
+    from fairway.meta.server import MetaServer
+
+    asked = broker_verbs.asked_to_end()
+    options = meta_options(settings)
+    url = check_registry(settings.options.registry)
+    world = await _open_world(url, settings.options.session_ms)
+    started = await MetaServer.start(world, options, lambda sentence: typer.echo(f"fairway meta: {sentence}", err=True))
+    http = f" and http://{Address(options.host, started.http_port)}" if started.http_port is not None else ""
+    typer.echo(f"fairway meta: ready at meta://{Address(options.host, started.port)}{http}, registry {url}")
+    await broker_verbs.first_of(asked, started.failed)
+    await started.stop()

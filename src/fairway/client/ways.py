@@ -1,0 +1,42 @@
+"""What the ways of both faces have in common, for those who have several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+from fairway.client.core import Core
+from fairway.client.url import Address
+from fairway.protocol.producing import Producing
+
+
+class Linked(Protocol):
+    """A link, of threads or of a loop."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
+
+    def stir(self) -> None: ...
+
+    def pump(self) -> None: ...
+
+    def check(self) -> None: ...
+
+    def redirect(self, addresses: Sequence[Address], leader: Address | None) -> None: ...
+
+
+class Way(Protocol):
+    """A line, its sessions and its link."""
+
+    @property
+    def core(self) -> Core[Any, Any]: ...
+
+    @property
+    def producing(self) -> Producing[Any, Any]: ...
+
+    @property
+    def link(self) -> Linked: ...
+
+
+WayT = TypeVar("WayT", bound=Way)

@@ -1,0 +1,120 @@
+"""Single questions on a loop: a line to one of several servers, and for each question one outcome to wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from fairway.errors import InvariantViolated, RemoteProtocolError, Unreachable
+from fairway.protocol import Options
+from fairway.protocol.line import Line, LineOptions
+from fairway.protocol.messages import Message
+from fairway.protocol.session import Answer, Ask, Lost, Outcome
+from fairway.world.clock import Clock
+from fairway.world.dialing import Address
+from fairway.world.loop_link import LoopLink
+from fairway.world.net import Net
+from fairway.world.rng import Rng
+
+AnswerT = TypeVar("AnswerT", bound=Message)
+
+_GOODBYE_S = 1.0
+
+
+class Inquiries:
+    """The session: asks what waits once the line is open. A question is asked once; what was lost is its asker's."""
+
+    def __init__(self, opened: Callable[[], None] | None = None) -> None:
+        self._waiting: deque[tuple[Message, asyncio.Future[Outcome]]] = deque()
+        self._on_opened = opened
+
+    def put(self, message: Message, outcome: asyncio.Future[Outcome]) -> None:
+        self._waiting.append((message, outcome))
+
+    def put_first(self, message: Message, outcome: asyncio.Future[Outcome]) -> None:
+        self._waiting.appendleft((message, outcome))
+
+    def opened(self, now_ns: int) -> None:
+        if self._on_opened is not None:
+            self._on_opened()
+
+    def asks(self, room: int, now_ns: int) -> Iterator[Ask]:
+        while room and self._waiting:
+            message, outcome = self._waiting.popleft()
+            if not outcome.done():
+                room -= 1
+                yield Ask(message, (), outcome)
+
+    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+        if not isinstance(token, asyncio.Future):
+            raise InvariantViolated(f"an answer to {token!r}, which is no question")
+        if not token.done():
+            token.set_result(outcome)
+
+    def next_deadline(self) -> int | None:
+        return None
+
+
+class Inquirer:
+    """A line with such a session, and its link. To be made on the loop that it lives on."""
+
+    def __init__(
+        self,
+        net: Net,
+        clock: Clock,
+        rng: Rng,
+        addresses: Sequence[Address],
+        *,
+        name: str = "fairway",
+        opened: Callable[[], None] | None = None,
+        on_trouble: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        options = LineOptions(hello=Options(name=name), backoff_most_ms=1_000)
+        self.line = Line(rng, options, now_ns=clock.monotonic_ns(), on_trouble=on_trouble)
+        self._session = Inquiries(opened)
+        self.line.add(self._session, clock.monotonic_ns())
+        self._link = LoopLink(self.line, addresses, net, clock)
+
+    async def connected(self, patience_s: float, first_s: float) -> bool:
+        """Wait until the line is open: with patience, or until the first attempt has failed."""
+        line = self.line
+        if patience_s:
+            return await self._link.wait(lambda: line.is_open, patience_s)
+        await self._link.wait(lambda: line.is_open or line.trouble is not None, first_s)
+        return line.is_open
+
+    async def outcome(self, message: Message, timeout_s: float) -> Outcome:
+        """How the question ended; `Lost` also where nobody answered in time."""
+        outcome: asyncio.Future[Outcome] = self._loop.create_future()
+        self._session.put(message, outcome)
+        self._link.stir()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await outcome
+        except TimeoutError:
+            return Lost(self.line.trouble or f"no answer within {timeout_s:g} s")
+
+    def ask_first(self, message: Message) -> None:
+        """Ask this before all else that waits, whatever the answer; for `opened`."""
+        self._session.put_first(message, self._loop.create_future())
+
+    async def ask(self, message: Message, kind: type[AnswerT], timeout_s: float) -> AnswerT:
+        """The answer; `Refused`, or `Unreachable` where none came."""
+        outcome = await self.outcome(message, timeout_s)
+        if isinstance(outcome, Answer):
+            if not isinstance(outcome.message, kind):
+                raise RemoteProtocolError(f"{type(message).__name__} was answered with {outcome.message!r}")
+            return outcome.message
+        if isinstance(outcome, Lost):
+            raise Unreachable(outcome.sentence)
+        raise outcome
+
+    async def close(self) -> None:
+        await self._link.close(_GOODBYE_S)
+
+    def abort(self) -> None:
+        self._link.abort()

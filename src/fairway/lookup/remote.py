@@ -1,0 +1,300 @@
+"""The registry of a meta server, over the wire: `Registry` for brokers and careers that have no ZooKeeper.
+
+The session is the meta server's; what is known here is when it was last heard of (`registry.certainty`). A question is
+asked again where that does no harm; a change whose answer was lost is `Lost`, as the port says. A watch is a question
+that the meta server answers when there is news, one per node; whoever begins to watch, or comes back after trouble, is
+told once for nothing rather than not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from fairway.errors import Refused, RemoteProtocolError, Unreachable
+from fairway.lookup.asking import Inquirer
+from fairway.protocol.messages import Message
+from fairway.protocol.routing import Act, Register, Registered
+from fairway.protocol.session import Answer
+from fairway.protocol.session import Lost as LostAnswer
+from fairway.registry.certainty import QUESTIONS_PER_SESSION, Certainty
+from fairway.registry.port import (
+    Exists,
+    Lost,
+    Missing,
+    Node,
+    NotAllowed,
+    RegistryError,
+    SessionOver,
+    SessionState,
+    Stale,
+    Watch,
+)
+from fairway.registry.tree import checked_path, checked_value, checked_version
+from fairway.registry.watching import Watches
+from fairway.world.clock import Clock
+from fairway.world.dialing import Address
+from fairway.world.net import Net
+from fairway.world.rng import Rng
+
+SESSION_MS = 6_000
+FIRST_S = 10.0  # for the first session to be there
+_MS_NS = 1_000_000
+_WATCH_MS = 30_000
+_PAUSE_S = 0.2  # before something is tried again that the meta server did not grant
+
+_TROUBLES: dict[str, type[RegistryError]] = {
+    "exists": Exists, "missing": Missing, "stale": Stale, "over": SessionOver, "not allowed": NotAllowed,
+    "moved": Lost,  # to another connection, which is ours
+}  # fmt: skip
+
+
+class RemoteRegistry:
+    """One session at the registry that a meta server keeps. `await RemoteRegistry.open(...)`, then `await close()`."""
+
+    def __init__(
+        self, net: Net, clock: Clock, rng: Rng, addresses: Sequence[Address], *, session_ms: int, name: str
+    ) -> None:
+        self.on_session: Callable[[SessionState], None] = lambda _: None
+        self._clock = clock
+        self._addresses = tuple(addresses)
+        self._session_ms = session_ms
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._session = 0
+        self._state = SessionState.OVER
+        self._certainty = Certainty()
+        self._watches = Watches(self._loop)
+        self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._settled = asyncio.Event()  # there is a session
+        self._nudged = asyncio.Event()  # there is a connection: see whether the session is still there
+        self._is_closing = False
+        self._refused: Refused | None = None
+        self._inquirer = Inquirer(
+            net, clock, rng, addresses, name=name, opened=self._opened, on_trouble=lambda *_: self._suspend()
+        )
+        self._keeper = self._loop.create_task(self._keep(), name="fairway-remote-registry")
+
+    @classmethod
+    async def open(
+        cls,
+        net: Net,
+        clock: Clock,
+        rng: Rng,
+        addresses: Sequence[Address],
+        *,
+        session_ms: int = SESSION_MS,
+        name: str = "fairway",
+    ) -> Self:
+        """Returns with a session; `Unreachable` or `Refused` where there is none to be had."""
+        registry = cls(net, clock, rng, addresses, session_ms=session_ms, name=name)
+        try:
+            async with asyncio.timeout(FIRST_S):
+                await registry._settled.wait()
+        except TimeoutError:
+            trouble = registry._refused or registry._unreachable()
+            await registry.close()
+            raise trouble from None
+        except BaseException:
+            await registry.close()
+            raise
+        if registry._refused is not None:
+            await registry.close()
+            raise registry._refused
+        return registry
+
+    def _unreachable(self) -> Unreachable:
+        where = ",".join(f"{host}:{port}" for host, port in self._addresses)
+        why = self._inquirer.line.trouble or "no answer yet"
+        return Unreachable(f"no meta server at meta://{where}: {why}. Is it running there (`fairway meta`)?")
+
+    # --- the port ----------------------------------------------------------------------------------------------------
+
+    @property
+    def session_id(self) -> int:
+        return self._session
+
+    @property
+    def session_ms(self) -> int:
+        """How long a session lasts of which nothing is heard, as the meta server has granted it."""
+        return self._session_ms
+
+    def certain_until_ns(self) -> int:
+        return self._certainty.until_ns
+
+    async def get(self, path: str, *, fresh: bool = False) -> Node | None:
+        """Always fresh: there is one meta server."""
+        del fresh
+        answer = await self._read(Register(Act.GET, self._session, checked_path(path)))
+        return Node(path, answer.value, answer.version, answer.owner) if answer.exists else None
+
+    async def children(self, path: str) -> list[str]:
+        return (await self._read(Register(Act.CHILDREN, self._session, checked_path(path)))).children
+
+    async def create(
+        self, path: str, value: bytes = b"", *, is_ephemeral: bool = False, is_numbered: bool = False
+    ) -> Node:
+        checked_value(checked_path(path), value)
+        asked = Register(Act.CREATE, self._session, path, value, is_ephemeral=is_ephemeral, is_numbered=is_numbered)
+        answer = await self._ask(asked)
+        return Node(answer.path, value, answer.version, answer.owner)
+
+    async def put(self, path: str, value: bytes, version: int) -> Node:
+        checked_value(checked_path(path), value)
+        checked_version(path, version)
+        answer = await self._ask(Register(Act.PUT, self._session, path, value, number=version + 1))
+        return Node(path, value, answer.version, answer.owner)
+
+    async def remove(self, path: str, version: int | None = None) -> None:
+        checked_version(path, version)
+        number = 0 if version is None else version + 1
+        await self._ask(Register(Act.REMOVE, self._session, checked_path(path), number=number))
+
+    def watch(self, path: str, changed: Callable[[], None]) -> Watch:
+        watching = self._watches.add(checked_path(path), changed)
+        if path not in self._watchers:
+            self._watchers[path] = self._loop.create_task(self._watch(path), name="fairway-remote-watch")
+        return watching
+
+    async def close(self) -> None:
+        if self._is_closing:
+            return
+        self._is_closing = True
+        for task in (self._keeper, *self._watchers.values()):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._watches.clear()
+        if self._session and self._inquirer.line.is_open:
+            await self._inquirer.outcome(Register(Act.CLOSE, self._session), 1.0)
+        self._session = 0
+        self._certainty.end()
+        await self._inquirer.close()
+
+    # --- questions ---------------------------------------------------------------------------------------------------
+
+    async def _read(self, asked: Register) -> Registered:
+        """An answer to a question that changes nothing; it may be asked again, once."""
+        try:
+            return await self._ask(asked)
+        except Lost:
+            return await self._ask(asked)
+
+    async def _ask(self, asked: Register, within_ms: int = 0) -> Registered:
+        if self._is_closing or (not asked.session and asked.act is not Act.OPEN):
+            raise SessionOver("there is no registry session now: it was closed, or the meta server has ended it")
+        sent_ns = self._clock.monotonic_ns()
+        outcome = await self._inquirer.outcome(asked, (within_ms or self._session_ms + asked.wait_ms) / 1_000)
+        if isinstance(outcome, LostAnswer):
+            raise Lost(f"the meta server did not say what became of {asked.act.name} {asked.path}: {outcome.sentence}")
+        if isinstance(outcome, Refused):
+            raise outcome
+        answer = _registered(outcome)
+        if asked.session and asked.session == self._session and answer.trouble != "over" and not asked.wait_ms:
+            self._certainty.answered(sent_ns, self._clock.monotonic_ns())
+        if answer.trouble:
+            raise _TROUBLES.get(answer.trouble, RegistryError)(f"registry node {asked.path}: {answer.trouble}")
+        return answer
+
+    # --- the session -------------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """Have a session, and let it be heard of six times in its time-out."""
+        while True:
+            if not self._session:
+                await self._begin()
+            else:
+                await self._touch()
+            is_open = self._state is SessionState.OPEN
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._session_ms / 1_000 / QUESTIONS_PER_SESSION if is_open else _PAUSE_S):
+                    await self._nudged.wait()
+            self._nudged.clear()
+
+    async def _begin(self) -> None:
+        sent_ns = self._clock.monotonic_ns()
+        asked = Register(Act.OPEN, 0, value=self._name.encode(), number=self._session_ms)
+        try:
+            answer = await self._ask(asked)
+        except Refused as refused:
+            self._refused = refused
+            self._settled.set()
+            return
+        except RegistryError:
+            return
+        self._refused = None
+        self._session = answer.number
+        self._session_ms = answer.version or self._session_ms
+        self._certainty.begin(sent_ns, self._session_ms * _MS_NS)
+        self._turn(SessionState.OPEN)
+        self._settled.set()
+
+    def _opened(self) -> None:
+        """A new connection: the session moves there, before anything else is asked. What was sent over the one before
+        and has not been carried out by then never will be."""
+        if self._session:
+            self._inquirer.ask_first(Register(Act.TOUCH, self._session))
+        self._nudged.set()
+
+    async def _touch(self) -> None:
+        session = self._session
+        try:
+            await self._ask(Register(Act.TOUCH, session), self._session_ms // 3)
+        except SessionOver:
+            self._over(session)
+        except (RegistryError, Refused):
+            self._suspend()
+        else:
+            self._turn(SessionState.OPEN)
+
+    def _suspend(self) -> None:
+        if self._state is SessionState.OPEN:
+            self._turn(SessionState.SUSPENDED)
+
+    def _over(self, session: int) -> None:
+        if session and session == self._session:
+            self._session = 0
+            self._certainty.end()
+            self._turn(SessionState.OVER)
+
+    def _turn(self, state: SessionState) -> None:
+        if state is self._state or self._is_closing:
+            return
+        self._state = state
+        self.on_session(state)
+        if state is SessionState.OPEN:
+            self._watches.tell_all()
+
+    # --- watches -----------------------------------------------------------------------------------------------------
+
+    async def _watch(self, path: str) -> None:
+        """Ask for news of one node, again and again; ends with the last who wants to know."""
+        seen = session = 0
+        try:
+            while path in self._watches:
+                if session != self._session:
+                    session, seen = self._session, 0
+                try:
+                    wait_ms = _WATCH_MS if seen else 0
+                    answer = await self._ask(Register(Act.WATCH, session, path, number=seen, wait_ms=wait_ms))
+                except SessionOver:
+                    self._over(session)
+                except (RegistryError, Refused):
+                    seen = 0
+                else:
+                    if answer.number != seen:
+                        seen = answer.number
+                        self._watches.tell([path])
+                    continue
+                await asyncio.sleep(_PAUSE_S)
+        finally:
+            self._watchers.pop(path, None)
+
+
+def _registered(outcome: object) -> Registered:
+    message: Message | None = outcome.message if isinstance(outcome, Answer) else None
+    if not isinstance(message, Registered):
+        raise RemoteProtocolError(f"REGISTER was answered with {message!r}")
+    return message

@@ -1,0 +1,1 @@
+"""The meta server: which broker group carries which subject, and who answers for it."""

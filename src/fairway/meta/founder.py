@@ -1,0 +1,82 @@
+"""Makes subjects on first use. A wish for one lives as long as somebody renews it: it comes true when it can."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+
+from fairway.errors import FairwayError, Refused
+from fairway.meta.governing import Governor
+from fairway.world.clock import Clock
+
+WISHES_MAX = 1_000  # for subjects that cannot be made now; beyond it askers are told to come back
+WISH_S = 60  # a poll renews it every half minute
+_AGAIN_S = 1.0
+_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class _Wish:
+    expires_ns: int
+    trouble: str = ""  # why it has not come true yet
+    decided: asyncio.Event = field(default_factory=asyncio.Event)  # it has been tried once
+    task: asyncio.Task[None] | None = None
+
+
+class Founder:
+    """One task per subject that somebody wishes for."""
+
+    def __init__(self, governor: Governor, clock: Clock) -> None:
+        self._governor = governor
+        self._clock = clock
+        self._wishes: dict[str, _Wish] = {}
+        self._chance = asyncio.Event()  # something has changed: another attempt may succeed
+
+    def trouble_of(self, subject: str) -> str:
+        """Why it has not been made yet; empty: nobody has tried, or it is under way."""
+        wish = self._wishes.get(subject)
+        return "" if wish is None else wish.trouble
+
+    def wish(self, subject: str) -> asyncio.Event | None:
+        """Make it, now or later. What is set once it has been tried; None: there are too many wishes."""
+        wish = self._wishes.get(subject)
+        expires_ns = self._clock.monotonic_ns() + WISH_S * _NS
+        if wish is not None:
+            wish.expires_ns = expires_ns
+            return wish.decided
+        if len(self._wishes) >= WISHES_MAX:
+            return None
+        wish = self._wishes[subject] = _Wish(expires_ns)
+        wish.task = asyncio.get_running_loop().create_task(self._make(subject, wish), name="fairway-meta-founder")
+        return wish.decided
+
+    def try_again(self) -> None:
+        """Groups have come or gone."""
+        chance, self._chance = self._chance, asyncio.Event()
+        chance.set()
+
+    async def stop(self) -> None:
+        for wish in [*self._wishes.values()]:
+            if wish.task is not None:
+                wish.task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await wish.task
+
+    async def _make(self, subject: str, wish: _Wish) -> None:
+        try:
+            while self._clock.monotonic_ns() < wish.expires_ns:
+                chance = self._chance
+                try:
+                    await self._governor.create(subject)
+                except FairwayError as error:
+                    wish.trouble = error.sentence if isinstance(error, Refused) else str(error)
+                else:
+                    return
+                wish.decided.set()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_AGAIN_S):
+                        await chance.wait()
+        finally:
+            wish.decided.set()
+            del self._wishes[subject]

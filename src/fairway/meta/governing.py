@@ -1,0 +1,353 @@
+"""What is changed in the registry on behalf of clients and operators: each change compare-and-set, and repeatable.
+
+An outcome that was lost is read back by making the change again: every one of them leaves things, made twice, as if it
+had been made once. What cannot be done is `Refused` before anything was changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from fairway import limits
+from fairway.errors import Code, Refused
+from fairway.meta import routing
+from fairway.meta.picture import Key, Picture
+from fairway.meta.routing import GroupView
+from fairway.names import Group, Subject
+from fairway.protocol.routing import Change, Govern, Governed
+from fairway.registry import layout
+from fairway.registry.layout import GroupRecord, SubjectRecord
+from fairway.registry.port import Exists, Lost, Missing, Registry, SessionOver, Stale
+
+_PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 1.0, 1.0)  # one before each attempt: others change the same
+# node at the same moment, which passes at once; a connection to the registry is found again within seconds
+_RETRY_AFTER_MS = 1_000
+
+RecordT = TypeVar("RecordT", GroupRecord, SubjectRecord)
+Owed = Callable[[GroupView], Awaitable[str]]  # what a group still owes, for people; empty: nothing
+
+
+class Governor:
+    """Changes records, and the picture with them: whoever asked sees it at once, others when their watch fires."""
+
+    def __init__(
+        self, registry: Registry, picture: Picture, told: Callable[[list[Key]], None], owed: Owed, spread: int
+    ) -> None:
+        self._registry = registry
+        self._picture = picture
+        self._told = told
+        self._owed = owed
+        self._spread = spread
+
+    async def govern(self, asked: Govern) -> Governed:
+        """Carry out an operator's decision."""
+        return await _DEEDS[asked.change](self, asked)
+
+    # --- subjects ----------------------------------------------------------------------------------------------------
+
+    async def create(self, name: str, groups: Sequence[str] = (), number: int = 0) -> Governed:
+        """Make a subject; one that exists is left as it is, and must be where it was asked for."""
+        subject = str(Subject.parse(name))
+        wanted = routing.check_names(groups, self._picture.groups)
+        self._check_room(subject)
+        chosen = wanted or (self._choose(number) if number else self._choose_new())
+        record = SubjectRecord(chosen, chosen)
+        for pause_s in _PAUSES_S:
+            await asyncio.sleep(pause_s)
+            try:
+                await self._registry.create(layout.subject_path(subject), layout.pack(record))
+            except Exists:
+                return await self._existing(subject, wanted)
+            except (Lost, SessionOver):
+                continue
+            self._told(self._picture.put_subject(subject, record))
+            return Governed(f"subject {subject} is on {', '.join(chosen)}", chosen)
+        raise _silent()
+
+    async def _existing(self, subject: str, wanted: Sequence[str]) -> Governed:
+        record = await self._read(SubjectRecord, layout.subject_path(subject))
+        if record is None:
+            raise _busy(subject)
+        if wanted and not set(wanted) <= set(record.groups):
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"subject {subject} exists, on {', '.join(record.groups)}: "
+                f"`fairway subject extend {subject} --to {' --to '.join(wanted)}` brings it to more groups",
+            )
+        self._told(self._picture.put_subject(subject, record))
+        return Governed("", list(record.groups))
+
+    async def _create(self, asked: Govern) -> Governed:
+        done = await self.create(asked.name, asked.groups, asked.number)
+        return await self._options(asked) if asked.options else done
+
+    async def _extend(self, asked: Govern) -> Governed:
+        wanted = routing.check_names(asked.groups, self._picture.groups)
+        for name in wanted:
+            if why := self._picture.groups[name].why_closed():
+                raise Refused(Code.READ_ONLY, f"{why}: choose another group, or wait")
+
+        if not wanted and not asked.number:
+            raise Refused(Code.BAD_REQUEST, "name the groups to extend to, or how many it shall be in all")
+
+        def extended(before: SubjectRecord) -> SubjectRecord:
+            more = asked.number - len(before.writable)
+            return _with(before, wanted or (self._choose(more, before.writable) if more > 0 else []))
+
+        return await self._change_subject(asked.name, extended, "is on")
+
+    async def _retreat(self, asked: Govern) -> Governed:
+        leaving = routing.check_names(asked.groups, self._picture.groups)
+
+        def retreated(before: SubjectRecord) -> SubjectRecord:
+            return self._without(asked.name, before, leaving, is_forced=asked.is_forced)
+
+        return await self._change_subject(asked.name, retreated, "takes new messages on")
+
+    def _without(
+        self, subject: str, before: SubjectRecord, leaving: Collection[str], *, is_forced: bool
+    ) -> SubjectRecord:
+        """No new messages to these groups; the last one that is left has another in its place."""
+        writable = [group for group in before.writable if group not in leaving]
+        if writable or not before.writable:
+            return msgspec.structs.replace(before, writable=writable)
+        try:
+            others = self._choose(1, leaving)
+        except Refused as refused:
+            if is_forced:
+                return msgspec.structs.replace(before, writable=[])
+            sentence = f"nobody else would take messages of {subject}: {refused.sentence}; --force does it anyway"
+            raise Refused(refused.code, sentence) from refused
+        return _with(msgspec.structs.replace(before, writable=[]), others)
+
+    async def _read_only(self, asked: Govern) -> Governed:
+        def switched(before: SubjectRecord) -> SubjectRecord:
+            return msgspec.structs.replace(before, is_read_only=asked.is_on)
+
+        said = "is read-only, on" if asked.is_on else "takes messages again, on"
+        return await self._change_subject(asked.name, switched, said)
+
+    async def _pause(self, asked: Govern) -> Governed:
+        groups = [str(Group.parse(each)) for each in asked.groups]
+        if not groups:
+            raise Refused(Code.BAD_REQUEST, "no consumer group is named: say which one to pause or to resume")
+
+        def switched(before: SubjectRecord) -> SubjectRecord:
+            rest = [each for each in before.paused if each not in groups]
+            return msgspec.structs.replace(before, paused=sorted({*rest, *groups}) if asked.is_on else rest)
+
+        said = f"hands {'nothing' if asked.is_on else 'messages again'} to {', '.join(groups)}, on"
+        return await self._change_subject(asked.name, switched, said)
+
+    async def _options(self, asked: Govern) -> Governed:
+        is_ordered = asked.options.get("ordered")
+        if is_ordered not in {None, "", "true", "false"}:
+            raise Refused(Code.BAD_REQUEST, f"option ordered is true or false, not {is_ordered!r}")
+        others = {name: value for name, value in asked.options.items() if name != "ordered"}
+
+        def changed(before: SubjectRecord) -> SubjectRecord:
+            options = {name: value for name, value in {**before.options, **others}.items() if value}
+            ordered = before.is_ordered if is_ordered is None else is_ordered == "true"
+            return msgspec.structs.replace(before, options=options, is_ordered=ordered)
+
+        return await self._change_subject(asked.name, changed, "has new options, on")
+
+    async def _change_subject(self, name: str, change: Callable[[SubjectRecord], SubjectRecord], said: str) -> Governed:
+        subject = str(Subject.parse(name))
+        before, after = await self._change(SubjectRecord, layout.subject_path(subject), change)
+        if after is None or before is None:
+            raise Refused(
+                Code.NO_SUCH_SUBJECT, f"there is no subject {subject}: `fairway subject create {subject}` makes it"
+            )
+        self._told(self._picture.put_subject(subject, after))
+        where = after.writable if said.startswith("takes") else after.groups
+        return Governed("" if after == before else f"subject {subject} {said} {', '.join(where)}", list(after.groups))
+
+    def _check_room(self, subject: str) -> None:
+        known = self._picture.subjects
+        if subject not in known and len(known) >= limits.SUBJECTS_MAX:
+            raise Refused(Code.TOO_LARGE, f"this cluster has {limits.SUBJECTS_MAX} subjects and makes no more")
+
+    def _choose_new(self) -> list[str]:
+        """As many groups as new subjects get; where there are fewer, those that there are."""
+        able = [view for view in self._picture.groups.values() if routing.is_able(view)]
+        return self._choose(min(self._spread, len(able)) or 1)
+
+    def _choose(self, number: int, without: Collection[str] = ()) -> list[str]:
+        return routing.choose(self._picture.groups.values(), self._picture.subjects, number, without)
+
+    # --- groups of servers -------------------------------------------------------------------------------------------
+
+    def _group(self, name: str) -> GroupView:
+        view = self._picture.groups.get(name)
+        if view is None or view.record is None:
+            known = ", ".join(sorted(self._picture.groups)) or "none"
+            raise Refused(Code.BAD_REQUEST, f"there is no group {name} of servers: there are {known}")
+        return view
+
+    async def _drain(self, asked: Govern) -> Governed:
+        name = self._group(asked.name).name
+        if asked.is_on:
+            self._check_successor(name, is_forced=asked.is_forced)
+        before, after = await self._change(
+            GroupRecord,
+            layout.group_path(name),
+            lambda record: msgspec.structs.replace(record, is_draining=asked.is_on),
+        )
+        if before is None or after is None:
+            raise Refused(Code.BAD_REQUEST, f"group {name} of servers is gone")
+        self._told(self._picture.put_group(name, after, self._group(name).living))
+        moved = 0
+        for subject, record in sorted(self._picture.subjects.items()):
+            if name in (record.writable if asked.is_on else record.groups):
+                moved += await self._drain_subject(subject, name, asked)
+        if before == after and not moved:
+            return Governed("")
+        if not asked.is_on:
+            return Governed(f"group {name} takes messages again, of {_subjects(moved)}")
+        return Governed(f"group {name} is being drained: new messages of {_subjects(moved)} go elsewhere from now on")
+
+    async def _drain_subject(self, subject: str, group: str, asked: Govern) -> bool:
+        def changed(before: SubjectRecord) -> SubjectRecord:
+            if asked.is_on:
+                return self._without(subject, before, [group], is_forced=True)
+            return _with(before, [group]) if group in before.groups else before
+
+        return bool((await self._change_subject(subject, changed, "is on")).sentence)
+
+    def _check_successor(self, name: str, *, is_forced: bool) -> None:
+        """Somebody else must be able to take the messages of subjects that only this group takes."""
+        alone = [subject for subject, record in sorted(self._picture.subjects.items()) if record.writable == [name]]
+        if alone and not is_forced:
+            self._without(alone[0], self._picture.subjects[alone[0]], [name], is_forced=False)
+
+    async def _decommission(self, asked: Govern) -> Governed:
+        view = self._group(asked.name)
+        if asked.groups:
+            return await self._forget_copies(view, asked.groups)
+        holding = [subject for subject, record in sorted(self._picture.subjects.items()) if view.name in record.groups]
+        if not asked.is_forced:
+            if not view.is_draining:
+                raise Refused(
+                    Code.BAD_REQUEST, f"group {view.name} is in use: `fairway cluster drain {view.name}` first"
+                )
+            if (holding or view.kind == routing.DELAY) and (owed := await self._owed(view)):
+                raise Refused(Code.BUSY, f"group {view.name} is not done: {owed}", retry_after_ms=_RETRY_AFTER_MS)
+        elif not view.is_draining:
+            await self._drain(Govern(Change.DRAIN, view.name, is_forced=True))
+        for subject in holding:
+            await self._let_go(subject, view.name)
+        if view.living:
+            return Governed(
+                f"group {view.name} carries no subject any more: stop its servers, "
+                f"then `fairway cluster decommission {view.name}` once more, and it is forgotten"
+            )
+        for path in (layout.members_path(view.name), layout.group_path(view.name)):
+            await self._remove(path)
+        self._told(self._picture.put_group(view.name, None, {}))
+        return Governed(f"group {view.name} is forgotten; its data directories are as they were")
+
+    async def _let_go(self, subject: str, group: str) -> None:
+        def without(before: SubjectRecord) -> SubjectRecord:
+            rest = self._without(subject, before, [group], is_forced=True)
+            return msgspec.structs.replace(rest, groups=[each for each in rest.groups if each != group])
+
+        await self._change_subject(subject, without, "is on")
+
+    async def _forget_copies(self, view: GroupView, copies: Sequence[str]) -> Governed:
+        """Copies that will not come back."""
+        record = view.record
+        for copy in copies:
+            if copy in view.living:
+                raise Refused(Code.BAD_REQUEST, f"copy {copy} of group {view.name} lives: stop its server first")
+            if record is not None and copy in record.in_sync:
+                sentence = f"copy {copy} of group {view.name} counts as in sync: wait until its master lets go of it"
+                raise Refused(Code.BUSY, sentence, retry_after_ms=_RETRY_AFTER_MS)
+
+        def without(before: GroupRecord) -> GroupRecord:
+            return msgspec.structs.replace(before, members=[each for each in before.members if each not in copies])
+
+        before, after = await self._change(GroupRecord, layout.group_path(view.name), without)
+        if after is not None:
+            self._told(self._picture.put_group(view.name, after, view.living))
+        return Governed("" if before == after else f"group {view.name} has forgotten {', '.join(copies)}")
+
+    # --- the registry ------------------------------------------------------------------------------------------------
+
+    async def _read(self, kind: type[RecordT], path: str) -> RecordT | None:
+        node = await self._registry.get(path, fresh=True)
+        return None if node is None or not node.value else layout.unpack(kind, path, node.value)
+
+    async def _change(
+        self, kind: type[RecordT], path: str, change: Callable[[RecordT], RecordT]
+    ) -> tuple[RecordT | None, RecordT | None]:
+        """What it was and what it is; both None where there is no such node."""
+        first: RecordT | None = None
+        for pause_s in _PAUSES_S:
+            await asyncio.sleep(pause_s)
+            try:
+                node = await self._registry.get(path, fresh=True)
+                if node is None or not node.value:  # as a group that nobody has led yet
+                    return None, None
+                before = layout.unpack(kind, path, node.value)
+                first = before if first is None else first
+                after = change(before)
+                if after != before:
+                    await self._registry.put(path, layout.pack(after), node.version)
+            except (Stale, Lost, SessionOver):
+                continue
+            except Missing:
+                return None, None
+            return first, after
+        raise _silent()
+
+    async def _remove(self, path: str) -> None:
+        for pause_s in _PAUSES_S:
+            await asyncio.sleep(pause_s)
+            try:
+                await self._registry.remove(path)
+            except Missing:
+                return
+            except (Lost, SessionOver):
+                continue
+            return
+        raise _silent()
+
+
+_DEEDS: dict[Change, Callable[[Governor, Govern], Awaitable[Governed]]] = {
+    Change.CREATE: Governor._create,
+    Change.EXTEND: Governor._extend,
+    Change.RETREAT: Governor._retreat,
+    Change.READ_ONLY: Governor._read_only,
+    Change.PAUSE: Governor._pause,
+    Change.OPTIONS: Governor._options,
+    Change.DRAIN: Governor._drain,
+    Change.DECOMMISSION: Governor._decommission,
+}
+
+
+def _with(record: SubjectRecord, more: Sequence[str]) -> SubjectRecord:
+    """The subject on these groups, too."""
+    groups = [*record.groups, *(each for each in more if each not in record.groups)]
+    writable = [*record.writable, *(each for each in more if each not in record.writable)]
+    return msgspec.structs.replace(record, groups=groups, writable=writable)
+
+
+def _subjects(number: int) -> str:
+    return "1 subject" if number == 1 else f"{number} subjects"
+
+
+def _busy(name: str) -> Refused:
+    return Refused(Code.BUSY, f"{name} changes all the time: ask again", retry_after_ms=_RETRY_AFTER_MS)
+
+
+def _silent() -> Refused:
+    return Refused(
+        Code.OTHER,
+        "the registry does not answer, so whether the change was made is not known: ask again, twice does no harm",
+        retry_after_ms=_RETRY_AFTER_MS,
+    )

@@ -1,0 +1,240 @@
+"""Keeps the picture as the registry has it: a watch on every node, and a read for each one that has changed.
+
+While the registry cannot be reached the picture stays as it was, and is known to be old: what a client is told then is
+still the best that anybody knows, for brokers that live go on without the registry for a while, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TypeVar
+
+from fairway.errors import FairwayError, RemoteProtocolError
+from fairway.meta.picture import Key, Picture
+from fairway.protocol.backoff import Backoff
+from fairway.registry import layout
+from fairway.registry.layout import GroupRecord, Member, SubjectRecord
+from fairway.registry.port import Registry, SessionState, Watch
+from fairway.world.rng import Rng
+
+_AT_ONCE = 32  # reads on their way: a cluster of ten thousand subjects is read in a second, and others get a word in
+_RETRY_FIRST_MS = 100
+_RETRY_MOST_MS = 2_000
+_NS = 1_000_000_000
+
+RecordT = TypeVar("RecordT", GroupRecord, Member, SubjectRecord)
+
+
+class Keeper:
+    """Reads, watches, reads again. `told` is called with what has changed; `remark` with what people should know."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        picture: Picture,
+        rng: Rng,
+        told: Callable[[list[Key]], None],
+        remark: Callable[[str], None],
+    ) -> None:
+        self.trouble = "the registry has not been read yet"  # why the picture may be old; empty: it is not
+        self._registry = registry
+        self._picture = picture
+        self._told = told
+        self._remark = remark
+        self._backoff = Backoff(rng, first_ms=_RETRY_FIRST_MS, most_ms=_RETRY_MOST_MS)
+        self._readers: dict[str, Callable[[], Coroutine[None, None, None]]] = {}  # by path, of what is watched
+        self._watches: dict[str, Watch] = {}
+        self._dirty: dict[str, None] = {}
+        self._stirred = asyncio.Event()
+        self._is_suspended = False
+        self._loaded = asyncio.Event()
+        self._records: dict[str, GroupRecord | None] = {}
+        self._living: dict[str, dict[str, Member | None]] = {}  # None: not read yet
+        self._subjects: dict[str, None] = {}
+        self._unreadable: dict[str, str] = {}  # nodes, and what was said of them
+        self._task: asyncio.Task[None] | None = None
+
+    # --- for the server ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._follow(layout.GROUPS, self._read_groups)
+        self._follow(layout.SUBJECTS, self._read_subjects)
+        self._follow(layout.METAS, self._read_metas)
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="fairway-meta-keeper")
+
+    async def loaded(self) -> None:
+        """Return when everything has been read once."""
+        await self._loaded.wait()
+
+    async def failed(self) -> None:
+        """Return when it has ended by itself, which only a bug brings about."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    @property
+    def is_old(self) -> bool:
+        return bool(self.trouble) or self._is_suspended
+
+    def why_old(self) -> str:
+        return self.trouble or ("there is no connection to the registry" if self._is_suspended else "")
+
+    def session_is(self, state: SessionState) -> None:
+        """What the registry says of our session."""
+        was_suspended, self._is_suspended = self._is_suspended, state is not SessionState.OPEN
+        if self._is_suspended and not was_suspended:
+            self._remark("the registry cannot be reached: answers are from what was known before")
+        elif was_suspended and not self._is_suspended:
+            self._remark("the registry is back")
+            for path in self._readers:
+                self._mark(path)
+
+    async def stop(self) -> None:
+        for watch in self._watches.values():
+            watch.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def _follow(self, path: str, read: Callable[[], Coroutine[None, None, None]]) -> None:
+        if path not in self._readers:
+            self._readers[path] = read
+            self._watches[path] = self._registry.watch(path, lambda: self._mark(path))
+            self._mark(path)
+
+    def _leave(self, path: str) -> None:
+        self._readers.pop(path, None)
+        self._dirty.pop(path, None)
+        watch = self._watches.pop(path, None)
+        if watch is not None:
+            watch.cancel()
+
+    def _mark(self, path: str) -> None:
+        self._dirty[path] = None
+        self._stirred.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._stirred.wait()
+            self._stirred.clear()
+            while self._dirty:
+                paths = [*self._dirty][:_AT_ONCE]
+                for path in paths:
+                    del self._dirty[path]
+                outcomes = await asyncio.gather(*(self._read(path) for path in paths))
+                if all(outcomes):
+                    self._backoff.reset()
+                else:
+                    await asyncio.sleep(self._backoff.next_ns() / _NS)
+            self.trouble = ""
+            self._loaded.set()
+
+    async def _read(self, path: str) -> bool:
+        """Whether the registry has answered."""
+        reader = self._readers.get(path)
+        if reader is None:
+            return True
+        try:
+            await reader()
+        except FairwayError as error:
+            sentence = f"the registry does not answer: {error}"
+            if not self.trouble:
+                self._remark(sentence)
+            self.trouble = sentence
+            self._mark(path)
+            return False
+        return True
+
+    # --- what the nodes say ------------------------------------------------------------------------------------------
+
+    async def _record(self, kind: type[RecordT], path: str, before: RecordT | None) -> RecordT | None:
+        """What a node says. One that cannot be read is mentioned once, and what it said before stays in force."""
+        node = await self._registry.get(path)
+        if node is None or not node.value:
+            return None
+        try:
+            record = layout.unpack(kind, path, node.value)
+        except RemoteProtocolError as error:
+            if self._unreadable.get(path) != str(error):
+                self._unreadable[path] = str(error)
+                self._remark(str(error))
+            return before
+        self._unreadable.pop(path, None)
+        return record
+
+    async def _read_groups(self) -> None:
+        names = await self._registry.children(layout.GROUPS)
+        for name in [each for each in self._records if each not in names]:
+            self._drop_group(name)
+        for name in names:
+            if name not in self._records:
+                self._records[name] = None
+                self._living[name] = {}
+                self._follow(layout.group_path(name), partial(self._read_group, name))
+                self._follow(layout.members_path(name), partial(self._read_members, name))
+
+    def _drop_group(self, name: str) -> None:
+        for directory in self._living.pop(name):
+            self._leave(layout.member_path(name, directory))
+        del self._records[name]
+        self._leave(layout.group_path(name))
+        self._leave(layout.members_path(name))
+        self._say(self._picture.put_group(name, None, {}))
+
+    async def _read_group(self, name: str) -> None:
+        record = await self._record(GroupRecord, layout.group_path(name), self._records.get(name))
+        if name in self._records:
+            self._records[name] = record
+            self._say_group(name)
+
+    async def _read_members(self, name: str) -> None:
+        directories = await self._registry.children(layout.members_path(name))
+        living = self._living.get(name)
+        if living is None:
+            return
+        for directory in [each for each in living if each not in directories]:
+            del living[directory]
+            self._leave(layout.member_path(name, directory))
+        for directory in directories:
+            if directory not in living:
+                living[directory] = None
+                self._follow(layout.member_path(name, directory), partial(self._read_member, name, directory))
+        self._say_group(name)
+
+    async def _read_member(self, name: str, directory: str) -> None:
+        before = self._living.get(name, {}).get(directory)
+        member = await self._record(Member, layout.member_path(name, directory), before)
+        living = self._living.get(name)
+        if living is not None and directory in living:
+            living[directory] = member
+            self._say_group(name)
+
+    def _say_group(self, name: str) -> None:
+        living = {directory: member for directory, member in self._living[name].items() if member is not None}
+        self._say(self._picture.put_group(name, self._records[name], living))
+
+    async def _read_subjects(self) -> None:
+        names = dict.fromkeys(await self._registry.children(layout.SUBJECTS))
+        for name in [each for each in self._subjects if each not in names]:
+            del self._subjects[name]
+            self._leave(layout.subject_path(name))
+            self._say(self._picture.put_subject(name, None))
+        for name in names:
+            self._subjects[name] = None
+            self._follow(layout.subject_path(name), partial(self._read_subject, name))
+
+    async def _read_subject(self, name: str) -> None:
+        record = await self._record(SubjectRecord, layout.subject_path(name), self._picture.subjects.get(name))
+        self._say(self._picture.put_subject(name, record))
+
+    async def _read_metas(self) -> None:
+        self._say(self._picture.put_metas(await self._registry.children(layout.METAS)))
+
+    def _say(self, keys: list[Key]) -> None:
+        if keys:
+            self._told(keys)

@@ -1,0 +1,163 @@
+"""What a meta server knows: the registry's records, and at which version each last became otherwise.
+
+The version counts changes that somebody could be told of. A copy that says how much it has to do changes nothing for
+clients, only for tools. Whoever has seen version 7 is told of what has a stamp above 7, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import islice
+
+from fairway.meta.routing import DELAY, GroupView, base_of, group_route, missing_subject, subject_route
+from fairway.protocol.routing import Asker, Route, Routed, SubjectRoute
+from fairway.registry.layout import GroupRecord, Member, SubjectRecord
+
+ALL_SUBJECTS_MAX = 1_000  # of all that there are, in one answer: with the longest names a control message holds them
+
+# What a poll can wait for: a subject, a group, any delay group, or anything at all.
+Key = tuple[str, str]
+ANY_DELAY: Key = ("delays", "")
+ANYTHING: Key = ("all", "")
+
+
+def subject_key(name: str) -> Key:
+    return "subject", name
+
+
+def group_key(name: str) -> Key:
+    return "group", name
+
+
+class Picture:
+    """The records, and their stamps. Each change returns the keys of those who are to be told."""
+
+    def __init__(self) -> None:
+        self.version = 1  # 0 says: none
+        self.subjects: dict[str, SubjectRecord] = {}
+        self.groups: dict[str, GroupView] = {}
+        self.metas: list[str] = []
+        self._stamps: dict[Key, int] = {}
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    def put_subject(self, name: str, record: SubjectRecord | None) -> list[Key]:
+        """None: it is gone."""
+        if self.subjects.get(name) == record:
+            return []
+        if record is None:
+            del self.subjects[name]
+        else:
+            self.subjects[name] = record
+        return self._stamp(subject_key(name))
+
+    def put_group(self, name: str, record: GroupRecord | None, living: Mapping[str, Member]) -> list[Key]:
+        """None: it has no record; without living members either, it is gone."""
+        before = self.groups.get(name)
+        after = GroupView(name, record, dict(living)) if record is not None or living else None
+        if before == after:
+            return []
+        if after is None:
+            del self.groups[name]
+        else:
+            self.groups[name] = after
+        if _told(before) == _told(after):
+            self._grow()
+            return [ANYTHING]
+        keys = self._stamp(group_key(name))
+        is_delay = any(view is not None and view.kind == DELAY for view in (before, after))
+        if is_delay:
+            self._stamps[ANY_DELAY] = self.version
+        return [*keys, ANY_DELAY] if is_delay else keys
+
+    def put_metas(self, addresses: list[str]) -> list[Key]:
+        if addresses == self.metas:
+            return []
+        self.metas = addresses
+        self._grow()
+        return [ANYTHING]
+
+    def _stamp(self, key: Key) -> list[Key]:
+        self._stamps[key] = self._grow()
+        return [key, ANYTHING]
+
+    def _grow(self) -> int:
+        self.version += 1
+        return self.version
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def keys_of(self, route: Route) -> set[Key]:
+        """What an answer to this depends on."""
+        if route.asker is Asker.TOOL:
+            return {ANYTHING}
+        names = {base_of(name) for name in route.subjects}
+        keys = {subject_key(name) for name in names}
+        if route.asker is Asker.SCHEDULER:
+            return keys | {ANY_DELAY}
+        return keys | {group_key(group) for name in names if name in self.subjects for group in self._held(name)}
+
+    def _held(self, subject: str) -> list[str]:
+        record = self.subjects[subject]
+        return list(dict.fromkeys((*record.groups, *record.writable)))
+
+    def missing(self, route: Route) -> list[str]:
+        """The subjects asked for that do not exist."""
+        return [base for base in dict.fromkeys(map(base_of, route.subjects)) if base not in self.subjects]
+
+    def has_news(self, route: Route) -> bool:
+        """Whether anything has changed since the asker was told."""
+        if route.asker is Asker.TOOL:
+            return self.version > route.known
+        return any(self._stamps.get(key, 0) > route.known for key in self.keys_of(route))
+
+    def answer(
+        self, route: Route, *, policy: bool, is_old: bool = False, trouble_of: Callable[[str], str] = lambda _: ""
+    ) -> Routed:
+        """What the asker is told: all of it, or what is new to it. `trouble_of`: why a subject cannot be made yet."""
+        is_tool = route.asker is Asker.TOOL
+        names, has_more = self._names(route)
+        subjects = [self._subject(route, name, policy=policy, trouble_of=trouble_of) for name in names]
+        groups = {name: None for subject in subjects for name in (*subject.groups, *subject.writable)}
+        if is_tool and not route.subjects:
+            groups = dict.fromkeys(self.groups)
+        views = [self.groups.get(name) or GroupView(name) for name in sorted(groups)]
+        return Routed(
+            self.version,
+            subjects,
+            [group_route(view, with_copies=is_tool) for view in views],
+            is_old,
+            list(self.metas) if is_tool else [],
+            has_more,
+        )
+
+    def _names(self, route: Route) -> tuple[list[str], bool]:
+        """Of the subjects to be told of; and whether there are more."""
+        if route.asker is Asker.TOOL and not route.subjects:
+            behind = (name for name in sorted(self.subjects) if name > route.after)
+            names = [*islice(behind, ALL_SUBJECTS_MAX + 1)]
+            return names[:ALL_SUBJECTS_MAX], len(names) > ALL_SUBJECTS_MAX
+        names = [*dict.fromkeys(route.subjects)]
+        if not route.known or route.asker is Asker.TOOL:
+            return names, False
+        return [name for name in names if self._has_changed(route, base_of(name))], False
+
+    def _has_changed(self, route: Route, subject: str) -> bool:
+        keys = [subject_key(subject)]
+        if route.asker is Asker.SCHEDULER:
+            keys.append(ANY_DELAY)
+        elif subject in self.subjects:
+            keys += map(group_key, self._held(subject))
+        return any(self._stamps.get(key, 0) > route.known for key in keys)
+
+    def _subject(self, route: Route, name: str, *, policy: bool, trouble_of: Callable[[str], str]) -> SubjectRoute:
+        base = base_of(name)
+        record = self.subjects.get(base)
+        if record is None:
+            return missing_subject(name, may_create=route.may_create, policy=policy, trouble=trouble_of(base))
+        return subject_route(route.asker, name, record, self.groups)
+
+
+def _told(view: GroupView | None) -> object:
+    """What others than tools are told of it."""
+    return None if view is None else (view.kind, group_route(view))

@@ -1,0 +1,227 @@
+"""Answers REGISTER: the registry of this meta server, for brokers and careers that have no other.
+
+A session is the registry's; here is only which connection it is on. A connection takes a session over by opening or
+touching it, and from then on nothing that comes over another one is done in its name: whoever has lost an answer and
+reads back over a new connection sees what is, and nothing changes behind its back. The changes of one session are
+carried out in the order in which they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Protocol
+
+from fairway.errors import Code, Misuse, Refused
+from fairway.protocol.routing import Act, Register, Registered
+from fairway.registry.port import Exists, Missing, NotAllowed, Registry, RegistryError, SessionOver, Stale, Watch
+from fairway.serving.requests import Asker as Connection
+from fairway.serving.requests import ServedRequest
+
+SESSION_MS_MIN = 1_000
+SESSION_MS_MAX = 120_000
+SESSIONS_MAX = 10_000
+WATCHES_MAX = 1_000  # of one session
+WAIT_MS_MAX = 60_000
+_LAST_S = 1.0  # for changes under way when the server stops
+
+_TROUBLES: dict[type[RegistryError], str] = {
+    Exists: "exists", Missing: "missing", Stale: "stale", SessionOver: "over", NotAllowed: "not allowed",
+}  # fmt: skip
+_ELSEWHERE = Refused(
+    Code.UNSUPPORTED,
+    "the registry of this cluster is ZooKeeper: give --registry zookeeper://HOST:PORT, as its meta servers have it",
+)
+
+RegisterRequest = ServedRequest[Register]
+
+
+class GuestSession(Registry, Protocol):
+    """A session that is kept for somebody else."""
+
+    def touch(self) -> None:
+        """Whoever has it was heard of; `SessionOver`."""
+
+
+class SessionMaker(Protocol):
+    """A registry that has sessions for others than its owner."""
+
+    async def open_session(self, timeout_ms: int) -> GuestSession: ...
+
+    def session(self, number: int) -> GuestSession:
+        """One that was opened before, perhaps by an earlier life of this process; `SessionOver`."""
+
+
+class _News:
+    """How often one node has changed, as its session was told; and who waits for it to change again."""
+
+    def __init__(self) -> None:
+        self.number = 1
+        self.changed = asyncio.Event()
+        self.watch: Watch | None = None
+
+    def count(self) -> None:
+        self.number += 1
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+
+class _Guest:
+    """One session, and where it is."""
+
+    def __init__(self, session: GuestSession, home: Connection) -> None:
+        self.session = session
+        self.home = home
+        self.order = asyncio.Lock()  # of its changes
+        self.news: dict[str, _News] = {}
+
+    def news_of(self, path: str) -> _News:
+        news = self.news.get(path)
+        if news is None:
+            if len(self.news) >= WATCHES_MAX:
+                raise Refused(Code.BUSY, f"a session watches {WATCHES_MAX} nodes at most")
+            news = self.news[path] = _News()
+            news.watch = self.session.watch(path, news.count)
+        return news
+
+    def forget(self) -> None:
+        for news in self.news.values():
+            if news.watch is not None:
+                news.watch.cancel()
+
+
+class RegistryDesk:
+    """All sessions of others. Without a `maker` there are none, and the asker is told whom to ask."""
+
+    def __init__(self, maker: SessionMaker | None) -> None:
+        self._maker = maker
+        self._guests: dict[int, _Guest] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def __len__(self) -> int:
+        return len(self._guests)
+
+    def check(self, message: Register) -> None:
+        """`Refused` where it can never be granted."""
+        if self._maker is None:
+            raise _ELSEWHERE
+        if message.act is Act.OPEN and len(self._guests) >= SESSIONS_MAX:
+            raise Refused(Code.BUSY, f"this registry has {SESSIONS_MAX} sessions", retry_after_ms=1_000)
+
+    def take(self, request: RegisterRequest) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(request), name="fairway-meta-register")
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+
+    async def stop(self) -> None:
+        """Those who wait for news are told something; what is being changed may be done, and answered."""
+        for guest in self._guests.values():
+            for news in guest.news.values():
+                news.count()
+        if self._tasks:
+            await asyncio.wait([*self._tasks], timeout=_LAST_S)
+        for task in [*self._tasks]:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        for guest in self._guests.values():
+            guest.forget()
+
+    # --- within ------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, request: RegisterRequest) -> None:
+        asked = request.message
+        try:
+            request.respond(await self._do(request))
+        except RegistryError as error:
+            trouble = _TROUBLES.get(type(error))
+            if trouble == "over":
+                self._drop(asked.session)
+            if trouble is None:  # nobody knows: neither shall the asker
+                request.end()
+            else:
+                request.respond(Registered(trouble))
+        except (Refused, Misuse) as error:
+            request.fail(error)
+
+    def _drop(self, session: int) -> None:
+        guest = self._guests.pop(session, None)
+        if guest is not None:
+            guest.forget()
+
+    async def _do(self, request: RegisterRequest) -> Registered:
+        asked = request.message
+        if asked.act is Act.OPEN:
+            return await self._open(request)
+        guest = self._guest(asked, request.session)
+        if guest.home is not request.session:
+            return Registered("moved")
+        guest.session.touch()
+        if asked.act is Act.WATCH:
+            return await self._watch(guest, asked)
+        async with guest.order:
+            if guest.home is not request.session:
+                return Registered("moved")
+            return await self._carry_out(guest.session, asked)
+
+    async def _open(self, request: RegisterRequest) -> Registered:
+        timeout_ms = min(max(request.message.number, SESSION_MS_MIN), SESSION_MS_MAX)
+        session = await self._own.open_session(timeout_ms)
+        self._admit(session.session_id, session, request.session)
+        return Registered(number=session.session_id, version=timeout_ms)
+
+    def _guest(self, asked: Register, home: Connection) -> _Guest:
+        """The session that is asked for; a touch takes it to this connection."""
+        guest = self._guests.get(asked.session)
+        if guest is None:
+            guest = self._admit(asked.session, self._own.session(asked.session), home)
+        if asked.act is Act.TOUCH:
+            guest.home = home
+        return guest
+
+    def _admit(self, number: int, session: GuestSession, home: Connection) -> _Guest:
+        guest = self._guests[number] = _Guest(session, home)
+        session.on_session = lambda _: self._drop(number)  # it is lent: all that it can say is that it is over
+        return guest
+
+    @property
+    def _own(self) -> SessionMaker:
+        if self._maker is None:
+            raise _ELSEWHERE
+        return self._maker
+
+    async def _carry_out(self, session: GuestSession, asked: Register) -> Registered:
+        match asked.act:
+            case Act.GET:
+                node = await session.get(asked.path)
+                if node is None:
+                    return Registered(path=asked.path)
+                return Registered("", node.path, node.value, node.version, node.owner, exists=True)
+            case Act.CHILDREN:
+                return Registered(path=asked.path, children=await session.children(asked.path))
+            case Act.CREATE:
+                node = await session.create(
+                    asked.path, asked.value, is_ephemeral=asked.is_ephemeral, is_numbered=asked.is_numbered
+                )
+                return Registered("", node.path, b"", node.version, node.owner, exists=True)
+            case Act.PUT:
+                if not asked.number:
+                    raise Refused(Code.BAD_REQUEST, "a PUT names the version that it expects, plus one")
+                node = await session.put(asked.path, asked.value, asked.number - 1)
+                return Registered("", node.path, b"", node.version, node.owner, exists=True)
+            case Act.REMOVE:
+                await session.remove(asked.path, asked.number - 1 if asked.number else None)
+            case Act.CLOSE:
+                self._drop(asked.session)
+                await session.close()
+        return Registered(path=asked.path)
+
+    async def _watch(self, guest: _Guest, asked: Register) -> Registered:
+        """Register first, look again, then wait."""
+        news = guest.news_of(asked.path)
+        changed = news.changed
+        if asked.number == news.number and asked.wait_ms:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(asked.wait_ms, WAIT_MS_MAX) / 1_000):
+                    await changed.wait()
+        return Registered(path=asked.path, number=news.number)

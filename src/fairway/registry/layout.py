@@ -1,0 +1,98 @@
+"""What is in the registry: the paths, and what their nodes say, as JSON that people can read.
+
+    /fairway/groups/G                  one broker group (or group of delay servers): epoch, master, in-sync set
+    /fairway/groups/G/members/D        ephemeral: the copy in data directory D lives, and listens there
+    /fairway/subjects/S                which broker groups carry the subject, and how it is to be treated
+    /fairway/metas/N                   ephemeral: a meta server
+
+Of a group's node every change is compare-and-set: it is the one place that says who leads and whose copies count.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from fairway.errors import RemoteProtocolError
+
+ROOT = "/fairway"
+GROUPS = f"{ROOT}/groups"
+SUBJECTS = f"{ROOT}/subjects"
+METAS = f"{ROOT}/metas"
+
+
+class GroupRecord(msgspec.Struct, frozen=True):
+    """Who leads a group, and whose copies have everything that was committed. Directory ids in hex, as `hex_id`."""
+
+    kind: str  # "broker" or "delay"
+    epoch: int
+    master: str
+    in_sync: list[str]
+    min_in_sync: int = 1  # fewer copies than this: produce is closed
+    messages_id: int = 0  # of the logs, which all copies share
+    actions_id: int = 0
+    is_draining: bool = False  # by command: no new subjects, no new messages
+    members: list[str] = []  # every copy that was ever here and was not decommissioned
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A copy that lives."""
+
+    directory: str  # hex
+    host: str
+    port: int
+    role: str = "follower"  # what it does: master, follower, catching up, waiting; for people
+    epoch: int = 0
+    ends: list[int] = []
+    name: str = ""  # program and version
+    http_port: int | None = None
+    load: dict[str, float] = {}  # messages_per_s, bytes_per_s, free_bytes, subjects
+    why_read_only: str = ""
+    started_ms: int = 0
+
+
+class SubjectRecord(msgspec.Struct, frozen=True):
+    """One subject."""
+
+    groups: list[str]  # that hold messages of it
+    writable: list[str]  # that new messages go to: `groups` less those that are being drained
+    is_read_only: bool = False
+    is_ordered: bool = False
+    paused: list[str] = []  # consumer groups that are switched off
+    options: dict[str, str] = {}
+
+
+RecordT = TypeVar("RecordT", GroupRecord, Member, SubjectRecord)
+
+
+def hex_id(directory_id: int) -> str:
+    return f"{directory_id:016x}"
+
+
+def group_path(group: str) -> str:
+    return f"{GROUPS}/{group}"
+
+
+def members_path(group: str) -> str:
+    return f"{GROUPS}/{group}/members"
+
+
+def member_path(group: str, directory: str) -> str:
+    return f"{GROUPS}/{group}/members/{directory}"
+
+
+def subject_path(subject: str) -> str:
+    return f"{SUBJECTS}/{subject}"
+
+
+def pack(record: GroupRecord | Member | SubjectRecord) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def unpack(kind: type[RecordT], path: str, value: bytes) -> RecordT:
+    """What a node says; `RemoteProtocolError` names the node that cannot be read."""
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"registry node {path} cannot be read: {error}") from error

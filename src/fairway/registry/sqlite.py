@@ -1,0 +1,297 @@
+"""The registry in an SQLite file, for one meta server that serves it to everybody else.
+
+The tree is in memory and on disk: a change is decided, written and synced, applied, told of, in this order, on the one
+thread that touches the file; reads pass the same thread, so everybody sees all changes in one order.
+
+A directory belongs to one process, by the same lock that guards a broker's. That process has a session of its own,
+which lasts as long as it does, and lends others to whom it serves (`open_session`). Those are on disk with their nodes:
+a client that holds a certain session does not lose it because the meta server was restarted. It has the session's whole
+time, from the restart on, to be heard of again. The session of the process before, and what went with it, is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from fairway.errors import DiskFull, Misuse, StorageFault
+from fairway.registry.leases import Leases
+from fairway.registry.port import Node, RegistryError, SessionOver, SessionState
+from fairway.registry.tree import Change, Tree, checked_path, checked_value, checked_version, touched
+from fairway.registry.watching import Watches, Watching
+from fairway.world.clock import Clock, RealClock
+from fairway.world.real_disk import RealDisk
+from fairway.world.rng import RealRng, Rng
+from fairway.world.sqlite_file import SqliteFile, Statement
+
+T = TypeVar("T")
+
+FILE_NAME = "registry.sqlite"
+SESSION_MS_MIN = 500
+SESSION_MS_MAX = 3_600_000
+SESSIONS_MAX = 10_000  # a cluster has some dozens: more are somebody's mistake
+
+_LOOK_S = 0.1  # how often we see whose time is up
+_AWAY_NS = 1_000_000_000  # later than this: we were away ourselves
+_FOR_EVER_NS = 1 << 62
+_VERSION = 1
+_SCHEMA = (
+    """CREATE TABLE nodes (path TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL,
+                           owner INTEGER NOT NULL, numbered INTEGER NOT NULL)""",
+    "CREATE TABLE sessions (id INTEGER PRIMARY KEY, timeout_ms INTEGER NOT NULL, is_lent INTEGER NOT NULL)",
+)
+_PUT = "INSERT OR REPLACE INTO nodes VALUES (?, ?, ?, ?, ?)"
+_DROP = "DELETE FROM nodes WHERE path = ?"
+_OPEN = "INSERT INTO sessions VALUES (?, ?, ?)"
+_CLOSE = "DELETE FROM sessions WHERE id = ?"
+
+_log = logging.getLogger("fairway.registry")
+
+
+class _Keeper:
+    """The tree and its file. What begins with `do_` is done on the file's thread."""
+
+    def __init__(self, disk: RealDisk, file: SqliteFile, clock: Clock, rng: Rng) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.clock = clock
+        self.rng = rng
+        self.file = file
+        self.leases = Leases()  # of the sessions that were lent
+        self.sessions: dict[int, SqliteSession] = {}
+        self.ending: dict[int, None] = {}  # over, and their nodes are still there
+        self._disk = disk
+        self._tree = Tree()
+
+    def do_load(self) -> list[tuple[int, int]]:
+        """Read the tree; the sessions that were lent, and for how long each."""
+        rows = self.file.read("SELECT path, value, version, owner, numbered FROM nodes ORDER BY path")
+        for path, value, version, owner, numbered in rows:
+            self._tree.apply([Change(path, Node(path, bytes(value), version, owner), numbered)])
+        lent = []
+        for session, timeout_ms, is_lent in self.file.read("SELECT id, timeout_ms, is_lent FROM sessions"):
+            if is_lent:
+                lent.append((session, timeout_ms))
+            else:
+                self.do_end(session)
+        return lent
+
+    def do_open(self, session: int, timeout_ms: int, is_lent: bool) -> None:
+        self.file.write([(_OPEN, (session, timeout_ms, is_lent))])
+
+    def do_end(self, session: int) -> None:
+        self._do_change(self._tree.end(session), (_CLOSE, (session,)))
+
+    def do_create(self, path: str, value: bytes, owner: int, is_numbered: bool) -> Node:
+        return self._do_change(self._tree.create(path, value, owner=owner, is_numbered=is_numbered))
+
+    def do_put(self, path: str, value: bytes, version: int) -> Node:
+        return self._do_change(self._tree.put(path, value, version))
+
+    def do_remove(self, path: str, version: int | None) -> None:
+        self._do_change(self._tree.remove(path, version))
+
+    def do_get(self, path: str) -> Node | None:
+        return self._tree.get(path)
+
+    def do_children(self, path: str) -> list[str]:
+        return self._tree.children(path)
+
+    def _do_change(self, changes: list[Change], *more: Statement) -> Node:
+        self.file.write([*map(_statement, changes), *more])
+        self._tree.apply(changes)
+        self.file.post(self._tell, touched(changes))
+        last = changes[-1].node if changes else None
+        return last or Node("", b"", 0, 0)
+
+    def _tell(self, paths: list[str]) -> None:
+        for session in list(self.sessions.values()):
+            session.watches.tell(paths)
+
+    # --- on the loop -------------------------------------------------------------------------------------------------
+
+    async def lend(self, timeout_ms: int) -> SqliteSession:
+        session = await self.open(timeout_ms, is_lent=True)
+        self.leases.open(session.session_id, timeout_ms * 1_000_000, self.clock.monotonic_ns())
+        return session
+
+    async def open(self, timeout_ms: int, *, is_lent: bool) -> SqliteSession:
+        number = self.rng.bits(62) | 1 << 62  # not a count: a file that is made anew must not know old sessions
+        await self.file.run(lambda: self.do_open(number, timeout_ms, is_lent))
+        return self.admit(number, is_lent=is_lent)
+
+    def admit(self, number: int, *, is_lent: bool) -> SqliteSession:
+        session = SqliteSession(self, number, is_lent=is_lent)
+        self.sessions[number] = session
+        return session
+
+    async def end(self, number: int) -> None:
+        """What went with the session goes."""
+        self.leases.close(number)
+        session = self.sessions.pop(number, None)
+        if session is not None:
+            self.ending[number] = None
+            session.ended()
+        await self.file.run(lambda: self.do_end(number))
+        self.ending.pop(number, None)
+
+    async def look(self) -> None:
+        """Again and again: end the sessions whose time is up."""
+        before_ns = self.clock.monotonic_ns()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            now_ns = self.clock.monotonic_ns()
+            if now_ns - before_ns > _AWAY_NS:
+                self.leases.forgive(now_ns - before_ns)
+            before_ns = now_ns
+            for number in [*self.leases.expire(now_ns), *self.ending]:
+                try:
+                    await self.end(number)
+                except DiskFull as fault:  # it is in `ending`, and tried again
+                    _log.warning("a session's nodes cannot be removed: %s", fault)
+
+    def close(self) -> None:
+        self.file.close()
+        self._disk.close()
+
+
+def _statement(change: Change) -> Statement:
+    if change.node is None:
+        return _DROP, (change.path,)
+    node = change.node
+    return _PUT, (node.path, node.value, node.version, node.owner, change.numbered)
+
+
+class SqliteSession:
+    """A `Registry`. One that was lent ends unless it is used or touched in time, and no other follows it."""
+
+    def __init__(self, keeper: _Keeper, number: int, *, is_lent: bool) -> None:
+        self.on_session: Callable[[SessionState], None] = lambda _: None
+        self.watches = Watches(keeper.loop)
+        self._keeper = keeper
+        self._number = number
+        self._is_lent = is_lent
+        self._is_over = False
+
+    @property
+    def session_id(self) -> int:
+        return 0 if self._is_over else self._number
+
+    def certain_until_ns(self) -> int:
+        if self._is_over:
+            return 0
+        return self._keeper.leases.due_ns(self._number) if self._is_lent else _FOR_EVER_NS
+
+    def touch(self) -> None:
+        """Whoever has it was heard of."""
+        if self._is_over:
+            raise SessionOver(f"registry session {self._number:x} is over: its nodes are gone, open another")
+        if self._keeper.file.is_closed:
+            raise SessionOver("the registry is closed")
+        if self._is_lent:
+            self._keeper.leases.touch(self._number, self._keeper.clock.monotonic_ns())
+
+    async def get(self, path: str, *, fresh: bool = False) -> Node | None:
+        """Every read is fresh."""
+        checked_path(path)
+        return await self._run(lambda: self._keeper.do_get(path))
+
+    async def children(self, path: str) -> list[str]:
+        checked_path(path)
+        return await self._run(lambda: self._keeper.do_children(path))
+
+    async def create(
+        self, path: str, value: bytes = b"", *, is_ephemeral: bool = False, is_numbered: bool = False
+    ) -> Node:
+        checked_path(path)
+        checked_value(path, value)
+        owner = self._number if is_ephemeral else 0
+        return await self._run(lambda: self._keeper.do_create(path, value, owner, is_numbered))
+
+    async def put(self, path: str, value: bytes, version: int) -> Node:
+        checked_path(path)
+        checked_value(path, value)
+        checked_version(path, version)
+        return await self._run(lambda: self._keeper.do_put(path, value, version))
+
+    async def remove(self, path: str, version: int | None = None) -> None:
+        checked_path(path)
+        checked_version(path, version)
+        await self._run(lambda: self._keeper.do_remove(path, version))
+
+    def watch(self, path: str, changed: Callable[[], None]) -> Watching:
+        return self.watches.add(checked_path(path), changed)
+
+    async def close(self) -> None:
+        if not self._is_over:
+            self.on_session = lambda _: None
+            await self._keeper.end(self._number)
+
+    def ended(self) -> None:
+        """Its time is up, or it was closed."""
+        self._is_over = True
+        self.watches.tell_all()
+        self._keeper.loop.call_soon(lambda: self.on_session(SessionState.OVER))
+
+    async def _run(self, job: Callable[[], T]) -> T:
+        self.touch()
+        return await self._keeper.file.run(job)
+
+
+class SqliteRegistry(SqliteSession):
+    """The session of the process that owns the directory; it lends others."""
+
+    def __init__(self, keeper: _Keeper, number: int) -> None:
+        super().__init__(keeper, number, is_lent=False)
+        self._looking = keeper.loop.create_task(keeper.look(), name="registry-leases")
+
+    @classmethod
+    async def open(cls, directory: str, *, clock: Clock | None = None, rng: Rng | None = None) -> SqliteRegistry:
+        """`DirectoryLocked` if another process has it."""
+        disk = RealDisk(directory)
+        try:
+            disk.lock()
+            file = SqliteFile(f"{directory}/{FILE_NAME}")
+            await file.open(_SCHEMA, _VERSION)
+        except BaseException:
+            disk.close()
+            raise
+        keeper = _Keeper(disk, file, clock or RealClock(), rng or RealRng())
+        try:
+            for number, timeout_ms in await file.run(keeper.do_load):
+                keeper.leases.open(number, timeout_ms * 1_000_000, keeper.clock.monotonic_ns())
+                keeper.admit(number, is_lent=True)
+            own = await keeper.open(0, is_lent=False)
+        except BaseException:
+            keeper.close()
+            raise
+        registry = keeper.sessions[own.session_id] = cls(keeper, own.session_id)
+        return registry
+
+    async def open_session(self, timeout_ms: int) -> SqliteSession:
+        """A session for somebody whom this process serves; it is over when it was not used or touched for so long."""
+        if not SESSION_MS_MIN <= timeout_ms <= SESSION_MS_MAX:
+            raise Misuse(f"a registry session of {timeout_ms} ms: from {SESSION_MS_MIN} to {SESSION_MS_MAX}")
+        if len(self._keeper.leases) >= SESSIONS_MAX:
+            raise RegistryError(f"{SESSIONS_MAX} registry sessions are open: no more")
+        self.touch()
+        return await self._keeper.lend(timeout_ms)
+
+    def session(self, number: int) -> SqliteSession:
+        """One that was lent, perhaps by an earlier life of this process; `SessionOver` if it has ended."""
+        self._keeper.leases.check(number)
+        return self._keeper.sessions[number]
+
+    async def close(self) -> None:
+        """The sessions that were lent stay: whoever opens the directory next has them."""
+        if self._is_over:
+            return
+        self._looking.cancel()
+        await asyncio.wait([self._looking])
+        try:
+            await super().close()
+        finally:
+            self._keeper.close()
+            if not self._looking.cancelled() and isinstance(fault := self._looking.exception(), StorageFault):
+                raise fault

@@ -1,0 +1,191 @@
+"""The law of the tree: which changes are allowed, and what follows from them. No I/O, no time, no sessions' clocks.
+
+Decide first, then act: `create`, `put`, `remove` and `end` say what would change, or raise; `apply` makes it so. A form
+that keeps its tree on disk writes the changes between the two. The root is always there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fairway.errors import Misuse, invariant
+from fairway.registry.port import Exists, Missing, Node, NotAllowed, Stale
+
+ROOT_PATH = "/"
+VALUE_BYTES_MAX = 1_000_000  # ZooKeeper drops the connection of whoever sends a frame of more than 1 MiB
+PATH_CHARS_MAX = 1_000
+_NAME = r"(?!\.{1,2}(?:/|$))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+"  # what ZooKeeper takes for one
+_PATH = re.compile(rf"/|(?:/{_NAME})+")
+
+
+class Change(NamedTuple):
+    """What becomes of one node."""
+
+    path: str
+    node: Node | None  # None: it goes
+    numbered: int = 0  # the number that the next numbered node below it gets
+    is_news: bool = True  # False: nothing that anybody can see, only the counting
+
+
+def checked_path(path: str) -> str:
+    """The path itself if all forms can keep a node there."""
+    if len(path) > PATH_CHARS_MAX or _PATH.fullmatch(path) is None:
+        raise Misuse(f"bad path {path[:100]!r} of a registry node: write it like /fairway/groups/g1")
+    return path
+
+
+def checked_value(path: str, value: bytes) -> bytes:
+    if len(value) > VALUE_BYTES_MAX:
+        raise Misuse(f"{len(value)} bytes are too many for registry node {path}: at most {VALUE_BYTES_MAX}")
+    return value
+
+
+def checked_version(path: str, version: int | None) -> int | None:
+    if version is not None and version < 0:
+        raise Misuse(f"version {version} of registry node {path}: versions begin with 0")
+    return version
+
+
+def above(path: str) -> str:
+    return path.rpartition("/")[0] or ROOT_PATH
+
+
+def touched(changes: Iterable[Change]) -> list[str]:
+    """The nodes whose watches are to be called, in order: those that changed, and those whose list of children did."""
+    paths: dict[str, None] = {}
+    for change in changes:
+        if change.is_news:
+            paths[change.path] = None
+            if change.node is None or change.node.version == 0:
+                paths[above(change.path)] = None
+    return list(paths)
+
+
+class _Entry:
+    __slots__ = ("children", "node", "numbered")
+
+    def __init__(self, node: Node, numbered: int) -> None:
+        self.node = node
+        self.numbered = numbered
+        self.children: set[str] = set()
+
+
+class Tree:
+    """All nodes, as they are now."""
+
+    def __init__(self) -> None:
+        self._entries = {ROOT_PATH: _Entry(Node(ROOT_PATH, b"", 0, 0), 0)}
+        self._owned: dict[int, dict[str, None]] = {}  # session → the nodes that go with it, in the order made
+
+    def copy(self) -> Tree:
+        twin = Tree()
+        twin.apply(Change(path, entry.node, entry.numbered) for path, entry in sorted(self._entries.items()))
+        return twin
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def get(self, path: str) -> Node | None:
+        entry = self._entries.get(path)
+        return None if entry is None else entry.node
+
+    def children(self, path: str) -> list[str]:
+        entry = self._entries.get(path)
+        return [] if entry is None else sorted(entry.children)
+
+    def owned(self, session: int) -> list[str]:
+        return list(self._owned.get(session, ()))
+
+    # --- deciding ----------------------------------------------------------------------------------------------------
+
+    def create(self, path: str, value: bytes = b"", *, owner: int = 0, is_numbered: bool = False) -> list[Change]:
+        """The last of the changes is the new node."""
+        if path == ROOT_PATH:
+            raise Exists("the root of the registry is always there")
+        changes = self._make_above(path)
+        if is_numbered:
+            changes = [change for change in changes if change.path != above(path)]
+            numbered, counted = self._number(path)
+            changes.append(counted)
+            path = numbered
+        if path in self._entries:
+            raise Exists(f"there is a registry node {path} already")
+        return [*changes, Change(path, Node(path, value, 0, owner))]
+
+    def _make_above(self, path: str) -> list[Change]:
+        """Those that are missing above it, the highest first."""
+        missing = []
+        place = above(path)
+        while place not in self._entries:
+            missing.append(Change(place, Node(place, b"", 0, 0)))
+            place = above(place)
+        if self._entries[place].node.owner:
+            raise NotAllowed(f"no registry node {path}: {place} goes with a session, and has no nodes below it")
+        return missing[::-1]
+
+    def _number(self, path: str) -> tuple[str, Change]:
+        """The path with the first free number behind it, and its parent, which counts."""
+        place = above(path)
+        entry = self._entries.get(place)
+        number = 0 if entry is None else entry.numbered
+        while f"{path}{number:010d}" in self._entries:
+            number += 1
+        node = Node(place, b"", 0, 0) if entry is None else entry.node
+        return f"{path}{number:010d}", Change(place, node, number + 1, is_news=entry is None)
+
+    def put(self, path: str, value: bytes, version: int) -> list[Change]:
+        entry = self._expect(path, version)
+        node = entry.node._replace(value=value, version=version + 1)
+        return [Change(path, node, entry.numbered)]
+
+    def remove(self, path: str, version: int | None = None) -> list[Change]:
+        if path == ROOT_PATH:
+            raise NotAllowed("the root of the registry stays")
+        if self._expect(path, version).children:
+            raise NotAllowed(f"registry node {path} has nodes below it: remove them first")
+        return [Change(path, None)]
+
+    def end(self, session: int) -> list[Change]:
+        """A session is over: what goes with it."""
+        return [Change(path, None) for path in self.owned(session)]
+
+    def _expect(self, path: str, version: int | None) -> _Entry:
+        entry = self._entries.get(path)
+        if entry is None:
+            raise Missing(f"there is no registry node {path}")
+        if version is not None and version != entry.node.version:
+            raise Stale(f"registry node {path} has version {entry.node.version}, not {version}")
+        return entry
+
+    # --- acting ------------------------------------------------------------------------------------------------------
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            if change.node is None:
+                self._drop(change.path)
+            else:
+                self._set(change.path, change.node, change.numbered)
+
+    def _set(self, path: str, node: Node, numbered: int) -> None:
+        entry = self._entries.get(path)
+        if entry is not None:
+            entry.node, entry.numbered = node, numbered
+            return
+        parent = self._entries.get(above(path))
+        invariant(parent is not None, f"registry node {path} has nothing above it")
+        if parent is not None:
+            parent.children.add(path.rpartition("/")[2])
+        self._entries[path] = _Entry(node, numbered)
+        if node.owner:
+            self._owned.setdefault(node.owner, {})[path] = None
+
+    def _drop(self, path: str) -> None:
+        entry = self._entries.pop(path)
+        invariant(not entry.children, f"registry node {path} went before the nodes below it")
+        self._entries[above(path)].children.discard(path.rpartition("/")[2])
+        if entry.node.owner:
+            mine = self._owned[entry.node.owner]
+            del mine[path]
+            if not mine:
+                del self._owned[entry.node.owner]

@@ -1,0 +1,300 @@
+"""The registry on ZooKeeper.
+
+Ephemeral nodes, versions and sessions are ZooKeeper's own. What this adds:
+
+*Watches* of ZooKeeper fire once, and are forgotten with the connection. Ours last: a watch that fired is armed anew,
+then called; on every new connection all are armed anew, then called. Whoever reads when called misses nothing.
+
+*Certainty* (`certainty`): T/6 after the last question another is asked, and it is one that a majority must answer. A
+question that has no answer after T/2 breaks the connection. A connection that is lost ends nothing by itself, but no
+question is answered any more, and certainty runs out at 2 T/3.
+
+*No answer* to a change within T, or a connection that breaks before it comes, is `Lost`. Kazoo sends requests in order,
+and ZooKeeper carries out nothing of a session's old connection once it has a new one: a fresh read after `Lost` sees
+the change, or it is never made.
+
+*Sessions* that have expired are followed by new ones: kazoo does that, or else we make a new client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fairway.errors import Misuse, Unreachable
+from fairway.registry.certainty import QUESTIONS_PER_SESSION, Certainty
+from fairway.registry.kazoo_line import KazooLine, translated
+from fairway.registry.port import Exists, Lost, Missing, Node, NotAllowed, RegistryError, SessionOver, SessionState
+from fairway.registry.tree import ROOT_PATH, checked_path, checked_value, checked_version
+from fairway.registry.watching import Watches, Watching
+from fairway.world.clock import Clock, RealClock
+
+SESSION_MS = 10_000  # short enough to take over soon, long enough for a collector's pause or a server's failover
+SESSION_MS_MIN = 100
+OPEN_S = 15.0
+
+_RETRY_S = 0.5  # after a question that was refused, a watch that could not be armed, a client that died
+
+_log = logging.getLogger("fairway.registry")
+
+
+class ZooKeeperRegistry:
+    """A `Registry`. All of it lives on the loop that opened it."""
+
+    def __init__(self, hosts: str, root: str, session_ms: int, options: Mapping[str, Any], clock: Clock) -> None:
+        self.on_session: Callable[[SessionState], None] = lambda _: None
+        self.session_ms = float(session_ms)  # what the servers grant, once they have
+        self._hosts = hosts
+        self._root = root
+        self._asked_ms = session_ms
+        self._options = options
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._line = self._make_line()
+        self._session = 0
+        self._certainty = Certainty()
+        self._watches = Watches(self._loop)
+        self._watchers: dict[str, Callable[[Any], None]] = {}  # kazoo's: the same one for the same path
+        self._arming: dict[str, asyncio.Task[None]] = {}
+        self._fired: set[str] = set()  # while they were being armed
+        self._connected = asyncio.Event()
+        self._is_closed = False
+        self._keeping: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        hosts: str,
+        *,
+        root: str = "",
+        session_ms: int = SESSION_MS,
+        open_s: float = OPEN_S,
+        client_options: Mapping[str, Any] | None = None,
+        clock: Clock | None = None,
+    ) -> ZooKeeperRegistry:
+        """`hosts` as "one:2181,two:2181"; below `root`, which is made if need be, is where everything is kept.
+        `client_options` go to `kazoo.client.KazooClient`: TLS, credentials, access lists."""
+        if session_ms < SESSION_MS_MIN:
+            raise Misuse(f"session_ms={session_ms}: at least {SESSION_MS_MIN}")
+        if root:
+            checked_path(root)
+        registry = cls(hosts, root, session_ms, client_options or {}, clock or RealClock())
+        try:
+            await registry._begin(open_s)
+        except BaseException:
+            await registry.close()
+            raise
+        return registry
+
+    async def _begin(self, open_s: float) -> None:
+        self._line.start()
+        try:
+            async with asyncio.timeout(open_s):
+                await self._connected.wait()
+        except TimeoutError:
+            if self._line.is_refused:
+                raise RegistryError(f"ZooKeeper at {self._hosts} refuses the credentials") from None
+            raise Unreachable(f"no ZooKeeper answers at {self._hosts} in {open_s:g} s: is it running?") from None
+        if self._root:
+            await self._ask(ROOT_PATH, "ensure_path", self._root)
+        await self._ask_quorum(ROOT_PATH)
+        self._keeping = self._loop.create_task(self._keep(), name="registry-questions")
+
+    # --- the port ----------------------------------------------------------------------------------------------------
+
+    @property
+    def session_id(self) -> int:
+        return self._session
+
+    def certain_until_ns(self) -> int:
+        return self._certainty.until_ns
+
+    async def get(self, path: str, *, fresh: bool = False) -> Node | None:
+        if fresh:
+            await self._ask_quorum(checked_path(path))
+        try:
+            value, stat = await self._ask(path, "get", self._at(path))
+        except Missing:
+            return None
+        return Node(path, value or b"", stat.version, stat.ephemeralOwner)
+
+    async def children(self, path: str) -> list[str]:
+        try:
+            return sorted(await self._ask(path, "get_children", self._at(path)))
+        except Missing:
+            return []
+
+    async def create(
+        self, path: str, value: bytes = b"", *, is_ephemeral: bool = False, is_numbered: bool = False
+    ) -> Node:
+        if path == ROOT_PATH:
+            raise Exists("the root of the registry is always there")
+        flags = {"ephemeral": is_ephemeral, "sequence": is_numbered, "makepath": True, "include_data": True}
+        made, stat = await self._ask(path, "create", self._at(path), checked_value(path, value), **flags)
+        return Node(made[len(self._root) :], value, stat.version, stat.ephemeralOwner)
+
+    async def put(self, path: str, value: bytes, version: int) -> Node:
+        checked_version(path, version)  # to ZooKeeper -1 would be any
+        stat = await self._ask(path, "set", self._at(path), checked_value(path, value), version)
+        return Node(path, value, stat.version, stat.ephemeralOwner)
+
+    async def remove(self, path: str, version: int | None = None) -> None:
+        checked_version(path, version)
+        if path == ROOT_PATH:
+            raise NotAllowed("the root of the registry stays")
+        await self._ask(path, "delete", self._at(path), -1 if version is None else version)
+
+    def watch(self, path: str, changed: Callable[[], None]) -> Watching:
+        watching = self._watches.add(checked_path(path), changed)
+        if self._connected.is_set():
+            self._arm(path)
+        return watching
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._session = 0
+        self._certainty.end()
+        self._watches.clear()
+        for task in (self._keeping, self._renewing, *self._arming.values()):
+            if task is not None:
+                task.cancel()
+        await self._line.stop()
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}{checked_path(path)}" if path != ROOT_PATH else self._root or ROOT_PATH
+
+    async def _ask(self, path: str, request: str, *args: Any, **options: Any) -> Any:
+        return await self._answer(path, lambda: self._line.ask(request, *args, **options))
+
+    async def _ask_quorum(self, path: str) -> None:
+        """A question that a majority must answer, whoever has it: it says that the session lives, too."""
+        session, asked_ns = self._session, self._clock.monotonic_ns()
+        for outcome in await self._answer(path, lambda: self._line.ask_quorum(self._root or ROOT_PATH)):
+            if isinstance(outcome, Exception):
+                raise translated(outcome, self._root or ROOT_PATH)
+        if session and session == self._session:
+            self._certainty.answered(asked_ns, self._clock.monotonic_ns())
+
+    async def _answer(self, path: str, ask: Callable[[], asyncio.Future[Any]]) -> Any:
+        if self._is_closed:
+            raise SessionOver(f"registry node {path}: the registry is closed")
+        try:
+            async with asyncio.timeout(self.session_ms / 1e3):
+                await self._connected.wait()
+                return await ask()
+        except TimeoutError:
+            raise Lost(f"registry node {path}: no answer from ZooKeeper in {self.session_ms / 1e3:g} s") from None
+        except RegistryError:
+            raise
+        except Exception as error:
+            raise translated(error, path) from error
+
+    # --- the session -------------------------------------------------------------------------------------------------
+
+    def _make_line(self) -> KazooLine:
+        line = KazooLine(self._hosts, self._asked_ms, self._options, self._clock)
+        line.on_connected = self._on_connected
+        line.on_suspended = self._on_suspended
+        line.on_lost = self._on_lost
+        return line
+
+    def _on_connected(self, asked_ns: int, session: int, session_ms: float) -> None:
+        if self._session not in (0, session):
+            self._on_lost()
+        self._session = session
+        self.session_ms = session_ms
+        self._certainty.begin(asked_ns, int(session_ms * 1e6))
+        self._connected.set()
+        self._tell(SessionState.OPEN)
+        for path in self._watches.paths:
+            self._arm(path)
+
+    def _on_suspended(self) -> None:
+        self._connected.clear()
+        if self._session:
+            self._tell(SessionState.SUSPENDED)
+
+    def _on_lost(self) -> None:
+        self._connected.clear()
+        if self._session:
+            self._session = 0
+            self._certainty.end()
+            self._tell(SessionState.OVER)
+        if self._line.is_dead and self._renewing is None:
+            self._renewing = self._loop.create_task(self._renew(), name="registry-renewal")
+
+    async def _renew(self) -> None:
+        """Kazoo's client is of no use any more: take another."""
+        _log.warning("the client of ZooKeeper at %s has ended: another is made", self._hosts)
+        await self._line.stop()
+        await asyncio.sleep(_RETRY_S)
+        self._line = self._make_line()
+        self._watchers.clear()
+        self._renewing = None
+        self._line.start()
+
+    def _tell(self, state: SessionState) -> None:
+        self._loop.call_soon(self._call_on_session, state)
+
+    def _call_on_session(self, state: SessionState) -> None:
+        if not self._is_closed:
+            self.on_session(state)
+
+    async def _keep(self) -> None:
+        """Question after question, as long as there is a connection."""
+        while True:
+            await self._connected.wait()
+            next_s = self._loop.time() + self.session_ms / 1e3 / QUESTIONS_PER_SESSION
+            try:
+                async with asyncio.timeout(self.session_ms / 2e3):
+                    await self._ask_quorum(ROOT_PATH)
+            except TimeoutError:
+                self._line.hang_up()
+            except (Lost, SessionOver):
+                pass  # a connection that broke: we hear of the next one
+            except RegistryError as error:
+                _log.warning("no certainty about the session at ZooKeeper: %s", error)
+            await asyncio.sleep(max(next_s - self._loop.time(), 0.0))
+
+    # --- watches -----------------------------------------------------------------------------------------------------
+
+    def _arm(self, path: str) -> None:
+        """Have it armed once more from now on, however often it is being armed already."""
+        if path in self._arming:
+            self._fired.add(path)
+        elif path in self._watches:
+            self._arming[path] = self._loop.create_task(self._arm_until_done(path), name="registry-watch")
+
+    async def _arm_until_done(self, path: str) -> None:
+        try:
+            while path in self._watches:
+                self._fired.discard(path)
+                is_armed = await self._arm_once(path)
+                self._watches.tell([path])
+                if path in self._fired:
+                    continue
+                if is_armed or not self._connected.is_set():  # the next connection arms it
+                    return
+                await asyncio.sleep(_RETRY_S)
+        finally:
+            self._fired.discard(path)
+            del self._arming[path]
+
+    async def _arm_once(self, path: str) -> bool:
+        watcher = self._watchers.setdefault(path, self._line.watcher(path, self._arm))
+        try:
+            await self._ask(path, "exists", self._at(path), watch=watcher)
+            with contextlib.suppress(Missing):  # when it is made, the watch above fires
+                await self._ask(path, "get_children", self._at(path), watch=watcher)
+        except RegistryError as error:
+            _log.debug("no watch on registry node %s: %s", path, error)
+            return False
+        return True

@@ -1,0 +1,176 @@
+"""Who leads: decided from the group's node and from who lives. Pure; `broker.member` acts on it.
+
+    no such group yet, and this copy is new here      CREATE
+    the node names me, under the epoch that I lead    LEAD
+    another one leads, and lives                      FOLLOW
+    nobody leads, and my copy is in the in-sync set   STAND: compare-and-set with the next epoch
+    anything else                                     WAIT, and say for what
+
+Who was restarted as a master stands like everybody else: what it knew of its replicas is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from fairway.registry.layout import GroupRecord, Member
+
+BROKER = "broker"
+MASTER = "master"  # the role in a member's node
+
+
+@dataclass(frozen=True, slots=True)
+class Me:
+    """This copy."""
+
+    directory: str  # hex
+    messages_id: int
+    actions_id: int
+    epoch: int  # the highest that its logs have reached, or that it has promised
+    has_promised: bool = False  # it has been a copy of a group before
+    leads: int = 0  # the epoch that it leads under now; 0: it does not
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Make the group, and lead it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Go on leading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Take over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    master: str
+    host: str
+    port: int
+    epoch: int
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    why: str
+
+
+Decision: TypeAlias = Create | Lead | Stand | Follow | Wait
+
+
+def decide(
+    group: str, record: GroupRecord | None, living: Mapping[str, Member], me: Me, *, is_patient: bool = True
+) -> Decision:
+    """What to do now. `is_patient`: wait for another one that lives as master to step down first."""
+    if record is None:
+        return _without_record(group, me)
+    if me.leads and record.master == me.directory and record.epoch == me.leads:
+        return Lead()
+    master = living.get(record.master)
+    if record.master != me.directory and master is not None:
+        if record.epoch < me.epoch:
+            return Wait(
+                f"the registry says that {record.master} leads group {group} under epoch {record.epoch}, and this copy "
+                f"has seen epoch {me.epoch}: is it the registry of another cluster?"
+            )
+        return Follow(record.master, master.host, master.port, record.epoch)
+    if me.directory not in record.in_sync:
+        return Wait(_nobody(group, record, living))
+    ruling = [each for each in living.values() if each.role == MASTER and each.directory != me.directory]
+    if ruling and is_patient:
+        return Wait(f"{ruling[0].directory} has been deposed and has not stepped down yet")
+    return Stand()
+
+
+def _without_record(group: str, me: Me) -> Decision:
+    if me.has_promised:
+        return Wait(
+            f"the registry knows no group {group}, and this copy was in one: give it back what it had, or make the "
+            f"group anew from this copy with `fairway broker promote {group} --to {me.directory} --accept-data-loss`"
+        )
+    return Create()
+
+
+def _nobody(group: str, record: GroupRecord, living: Mapping[str, Member]) -> str:
+    able = [each for each in record.in_sync if each in living]
+    if able:
+        return f"group {group} has no master, and {' or '.join(able)} is about to take over"
+    return (
+        f"group {group} has no master, and no copy that has everything lives ({', '.join(record.in_sync)}): start one "
+        f"of them, or take this one with `fairway broker promote {group} --accept-data-loss`"
+    )
+
+
+def foreign(group: str, record: GroupRecord, me: Me) -> str | None:
+    """Why this copy's logs are not the group's; None: they are. A group that was made by hand does not know its own."""
+    is_ours = (record.messages_id in (0, me.messages_id)) and (record.actions_id in (0, me.actions_id))
+    if is_ours:
+        return None
+    return (
+        f"this data directory holds other logs than those of group {group} (messages {me.messages_id:016x}, the "
+        f"group's are {record.messages_id:016x}): start with an empty directory, or name the group it belongs to"
+    )
+
+
+def next_epoch(record: GroupRecord | None, me: Me) -> int:
+    return max(me.epoch, 0 if record is None else record.epoch) + 1
+
+
+def founded(me: Me, *, kind: str = BROKER, min_in_sync: int | None = None) -> GroupRecord:
+    """The record of a group that begins with this copy."""
+    return GroupRecord(
+        kind,
+        next_epoch(None, me),
+        me.directory,
+        [me.directory],
+        min_in_sync or 1,
+        me.messages_id,
+        me.actions_id,
+        members=[me.directory],
+    )
+
+
+def succeeded(
+    record: GroupRecord, living: Mapping[str, Member], me: Me, *, min_in_sync: int | None = None
+) -> GroupRecord:
+    """The record after this copy has taken over. Of the others those that live still count: they are waited for."""
+    others = [each for each in record.in_sync if each != me.directory and each in living]
+    return msgspec.structs.replace(
+        record,
+        epoch=next_epoch(record, me),
+        master=me.directory,
+        in_sync=[me.directory, *others],
+        min_in_sync=min_in_sync or record.min_in_sync,
+        messages_id=me.messages_id,
+        actions_id=me.actions_id,
+        members=with_member(record.members, me.directory),
+    )
+
+
+def promoted(
+    record: GroupRecord, living: Mapping[str, Member], to: str, *, accepts_data_loss: bool = False
+) -> GroupRecord:
+    """The record that names another master by hand. A copy outside the set counts alone: the others may differ."""
+    is_in_sync = to in record.in_sync
+    if not is_in_sync and not accepts_data_loss:
+        raise ValueError("a copy outside the in-sync set is promoted only where data loss is accepted")
+    kept = [each for each in record.in_sync if each == to or each in living] if is_in_sync else [to]
+    return msgspec.structs.replace(
+        record, epoch=record.epoch + 1, master=to, in_sync=kept, members=with_member(record.members, to)
+    )
+
+
+def with_member(members: list[str], directory: str) -> list[str]:
+    return members if directory in members else [*members, directory]

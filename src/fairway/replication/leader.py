@@ -1,0 +1,469 @@
+"""The master's side of replication: what each replica has synced, what is committed by that, and whose copies count.
+
+A replica's REPLICATE is a confirmation and a credit. The confirmation moves the committed end, which is the least that
+every copy of the set *waited for* has synced. The credit is answered as soon as something is synced here that the
+replica does not have; with nothing but the committed ends where those have moved; and empty when its time is up.
+
+The set in the registry is changed by one task, one compare-and-set at a time:
+
+    a copy that is gone, or lags for too long     removed in the registry first, then waited for no more
+    a copy that has caught up                     waited for first, then written into the registry
+
+Whoever finds out that another leads, or cannot know any more that none does, calls `on_deposed` and stops at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from fairway import limits
+from fairway.errors import Code, Refused
+from fairway.protocol import Bytes
+from fairway.protocol.frames import stretch
+from fairway.protocol.replicating import (
+    ACTIONS,
+    MESSAGES,
+    Chunk,
+    Compare,
+    Compared,
+    Extent,
+    Follow,
+    Followed,
+    Mark,
+    Mend,
+    Mended,
+    Replicate,
+    Replicated,
+)
+from fairway.registry.layout import GroupRecord, hex_id
+from fairway.registry.port import Registry, RegistryError
+from fairway.replication.law import with_member
+from fairway.replication.node import GroupNode
+from fairway.replication.peer import NS_PER_MS, NS_PER_S, Credit, Peer, Question, has
+from fairway.storage.log import Damaged, Log
+from fairway.storage.store import Store
+from fairway.world.clock import Clock
+
+QUESTIONS = (Follow, Compare, Replicate, Mend)  # a union written where it is asked costs 1 µs
+LOGS = (MESSAGES, ACTIONS)
+COMPARED_MAX = 1_024
+_RETRY_AFTER_MS = 500  # for produce below min_in_sync: a replica that comes back takes about so long
+_UNKNOWN = Refused(Code.FENCED, "this replica is not known here, or under another epoch: follow again")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderOptions:
+    """How a master treats its replicas."""
+
+    lag_ms: int = 5_000  # a replica that has not caught up for so long is waited for no more
+    gone_ms: int = 1_000  # and one whose connection is gone
+    check_ms: int = 100
+    chunk_bytes_max: int = limits.MIB  # of one answer
+    wait_ms_max: int = 5_000  # that a credit is kept
+    news_ms: int = 20  # until a replica knows of a committed end that no message follows
+    catch_up_bytes_per_s: int = 128 * limits.MIB  # to each replica that is not in sync
+
+
+class Leader:
+    """One reign: one epoch of one group. Lives on the loop of its store."""
+
+    def __init__(
+        self,
+        node: GroupNode,
+        store: Store,
+        registry: Registry,
+        clock: Clock,
+        call_later: Callable[..., asyncio.TimerHandle],
+        on_deposed: Callable[[str], None],
+        options: LeaderOptions | None = None,
+        *,
+        session: int,
+    ) -> None:
+        """`session`: at the registry, the one whose end others take for this copy's."""
+        record = node.record
+        if record is None:
+            raise ValueError("who leads has read the group's node")
+        self.epoch = record.epoch
+        self.me = record.master
+        self.group = node.group
+        self.record: GroupRecord = record
+        self.options = options or LeaderOptions()
+        self.peers: dict[str, Peer] = {}
+        self.is_over = False
+        self.living: frozenset[str] = frozenset(record.in_sync)  # as the member sees it
+        self._node = node
+        self._store = store
+        self._registry = registry
+        self._clock = clock
+        self._call_later = call_later
+        self._on_deposed = on_deposed
+        self._waited: set[str] = set(record.in_sync) | {self.me}  # asked, and its order does not matter
+        self._began_ns = clock.monotonic_ns()
+        self._is_refresh_due = False
+        self._stirred = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._lease_timer: asyncio.TimerHandle | None = None
+        self._session = session
+
+    def start(self) -> None:
+        self._store.on_synced = self._synced
+        self._task = asyncio.get_running_loop().create_task(self._keep(), name="fairway-leader")
+        self._watch_lease()
+        self._synced()
+
+    def close(self) -> None:
+        """Confirm and answer nothing any more."""
+        self.is_over = True
+        self._store.on_synced = _nothing
+        if self._task is not None:
+            self._task.cancel()
+        if self._lease_timer is not None:
+            self._lease_timer.cancel()
+        for peer in self.peers.values():
+            peer.drop()
+
+    def refresh(self, living: frozenset[str]) -> None:
+        """The registry has news."""
+        self.living = living
+        self._is_refresh_due = True
+        self._stirred.set()
+
+    # --- what the server asks ----------------------------------------------------------------------------------------
+
+    def is_certain(self) -> bool:
+        """Whether no other copy can lead yet; whoever is told no is deposed by that."""
+        if self.is_over:
+            return False
+        registry = self._registry
+        if registry.session_id == self._session and self._clock.monotonic_ns() < registry.certain_until_ns():
+            return True
+        self._depose("the registry has not answered for so long that another copy may lead by now")
+        return False
+
+    def _watch_lease(self) -> None:
+        """When the lease may have ended: nobody need ask for a master to step down."""
+        if self.is_certain():
+            rest_ns = self._registry.certain_until_ns() - self._clock.monotonic_ns()
+            self._lease_timer = self._call_later(max(rest_ns, NS_PER_MS) / NS_PER_S, self._watch_lease)
+
+    @property
+    def in_sync(self) -> list[str]:
+        return self.record.in_sync
+
+    def why_read_only(self) -> str:
+        """Why no messages are taken; empty: they are."""
+        copies, least = len(self.record.in_sync), self.record.min_in_sync
+        if self.record.is_draining:
+            return f"group {self.group} is being drained, by command: send elsewhere"
+        if copies >= least:
+            return ""
+        return (
+            f"{copies} of the copies of group {self.group} are in sync, and {least} are the least for new messages: "
+            "bring a replica back, or lower min_in_sync"
+        )
+
+    def check_writable(self) -> None:
+        why = self.why_read_only()
+        if why:
+            raise Refused(Code.READ_ONLY, why, retry_after_ms=_RETRY_AFTER_MS)
+
+    # --- what replicas ask -------------------------------------------------------------------------------------------
+
+    def answer(self, request: Question) -> None:
+        """One of `QUESTIONS`; `Refused` where it cannot be answered."""
+        message = request.message
+        if isinstance(message, Follow):
+            request.respond(self._follow(request, message))
+        elif isinstance(message, Compare):
+            request.respond(self._compare(message))
+        elif isinstance(message, Mend):
+            mended, data = self._mend(message)
+            request.respond(mended, [stretch(data)])
+        elif isinstance(message, Replicate):
+            self._replicate(request, message)
+
+    def _follow(self, request: Question, message: Follow) -> Followed:
+        if message.group != self.group:
+            raise Refused(Code.BAD_REQUEST, f"this is a copy of group {self.group}, not of {message.group}")
+        if message.epoch > self.epoch:  # the registry knows whether it is true
+            self.refresh(self.living)
+            raise Refused(Code.NOT_MASTER, f"epoch {self.epoch} may be over: ask the registry who leads")
+        if message.epoch < self.epoch:
+            raise Refused(Code.FENCED, f"the master leads under epoch {self.epoch}, not {message.epoch}")
+        directory = hex_id(message.directory_id)
+        if directory == self.me:
+            raise Refused(
+                Code.BAD_REQUEST, "this data directory is a copy of the master's: start a replica with an empty one"
+            )
+        before = self.peers.pop(directory, None)
+        if before is not None:
+            before.drop()
+        peer = self.peers[directory] = Peer(directory, request.session, self._clock.monotonic_ns())
+        if before is not None:
+            peer.caught_up_ns = before.caught_up_ns
+        return Followed(self.epoch, [self._extent(log) for log in LOGS])
+
+    def _log(self, log: int) -> Log:
+        if log not in LOGS:
+            raise Refused(Code.BAD_REQUEST, f"there is no log {log}: 0 is that of messages, 1 that of actions")
+        return self._store.messages.log if log == MESSAGES else self._store.actions.log
+
+    def _extent(self, log: int) -> Extent:
+        of = self._log(log)
+        return Extent(of.log_id, self._store.first_bases()[log], self._store.ends()[log], of.committed_end)
+
+    def _compare(self, message: Compare) -> Compared:
+        self._log(message.log)
+        if len(message.positions) > COMPARED_MAX:
+            raise Refused(Code.BAD_REQUEST, f"{len(message.positions)} positions at once: at most {COMPARED_MAX}")
+        try:
+            marks = self._store.marks(message.log, message.positions)
+        except Damaged as damaged:
+            raise Refused(Code.DAMAGED, str(damaged)) from damaged
+        return Compared([Mark(epoch, crc) for epoch, crc in marks])
+
+    def _mend(self, message: Mend) -> tuple[Mended, bytes]:
+        """Whole records, from one on that begins there, below the committed end."""
+        of = self._log(message.log)
+        rest = of.committed_end - message.position
+        if rest <= 0:
+            raise Refused(Code.BAD_REQUEST, "only what is committed can be mended with")
+        size = min(message.size, rest, self.options.chunk_bytes_max)
+        try:
+            chunk = self._store.read_chunk(message.log, message.position, size)
+        except Damaged as damaged:
+            raise Refused(Code.DAMAGED, str(damaged)) from damaged
+        if chunk is None or chunk.position + len(chunk.data) > of.committed_end:
+            raise Refused(Code.BAD_REQUEST, "only what is committed can be mended with")
+        return Mended(chunk.position), chunk.data
+
+    def _replicate(self, request: Question, message: Replicate) -> None:
+        peer = self.peers.get(hex_id(message.directory_id))
+        is_known = peer is not None and peer.session is request.session and not peer.is_sent_away
+        if peer is None or not is_known or message.epoch != self.epoch:
+            raise _UNKNOWN
+        now_ns = self._clock.monotonic_ns()
+        ends, own_ends = _pair(message.ends), self._store.ends()
+        if message.starts:
+            peer.begin(list(_pair(message.starts)))
+        if not has(own_ends, ends) or not has((peer.cursor[0], peer.cursor[1]), ends):
+            raise Refused(Code.BAD_REQUEST, f"a replica has synced {ends}, and was sent {peer.cursor}: follow again")
+        peer.heard(ends, own_ends, now_ns)
+        wait_ms = min(message.wait_ms, self.options.wait_ms_max)
+        peer.credits.append(Credit(request, now_ns + wait_ms * NS_PER_MS))
+        self._confirm()
+        if peer.directory not in self._waited and self._has_caught_up(peer):
+            self._stirred.set()
+        self._pump(peer)
+
+    # --- what is committed -------------------------------------------------------------------------------------------
+
+    def _synced(self) -> None:
+        """Something more is on our own disk."""
+        self._confirm()
+        for peer in self.peers.values():
+            self._pump(peer)
+
+    def _confirm(self) -> None:
+        """The committed ends: what every copy has that is waited for. The store knows what it has synced itself."""
+        if not self.is_certain():
+            return
+        messages_end, actions_end = self._store.ends()
+        for directory in self._waited:
+            if directory == self.me:
+                continue
+            peer = self.peers.get(directory)
+            if peer is None or peer.confirmed is None:
+                return
+            messages_end = min(messages_end, peer.confirmed[0])
+            actions_end = min(actions_end, peer.confirmed[1])
+        self._store.confirm(messages_end, actions_end)
+        self._spread_the_word()
+
+    def _spread_the_word(self) -> None:
+        """See to it that replicas learn of new committed ends, although no message may follow."""
+        committed = self._store.committed_ends()
+        for peer in self.peers.values():
+            if peer.news_ns is None and peer.told != committed:
+                peer.news_ns = self._clock.monotonic_ns()
+                self._arm(peer)
+
+    # --- what is sent ------------------------------------------------------------------------------------------------
+
+    def _pump(self, peer: Peer) -> None:
+        """Answer its credits as long as there is something to say."""
+        now_ns = self._clock.monotonic_ns()
+        while peer.credits and not self.is_over and peer.is_connected:
+            chunks, attachments = self._chunks(peer, now_ns)
+            if not peer.credits or not (chunks or self._must_answer(peer, now_ns)):
+                break
+            self._respond(peer, chunks, attachments, now_ns)
+        self._arm(peer)
+
+    def _send_away(self, peer: Peer, refused: Refused) -> None:
+        """It cannot go on from where it is: it has to follow again, and finds out what to do."""
+        if peer.credits:
+            peer.credits.popleft().question.refuse(refused)
+        if self.peers.get(peer.directory) is peer:
+            peer.is_sent_away = True
+        peer.drop()
+
+    def _must_answer(self, peer: Peer, now_ns: int) -> bool:
+        is_news_due = peer.news_ns is not None and now_ns >= peer.news_ns + self.options.news_ms * NS_PER_MS
+        return is_news_due or now_ns >= peer.credits[0].until_ns
+
+    def _respond(self, peer: Peer, chunks: list[Chunk], attachments: list[Bytes], now_ns: int) -> None:
+        peer.told = self._store.committed_ends()
+        peer.first_bases = self._store.first_bases()
+        peer.news_ns = None
+        if peer.directory not in self._waited:
+            slowed_ns = sum(map(len, attachments)) * NS_PER_S // self.options.catch_up_bytes_per_s
+            peer.free_ns = max(peer.free_ns, now_ns) + slowed_ns
+        answer = Replicated(self.epoch, chunks, list(peer.told), list(peer.first_bases))
+        peer.credits.popleft().question.respond(answer, attachments)
+
+    def _chunks(self, peer: Peer, now_ns: int) -> tuple[list[Chunk], list[Bytes]]:
+        """What it lacks and is synced here: messages first, for actions speak of them."""
+        chunks: list[Chunk] = []
+        attachments: list[Bytes] = []
+        if peer.is_sent_away or (peer.directory not in self._waited and now_ns < peer.free_ns):
+            return chunks, attachments
+        room = self.options.chunk_bytes_max
+        ends = self._store.ends()
+        for log in LOGS:
+            while room > 0 and peer.cursor[log] < ends[log]:
+                found = self._read(peer, log, room)
+                if found is None:
+                    break
+                base, position, data = found
+                chunks.append(Chunk(log, base, position))
+                attachments.append(stretch(data))
+                peer.cursor[log] = position + len(data)
+                room -= len(data)
+        return chunks, attachments
+
+    def _read(self, peer: Peer, log: int, room: int) -> tuple[int, int, bytes] | None:
+        position = peer.cursor[log]
+        if position < self._store.first_bases()[log]:
+            sentence = f"retention has taken what this replica lacks, from {position} of log {log} on: follow again"
+            self._send_away(peer, Refused(Code.FENCED, sentence))
+            return None
+        try:
+            return self._store.read_chunk(log, position, room)
+        except Damaged as damaged:
+            self._send_away(peer, Refused(Code.DAMAGED, f"the master cannot read on in log {log}: {damaged}"))
+            return None
+
+    def _arm(self, peer: Peer) -> None:
+        """One timer: for the oldest credit, for news, or until more may be sent. One that rings early looks again, so
+        that a busy replica costs no timers."""
+        if self.is_over or not peer.credits or not peer.is_connected:
+            return
+        due_ns = peer.credits[0].until_ns
+        if peer.news_ns is not None:
+            due_ns = min(due_ns, peer.news_ns + self.options.news_ms * NS_PER_MS)
+        now_ns = self._clock.monotonic_ns()
+        if peer.free_ns > now_ns and peer.directory not in self._waited:
+            due_ns = min(due_ns, peer.free_ns)
+        if peer.timer is not None and peer.timer_ns <= due_ns:
+            return
+        peer.cancel_timer()
+        peer.timer_ns = due_ns
+        peer.timer = self._call_later(max(due_ns - now_ns, 0) / NS_PER_S + 0.001, self._on_time, peer)
+
+    def _on_time(self, peer: Peer) -> None:
+        peer.timer = None
+        if not self.is_over:
+            self._pump(peer)
+
+    # --- whose copies count ------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """Look at the set, again and again."""
+        while not self.is_over:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.options.check_ms / 1_000):
+                    await self._stirred.wait()
+            self._stirred.clear()
+            try:
+                await self._look()
+            except (RegistryError, Refused):
+                continue  # no answer: `is_certain` sees to it that this does not go on for long
+
+    async def _look(self) -> None:
+        if not self.is_certain():
+            return
+        if self._is_refresh_due:
+            self._is_refresh_due = False
+            await self._node.read()
+            self._take_in()
+        wanted = self._wanted()
+        if not self.is_over and wanted != self.record.in_sync:
+            await self._change_set(wanted)
+
+    def _wanted(self) -> list[str]:
+        """The set as it should be, in the order of the registry's; whoever comes in is waited for from now on."""
+        now_ns = self._clock.monotonic_ns()
+        kept = [each for each in self.record.in_sync if each == self.me or not self._is_lost(each, now_ns)]
+        for directory, peer in self.peers.items():
+            if directory not in self.record.in_sync and self._has_caught_up(peer):
+                self._waited.add(directory)
+                peer.caught_up_ns = now_ns
+                kept.append(directory)
+        return kept
+
+    def _has_caught_up(self, peer: Peer) -> bool:
+        return peer.is_connected and peer.confirmed is not None and has(peer.confirmed, self._store.committed_ends())
+
+    def _is_lost(self, directory: str, now_ns: int) -> bool:
+        peer = self.peers.get(directory)
+        if peer is None:
+            is_late = now_ns - self._began_ns > self.options.lag_ms * NS_PER_MS
+            return is_late or (directory not in self.living and self._is_gone_since(self._began_ns, now_ns))
+        if not peer.is_connected and directory not in self.living:
+            return True
+        if not peer.is_connected and self._is_gone_since(peer.heard_ns, now_ns):
+            return True
+        return now_ns - peer.caught_up_ns > self.options.lag_ms * NS_PER_MS
+
+    def _is_gone_since(self, since_ns: int, now_ns: int) -> bool:
+        return now_ns - since_ns > self.options.gone_ms * NS_PER_MS
+
+    async def _change_set(self, wanted: list[str]) -> None:
+        """Compare-and-set; until the outcome is known the larger set is waited for."""
+        members = self.record.members
+        for directory in wanted:
+            members = with_member(members, directory)
+        await self._node.change(msgspec.structs.replace(self.record, in_sync=wanted, members=members))
+        self._take_in()
+        self._confirm()
+
+    def _take_in(self) -> None:
+        """What the node says now."""
+        record = self._node.record
+        if record is None or record.master != self.me or record.epoch != self.epoch:
+            leads = "nobody" if record is None else f"{record.master}, under epoch {record.epoch},"
+            self._depose(f"{leads} leads group {self.group} now")
+            return
+        self.record = record
+        self._waited = set(record.in_sync) | {self.me}
+
+    def _depose(self, why: str) -> None:
+        if not self.is_over:
+            self.close()
+            self._on_deposed(why)
+
+
+def _pair(ends: list[int]) -> tuple[int, int]:
+    if len(ends) != len(LOGS):
+        raise Refused(Code.BAD_REQUEST, f"{len(ends)} ends: there are two logs")
+    return ends[0], ends[1]
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

@@ -1,0 +1,113 @@
+"""What a broker that stands alone says to those who ask it as they would ask a meta server: everything is here.
+
+So `meta://HOST:PORT` works with `fairway up`, too, and a program that is written for a cluster runs on a laptop.
+Nothing of the answer ever changes: a question that waits for news waits until its time is up, or its asker asks anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from fairway.errors import Code, Refused
+from fairway.names import Subject
+from fairway.protocol.admin import BrokerState
+from fairway.protocol.messages import Message
+from fairway.protocol.routing import Asker, Copy, Govern, GroupRoute, Register, Route, Routed, SubjectRoute
+from fairway.scheduling import Actor, Expiry, Scheduler, Verdict
+from fairway.serving.requests import Asker as Session
+from fairway.serving.requests import ServedRequest
+
+HERE = "here"  # the group that this broker is
+VERSION = 1  # of a picture that stays as it is
+OF_META = (Route, Govern, Register)  # a union written where it is asked costs 1 µs
+_PAGE = 1_000
+_NOT_META = Refused(
+    Code.UNSUPPORTED,
+    "this is a broker, which knows of nobody else: in a cluster ask a meta server (`fairway meta`), meta://HOST:PORT; "
+    "a broker alone has its subjects from their first message on",
+)
+_NO_DELAY = "this broker keeps no delayed messages: run `fairway up`"
+
+Asked = ServedRequest[Message]
+
+
+class LoneRoutes:
+    """A processor for the broker's scheduler: `take` puts a question into one of two mailboxes."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        state: Callable[[], BrokerState],
+        subjects: Callable[[], Iterable[str]],
+        where: Callable[[], str],
+        *,
+        has_delay: bool,
+        is_alone: bool,
+    ) -> None:
+        """`where`: the address, for those of whom it is not known where they have found us. One of several copies is
+        not alone, and has nothing to say."""
+        self._scheduler = scheduler
+        self._state = state
+        self._subjects = subjects
+        self._where = where
+        self._has_delay = has_delay
+        self._is_alone = is_alone
+        self._latest: dict[tuple[Session, Asker], Asked] = {}  # who waits
+
+    def key_of(self, message: Message) -> tuple[str, ...]:
+        """The actor that serves it; `Refused` where nobody does."""
+        if not isinstance(message, Route) or not self._is_alone:
+            raise _NOT_META
+        for name in message.subjects:
+            Subject.parse_any(name)
+        return ("route", "wait") if message.known >= VERSION and message.wait_ms else ("route",)
+
+    def process(self, request: Asked, actor: Actor) -> Verdict:
+        route = request.message
+        if not isinstance(route, Route):
+            raise _NOT_META
+        if route.known < VERSION or not route.wait_ms:
+            request.respond(self._answer(request, route))
+            return Verdict.DONE
+        before = self._latest.get((request.session, route.asker))
+        if before is not None and before.correlation > request.correlation:
+            request.respond(Routed(VERSION, [], []))
+            return Verdict.DONE
+        if before is not request:
+            self._latest[request.session, route.asker] = request
+            if before is not None:
+                self._scheduler.wake(actor.key)
+        return Verdict.WAIT
+
+    def expire(self, request: Asked, expiry: Expiry) -> None:
+        route = request.message
+        if isinstance(route, Route) and self._latest.get((request.session, route.asker)) is request:
+            del self._latest[request.session, route.asker]
+        if expiry is Expiry.WAITED:
+            request.respond(Routed(VERSION, [], []))
+        else:
+            request.expire(expiry)
+
+    def fail(self, request: Asked, error: Exception) -> None:
+        request.fail(error)
+
+    def _answer(self, request: Asked, route: Route) -> Routed:
+        if route.known >= VERSION:
+            return Routed(VERSION, [], [])
+        is_tool = route.asker is Asker.TOOL
+        names = list(dict.fromkeys(route.subjects))
+        if is_tool and not names:
+            names = sorted(name for name in self._subjects() if ":" not in name and name > route.after)[: _PAGE + 1]
+        is_delay_missing = route.asker is Asker.SCHEDULER and not self._has_delay
+        groups, why = ([], _NO_DELAY) if is_delay_missing else ([HERE], "")
+        subjects = [SubjectRoute(name, groups, groups, why=why) for name in names[:_PAGE]]
+        here = request.session.here or self._where()
+        group = self._group(here, is_tool=is_tool)
+        return Routed(VERSION, subjects, [group], metas=[here] if is_tool else [], has_more=len(names) > _PAGE)
+
+    def _group(self, here: str, *, is_tool: bool) -> GroupRoute:
+        state = self._state()
+        copy = Copy(f"{state.log_id:016x}", here, "master", state.epoch, [], is_in_sync=True, program=state.server)
+        why = "its disk is nearly full, or has failed" if state.is_read_only else ""
+        copies = [copy] if is_tool else []
+        return GroupRoute(HERE, "broker", state.epoch, here, [], is_writable=not why, why=why, copies=copies)

@@ -1,0 +1,224 @@
+"""Where broker groups are: one that is named by its address, copies of one, or those that meta servers know of.
+
+A `Place` is all that a task needs to find its broker group, whoever leads it by then. A task that loses its connection
+or is told that somebody else leads looks again, and goes on with the same question: all copies of a group have the same
+log, and a new master has everything that was committed under the one before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from fairway.client import url as urls
+from fairway.client.url import Address
+from fairway.errors import Code, FairwayError, Misuse, Refused, Unreachable
+from fairway.limits import ROUTE_SUBJECTS_MAX
+from fairway.protocol.admin import Depth, Describe, Described
+from fairway.protocol.routing import Asker, GroupRoute, Route, Routed, SubjectRoute
+from fairway.spark.calling import Caller, Finder, Fixed
+
+BROKER_GROUP: Final = "default"  # of a broker that is named by its address
+BROKER, DELAY = "broker", "delay"  # kinds of groups
+_LOOK_S: Final = 2.0  # for a look whom to ask: whoever is slower is asked again
+_BEHIND_ALL: Final = "\x7f"  # no name is behind it
+_WAITS_S: Final = 15  # for a copy to have what another one had shown
+_ANY: Final = "fairway.any"
+_META: Final = "meta server"
+_SHOWS: Final = "`fairway cluster` shows who lives."
+
+_log = logging.getLogger("fairway.spark")
+
+
+class Part(NamedTuple):
+    """A subject, as far as one broker group holds it: its sequences are those of that group."""
+
+    subject: str
+    broker_group: str = BROKER_GROUP
+
+
+class Place(NamedTuple):
+    """Where one group of servers is, for as long as a job takes."""
+
+    url: str
+    patience_s: int
+    broker_group: str = BROKER_GROUP
+    is_replica: bool = False  # ask a replica, where one lives
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether another copy may answer than the one that was asked before."""
+        target = urls.parse_any(self.url)
+        return bool(target.meta) or len(target.brokers) > 1
+
+    @property
+    def waits_s(self) -> int:
+        """For how long a copy that shows less than another has shown is waited for."""
+        return min(self.patience_s, _WAITS_S) if self.has_copies else 0
+
+    @property
+    def of_master(self) -> Place:
+        return self._replace(is_replica=False)
+
+
+def caller_to(place: Place) -> Caller:
+    """A conversation with the group that is there."""
+    return Caller(_finder(place), place.patience_s)
+
+
+def _finder(place: Place) -> Finder:
+    target = urls.parse_any(place.url)
+    if target.meta:
+        return _Routed(target.meta, place.broker_group, place.is_replica)
+    return Fixed(target.brokers) if len(target.brokers) == 1 else _Listed(target.brokers, place.is_replica)
+
+
+def broker_places(url: str, patience_s: int) -> list[Place]:
+    """All broker groups."""
+    if not urls.parse_any(url).meta:
+        return [Place(url, patience_s)]
+    with Atlas(url, patience_s) as atlas:
+        return [Place(url, patience_s, name) for name in sorted(atlas.groups())]
+
+
+def delay_places(url: str, patience_s: int) -> list[Place]:
+    """The groups of delay servers; behind the broker's own port, unless the URL or a meta server names others."""
+    target = urls.parse_any(url)
+    if not target.meta:
+        at = ",".join(map(str, target.delay or target.brokers))
+        return [Place(f"{urls.SCHEME}{at}", patience_s)]
+    with Atlas(url, patience_s) as atlas:
+        return [Place(url, patience_s, name) for name in atlas.delay_groups()]
+
+
+def one_delay_place(url: str, patience_s: int, what: str) -> Place:
+    """For what is asked of a single delay server."""
+    places = delay_places(url, patience_s)
+    if len(places) == 1:
+        return places[0]
+    if not places:
+        raise Misuse(f"{what} needs a delay server, and none is registered at {url}: start one (`fairway delay serve`)")
+    names = ", ".join(each.broker_group for each in places)
+    raise Misuse(
+        f"{what} asks one group of delay servers, and there are {len(places)} ({names}): name one of them, "
+        "fairway://HOST:PORT?delay=HOST:PORT (`fairway cluster` shows the addresses)"
+    )
+
+
+# --- finders ----------------------------------------------------------------------------------------------------------
+
+
+class _Listed:
+    """Copies of one broker group, by their addresses: which of them leads, they say themselves."""
+
+    def __init__(self, addresses: Sequence[Address], is_replica: bool) -> None:
+        self._addresses = tuple(addresses)
+        self._is_replica = is_replica
+        self.who = "broker"
+        self.where = urls.SCHEME + ",".join(map(str, self._addresses))
+        self.remedy = "Is one of them running, and does it lead?"
+
+    def addresses(self) -> Sequence[Address]:
+        masters: list[Address] = []
+        replicas: list[Address] = []
+        problems = []
+        for each in self._addresses:
+            try:
+                (masters if _leads(each) else replicas).append(each)
+            except FairwayError as problem:
+                problems.append(f"{each}: {problem}")
+        if self._is_replica:
+            _remark_without(replicas, self.where)
+            masters = [*replicas, *masters]
+        if not masters:
+            said = "; ".join(problems) or "all of them are replicas"
+            raise Unreachable(f"nobody leads there ({said})")
+        return masters
+
+
+def _leads(address: Address) -> bool:
+    with Caller(Fixed([address]), _LOOK_S) as caller:
+        return caller.ask(Describe(Depth.SUBJECTS, items_max=1), Described).broker.is_master
+
+
+def _remark_without(replicas: Iterable[object], where: str) -> None:
+    if not replicas:
+        _log.warning("from=replica: no replica of %s lives, so its master is read", where)
+
+
+class _Routed:
+    """A group that meta servers know by its name."""
+
+    def __init__(self, metas: Sequence[Address], name: str, is_replica: bool) -> None:
+        self._metas = Fixed(metas, urls.META_SCHEME, _META)
+        self._name = name
+        self._is_replica = is_replica
+        self.who = "broker"
+        self.where = f"group {name} of {self._metas.where}"
+        self.remedy = _SHOWS
+
+    def addresses(self) -> Sequence[Address]:
+        with Caller(self._metas, _LOOK_S) as caller:
+            routed = caller.ask(Route(Asker.TOOL, [], after=_BEHIND_ALL), Routed)
+        route = next((each for each in routed.groups if each.name == self._name), None)
+        if route is None:
+            raise Unreachable(f"the meta server knows no group {self._name}")
+        found = [] if not self._is_replica else route.replicas
+        if self._is_replica:
+            _remark_without(found, self.where)
+        if not route.master and not found:
+            raise Unreachable(route.why or f"group {self._name} has no master")
+        return [Address.parse(each) for each in (*found, route.master) if each]
+
+
+# --- what meta servers know -------------------------------------------------------------------------------------------
+
+
+class Atlas(Caller):
+    """A driver's conversation with meta servers."""
+
+    def __init__(self, url: str, patience_s: float) -> None:
+        remedy = "Is a meta server running there (`fairway meta`)?"
+        super().__init__(Fixed(urls.parse_any(url).meta, urls.META_SCHEME, _META, remedy), patience_s)
+
+    def groups(self, kind: str = BROKER) -> dict[str, GroupRoute]:
+        routed = self._routed(Route(Asker.TOOL, [], after=_BEHIND_ALL))
+        return {each.name: each for each in routed.groups if each.kind == kind}
+
+    def delay_groups(self) -> list[str]:
+        """Those who keep delayed messages; a broker alone does it itself, and says so of any subject."""
+        known = sorted(self.groups(DELAY))
+        return known or self._routed(Route(Asker.SCHEDULER, [_ANY])).subjects[0].groups
+
+    def _routed(self, route: Route) -> Routed:
+        try:
+            return self.ask(route, Routed)
+        except Refused as refused:
+            if refused.code is not Code.UNSUPPORTED:
+                raise
+            raise Misuse(f"{self.where} is no meta server ({refused.sentence}): write {urls.SCHEME}HOST:PORT") from None
+
+    def holders(self, subjects: Sequence[str]) -> dict[str, list[str]]:
+        """By subject, the broker groups that hold messages of it; none of one that there is not."""
+        found: dict[str, list[str]] = {}
+        for at in range(0, len(subjects), ROUTE_SUBJECTS_MAX):
+            asked = Route(Asker.TOOL, list(subjects[at : at + ROUTE_SUBJECTS_MAX]))
+            found |= {each.name: each.groups for each in self._routed(asked).subjects}
+        return found
+
+    def all_holders(self) -> dict[str, list[str]]:
+        """The same of every subject that there is."""
+        found: dict[str, list[str]] = {}
+        after, has_more = "", True
+        while has_more:
+            routed = self._routed(Route(Asker.TOOL, [], after=after))
+            found |= {each.name: each.groups for each in routed.subjects}
+            after = max(found, default="")
+            has_more = routed.has_more
+        return found
+
+    def receivers(self, subject: str, *, is_due: bool) -> SubjectRoute:
+        """Where messages for a subject may go: to brokers, or for later delivery to delay servers."""
+        asker = Asker.SCHEDULER if is_due else Asker.PRODUCER
+        return self._routed(Route(asker, [subject], may_create=True)).subjects[0]

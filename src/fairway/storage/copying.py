@@ -1,0 +1,141 @@
+"""What copies are made from, and compared by: stretches of a log as they are on disk, and marks of single records.
+
+Only what is synced is spoken of: a full disk may undo the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fairway import limits
+from fairway.errors import RemoteProtocolError, WrongDirectory
+from fairway.storage import record, segment
+from fairway.storage.checkpoint import RotMark
+from fairway.storage.log import Damaged, Log
+from fairway.storage.record import BadRecord, Header
+from fairway.storage.scan import STALE, Damage, Scan
+
+_TAIL_BYTES = limits.MIB  # of the log's end, whose records are compared one by one, whatever a checkpoint covers
+NO_MARK = (0, 0)
+
+
+class Chunk(NamedTuple):
+    """A stretch of one segment: whole records, the segment's header before the first."""
+
+    base: int
+    position: int
+    data: bytes
+
+
+def read_chunk(log: Log, position: int, bytes_max: int) -> Chunk | None:
+    """What lies at `position` and is synced: one record at least, else as many as fit. None: nothing yet. `Damaged`
+    where no intact record begins, or none is stored any more."""
+    if position >= log.synced_end:
+        return None
+    of = log.segment_at(position)
+    limit = min(of.end, log.synced_end) - position
+    data = log.read(position, min(bytes_max, limit))
+    size = _whole_bytes(log, of.base, position, data)
+    if size == 0 and len(data) < limit:
+        data = log.read(position, min(_bytes_of_first(log, of.base, position), limit))
+        size = _whole_bytes(log, of.base, position, data)
+    if size == 0:
+        raise Damaged(position, "cut short")
+    return Chunk(of.base, position, data[:size])
+
+
+def _whole_bytes(log: Log, base: int, position: int, data: bytes) -> int:
+    """How much of the data is whole records, up to the first that is damaged; `Damaged` if that is where it begins."""
+    at = first = _header_bytes(log, base, position, data)
+    while len(data) - at >= record.HEADER_BYTES:
+        try:
+            header = record.parse_header(data, at, position + at, log.log_id)
+            end = at + record.HEADER_BYTES + header.body_bytes
+            if end > len(data):
+                break
+            record.check_body(header, data[at + record.HEADER_BYTES : end])
+        except BadRecord as bad:
+            if at == first:
+                raise Damaged(position + at, bad.why) from bad
+            break
+        at = end
+    return at if at > first else 0
+
+
+def _header_bytes(log: Log, base: int, position: int, data: bytes) -> int:
+    if position != base:
+        return 0
+    if len(data) >= segment.HEADER_BYTES:
+        try:
+            is_sound = segment.parse_header(data) == (log.log_id, base)
+        except RemoteProtocolError:
+            is_sound = False
+        if not is_sound:
+            raise Damaged(position, "segment header")
+    return segment.HEADER_BYTES
+
+
+def _bytes_of_first(log: Log, base: int, position: int) -> int:
+    """So many bytes from `position` on hold the first record there."""
+    skip = segment.HEADER_BYTES if position == base else 0
+    return skip + record.HEADER_BYTES + _header_at(log, position + skip)[0].body_bytes
+
+
+def _header_at(log: Log, position: int) -> tuple[Header, int]:
+    """The header of the record that begins there, and its own checksum; `Damaged` if none does."""
+    data = log.read(position, record.HEADER_BYTES)
+    try:
+        header = record.parse_header(data, 0, position, log.log_id)
+    except (BadRecord, WrongDirectory) as bad:
+        raise Damaged(position, str(bad)) from bad
+    return header, int.from_bytes(data[-4:], "little")
+
+
+def mark(log: Log, position: int) -> tuple[int, int]:
+    """Epoch and header checksum of the record that begins there; (0, 0) if none does, or it is not synced."""
+    try:
+        header, crc = _header_at(log, position)
+    except Damaged:
+        return NO_MARK
+    return (header.epoch, crc) if header.end <= log.synced_end else NO_MARK
+
+
+def marks(log: Log, places: Iterable[int], rotten: Iterable[RotMark]) -> list[tuple[int, int]]:
+    """Those of several. `Damaged` where there is none, in a span that is known to have rotted: there might have been
+    one, and to take that for a difference would cost another copy what only it still has."""
+    spans = [(each.start, max(each.end, each.start + 1)) for each in rotten if each.log == log.directory]
+    found: list[tuple[int, int]] = []
+    for position in places:
+        found.append(mark(log, position))
+        if found[-1] == NO_MARK and any(start <= position < end for start, end in spans):
+            raise Damaged(position, "it has rotted")
+    return found
+
+
+def positions(log: Log, start: int, end: int) -> list[int]:
+    """Where records begin, from `start` to before `end`, which need not be where one does."""
+    found: list[int] = []
+    for each in log.segments:
+        begin, limit = max(start, each.base + segment.HEADER_BYTES), min(end, each.end, log.synced_end)
+        if begin < limit:
+            scan = Scan(log.file(each), each.base, begin + -begin % record.ALIGNMENT, log.log_id, limit=each.end)
+            found += _before(scan, limit)
+    return found
+
+
+def _before(scan: Scan, limit: int) -> Iterable[int]:
+    for each in scan:
+        if each.header is None or (isinstance(each, Damage) and each.why == STALE):
+            continue
+        if each.header.position >= limit:
+            return
+        yield each.header.position
+
+
+def tail_positions(log: Log, covered_end: int) -> list[int]:
+    """Where own records begin, for finding the last one that is shared with another copy: every one from
+    `covered_end` on, and from a little before the end; of the segments before that, the first record of each."""
+    start = min(covered_end, max(log.synced_end - _TAIL_BYTES, 0))
+    firsts = [each.base + segment.HEADER_BYTES for each in log.segments if each.base + segment.HEADER_BYTES < start]
+    return [each for each in firsts if mark(log, each) != NO_MARK] + positions(log, start, log.synced_end)

@@ -1,0 +1,203 @@
+"""A real ZooKeeper for development and tests: one server or three, from the jars that pyspark ships, on loopback.
+
+    with ensemble() as zookeeper:                 one server, on a free port, gone with its data at the end
+        KazooClient(zookeeper.hosts)
+    with ensemble(3, tick_ms=500) as zookeeper:   three; sessions last from 2 to 20 ticks
+        zookeeper.servers[0].kill()               as do suspend, resume and start again, with its data
+        zookeeper.leader()
+
+Nothing is synced, and nobody is asked who they are: never for data that matters. The servers end with the process that
+started them, also when it is killed, where the system can.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from fairway.errors import FairwayError, Misuse
+from fairway.world.ports import free_port
+
+READY_S = 60.0
+TICK_MS = 200
+_JVM = ("-Xms32m", "-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-XX:-UsePerfData")
+# Few jars: with all of pyspark's, the JVM opens 300 files and starts three times as slowly.
+_JARS = ("zookeeper-", "slf4j-api-", "log4j-api-", "log4j-core-", "log4j-slf4j2-", "netty-", "snappy-", "metrics-core-")
+_SERVING = ("leader", "follower", "standalone")
+_ANSWER_S = 5.0
+_CHUNK_BYTES = 1 << 16
+
+
+class ZooKeeperFailed(FairwayError):
+    """A server does not do what it should; the sentence has the end of its log."""
+
+
+class Server:
+    """One server: its port and its data stay the same through as many lives as its owner wants."""
+
+    def __init__(self, number: int, home: Path) -> None:
+        self.number = number
+        self.port = free_port()
+        self.peer_ports = (free_port(), free_port())
+        self._home = home / str(number)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def prepare(self, tick_ms: int, everybody: list[Server]) -> None:
+        """Write its configuration."""
+        data = self._home / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        (data / "myid").write_text(f"{self.number}\n")
+        settings = {
+            "tickTime": tick_ms,
+            "dataDir": data,
+            "clientPort": self.port,
+            "clientPortAddress": "127.0.0.1",
+            "admin.enableServer": "false",
+            "4lw.commands.whitelist": "*",
+            "maxClientCnxns": 0,
+            "initLimit": 50,
+            "syncLimit": 10,
+            "forceSync": "no",  # nobody cuts its power
+        }
+        if len(everybody) > 1:
+            settings |= {f"server.{each.number}": each.quorum_address for each in everybody}
+        lines = [f"{name}={value}\n" for name, value in settings.items()]
+        (self._home / "zoo.cfg").write_text("".join(lines))
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def quorum_address(self) -> str:
+        return "127.0.0.1:{}:{}".format(*self.peer_ports)
+
+    # --- its lives ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin, or begin again; `await_serving` says when it is of use."""
+        setpriv = shutil.which("setpriv")
+        leash = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+        command = [*leash, _java(), *_JVM, f"-Djava.io.tmpdir={self._home}", "-cp", _class_path(),
+                   "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(self._home / "zoo.cfg")]  # fmt: skip
+        with (self._home / "log").open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603  no shell
+                command, cwd=self._home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    @property
+    def pid(self) -> int | None:
+        """None: it does not run."""
+        return self._process.pid if self.is_alive and self._process is not None else None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def suspend(self) -> None:
+        """SIGSTOP: it lives, and does nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is None:
+            raise ZooKeeperFailed(f"server {self.number} does not run")
+        os.kill(self._process.pid, number)
+
+    # --- what it says ------------------------------------------------------------------------------------------------
+
+    def ask(self, word: str) -> str:
+        """One of ZooKeeper's four-letter words; "" where nobody answers."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=_ANSWER_S) as connection:
+                connection.sendall(word.encode())
+                parts = []
+                while part := connection.recv(_CHUNK_BYTES):
+                    parts.append(part)
+        except OSError:
+            return ""
+        return b"".join(parts).decode(errors="replace")
+
+    @property
+    def mode(self) -> str:
+        """leader, follower or standalone; "" while it does not serve."""
+        lines = [line.partition(":")[2].strip() for line in self.ask("srvr").splitlines() if line.startswith("Mode:")]
+        return lines[0] if lines else ""
+
+    def await_serving(self) -> None:
+        deadline = time.monotonic() + READY_S
+        while self.mode not in _SERVING:
+            if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
+                log = (self._home / "log").read_text(errors="replace")
+                raise ZooKeeperFailed(f"ZooKeeper server {self.number} does not start: {log[-2_000:]}")
+            time.sleep(0.05)
+
+
+class Ensemble:
+    """Servers that make up one ZooKeeper."""
+
+    def __init__(self, servers: list[Server]) -> None:
+        self.servers = servers
+
+    @property
+    def hosts(self) -> str:
+        """For kazoo's client."""
+        return ",".join(server.address for server in self.servers)
+
+    def leader(self) -> Server:
+        """The one that leads the others now."""
+        return next(server for server in self.servers if server.mode in ("leader", "standalone"))
+
+
+@contextmanager
+def ensemble(servers: int = 1, *, tick_ms: int = TICK_MS, home: Path | None = None) -> Iterator[Ensemble]:
+    """So many servers, which serve, and are gone at the end: with their data, unless that has a `home` of its own."""
+    with tempfile.TemporaryDirectory(prefix="fairway-zookeeper-", ignore_cleanup_errors=True) as made:
+        everybody = [Server(number, home or Path(made)) for number in range(1, servers + 1)]
+        try:
+            for server in everybody:
+                server.prepare(tick_ms, everybody)
+                server.start()
+            for server in everybody:
+                server.await_serving()
+            yield Ensemble(everybody)
+        finally:
+            for server in everybody:
+                server.kill()
+
+
+def _java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=f"{home}/bin" if home else None) or shutil.which("java")
+    if found is None:
+        raise Misuse("no Java was found, which ZooKeeper runs on: install version 17 or later, or set JAVA_HOME")
+    return found
+
+
+def _class_path() -> str:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise Misuse("ZooKeeper is taken from pyspark, which is not installed: pip install 'fairway[spark]'")
+    jars = Path(spec.origin).parent / "jars"
+    found = [str(path) for path in sorted(jars.glob("*.jar")) if path.name.startswith(_JARS)]
+    if not any("zookeeper-" in path for path in found):
+        raise Misuse(f"pyspark's jars in {jars} have no ZooKeeper: install pyspark anew")
+    return ":".join(found)

@@ -1,0 +1,373 @@
+"""What happens to a group of copies: to processes, to disks, to the ways between them, to the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairway.broker.member import BrokerMember
+from fairway.cli.promote import NotPromoted, change_master
+from fairway.errors import FairwayError
+from fairway.registry.layout import GroupRecord, group_path, unpack
+from fairway.registry.port import Registry, RegistryError
+from fairway.replication.node import GroupNode
+from tests.simulation.cluster_world import GROUP, SESSION_MS, Copy
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster_history import ClusterHistory
+
+
+class Incident(enum.Enum):
+    """What happens to a copy, to the ways between copies, or to the registry."""
+
+    KILL = "kill"
+    POWER_CUT = "power cut"
+    STOP = "stop"
+    WIPE = "wipe"
+    PART = "parted"
+    PART_ONE_WAY = "parted one way"
+    FLAP = "flapping"
+    ISOLATE = "cut off from the registry"
+    ISOLATE_ONE_WAY = "cut off from the registry one way"
+    FREEZE = "stands still"
+    EXPIRE = "session ended"
+    REGISTRY_DOWN = "registry down"
+    LAG = "slow disk"
+    LAG_AND_FALL = "slow replicas, and the master falls"
+    PART_AND_FALL = "parted, and the master falls"
+    MAROON = "cut off from copies and registry, not from clients"
+    FALL_TWICE = "the master falls, and its successor"
+    CLOCK = "clock step"
+    ALL_DOWN = "all lose their power"
+
+
+DRAWN = (
+    *(Incident.KILL,) * 3,
+    *(Incident.POWER_CUT,) * 4,
+    *(Incident.STOP,) * 2,
+    *(Incident.WIPE,) * 2,
+    *(Incident.PART,) * 2,
+    *(Incident.PART_ONE_WAY,) * 2,
+    Incident.FLAP,
+    *(Incident.ISOLATE,) * 2,
+    *(Incident.ISOLATE_ONE_WAY,) * 2,
+    *(Incident.FREEZE,) * 3,
+    Incident.EXPIRE,
+    Incident.REGISTRY_DOWN,
+    Incident.LAG,
+    *(Incident.LAG_AND_FALL,) * 3,
+    *(Incident.PART_AND_FALL,) * 2,
+    *(Incident.MAROON,) * 3,
+    *(Incident.FALL_TWICE,) * 2,
+    *(Incident.CLOCK,) * 2,
+    Incident.ALL_DOWN,
+)
+
+
+class Trouble:
+    """Makes it for one history."""
+
+    def __init__(self, history: ClusterHistory) -> None:
+        self._history = history
+        self._world = history.world
+        self._cluster = history.cluster
+        self._rng = history.rng
+        self._parted: list[tuple[str, str]] = []
+        self._isolated: list[str] = []
+        self._rising: dict[str, asyncio.Task[None]] = {}
+        self._ways: dict[Incident, Callable[[Copy], Coroutine[Any, Any, None]]] = {
+            Incident.KILL: self._kill,
+            Incident.POWER_CUT: self._cut_power,
+            Incident.ALL_DOWN: self._cut_all,
+            Incident.STOP: self._stop,
+            Incident.WIPE: self._wipe,
+            Incident.PART: self._part_for_a_while,
+            Incident.PART_ONE_WAY: partial(self._part_for_a_while, is_one_way=True),
+            Incident.FLAP: self._flap,
+            Incident.ISOLATE: self._isolate_for_a_while,
+            Incident.ISOLATE_ONE_WAY: partial(self._isolate_for_a_while, is_one_way=True),
+            Incident.FREEZE: self._stand_still,
+            Incident.EXPIRE: self._expire,
+            Incident.REGISTRY_DOWN: self._stop_registry,
+            Incident.LAG: self._slow_down,
+            Incident.LAG_AND_FALL: self._slow_others_and_fall,
+            Incident.PART_AND_FALL: self._part_and_fall,
+            Incident.MAROON: self._maroon,
+            Incident.FALL_TWICE: self._fall_twice,
+            Incident.CLOCK: self._step_clock,
+        }
+
+    def _somebody(self) -> Copy:
+        """The master more often than others."""
+        masters = self._cluster.masters
+        if masters and self._rng.below(3):
+            return masters[0]
+        names = list(self._cluster.copies)
+        return self._cluster.copies[names[self._rng.below(len(names))]]
+
+    async def meet(self, incident: Incident) -> None:
+        copy = self._somebody()
+        self._world.loop.note(f"{incident.value}: {copy.name}, {self._cluster.why()}")
+        if incident is Incident.WIPE and not self._may_wipe(copy):
+            incident = Incident.KILL
+        self._history.incidents[incident.value] += 1
+        await self._ways[incident](copy)
+
+    async def _kill(self, copy: Copy) -> None:
+        self._fall(copy.name, is_cut=False)
+
+    async def _cut_power(self, copy: Copy) -> None:
+        if self._rng.below(2):  # much is written, and little of it synced
+            copy.disk.slowness = 200.0
+            await asyncio.sleep(self._rng.below(200) / 1_000)
+        self._fall(copy.name, is_cut=True)
+
+    async def _cut_all(self, copy: Copy) -> None:
+        for other in self._cluster.copies.values():
+            if other is not copy and self._rng.below(2):
+                other.disk.slowness = 200.0  # what it has received is not synced when the power goes
+        await asyncio.sleep(self._rng.below(300) / 1_000)
+        for name in list(self._cluster.copies):
+            self._fall(name, is_cut=True)
+
+    async def _wipe(self, copy: Copy) -> None:
+        self._bury(copy.name)
+        self._cluster.wipe(copy.name)
+        self._rise_later(copy.name)
+
+    async def _part_for_a_while(self, copy: Copy, *, is_one_way: bool = False) -> None:
+        self._part(copy.name, is_one_way=is_one_way)
+        self._heal_later(300 + self._rng.below(3 * SESSION_MS))
+
+    async def _flap(self, copy: Copy) -> None:
+        for _ in range(2 + self._rng.below(5)):
+            self._part(copy.name, is_one_way=bool(self._rng.below(2)))
+            await asyncio.sleep(self._rng.below(300) / 1_000)
+            self.heal()
+            await asyncio.sleep(self._rng.below(300) / 1_000)
+
+    async def _isolate_for_a_while(self, copy: Copy, *, is_one_way: bool = False) -> None:
+        self._isolate(copy, is_one_way=is_one_way)
+        self._heal_later(300 + self._rng.below(3 * SESSION_MS))
+
+    async def _stand_still(self, copy: Copy) -> None:
+        self._freeze(copy, 200 + self._rng.below(3 * SESSION_MS))
+
+    async def _expire(self, copy: Copy) -> None:
+        if copy.member is not None and copy.registry is not None and not copy.registry.is_gone:
+            self._history.truth.is_lease_void = True
+            self._cluster.ensemble.expire(copy.name)
+
+    async def _stop_registry(self, _copy: Copy) -> None:
+        self._cluster.ensemble.stop()
+        self._history.start_task(self._registry_returns(100 + self._rng.below(2 * SESSION_MS)))
+
+    async def _slow_down(self, copy: Copy) -> None:
+        copy.disk.slowness = (20.0, 200.0, 1_000.0)[self._rng.below(3)]
+        self._history.start_task(self._speed_up(copy, 500 + self._rng.below(3_000)))
+
+    async def _slow_others_and_fall(self, copy: Copy) -> None:
+        """Much is on the master alone when it goes."""
+        for other in self._cluster.copies.values():
+            if other is not copy:
+                other.disk.slowness = (100.0, 300.0)[self._rng.below(2)]
+                self._history.start_task(self._speed_up(other, 1_500))
+        await self._fall_soon(copy)
+
+    async def _part_and_fall(self, copy: Copy) -> None:
+        self._part(copy.name, is_one_way=bool(self._rng.below(2)))
+        self._heal_later(300 + self._rng.below(3 * SESSION_MS))
+        await self._fall_soon(copy)
+
+    async def _fall_soon(self, copy: Copy) -> None:
+        """Clients may have asked once more by then, for what they were not answered."""
+        await asyncio.sleep((20 + self._rng.below(600)) / 1_000)
+        if copy.member is not None and self._rng.below(2):
+            self._world.net.drop(copy.name)
+            await asyncio.sleep((20 + self._rng.below(300)) / 1_000)
+        self._fall(copy.name, is_cut=bool(self._rng.below(2)))
+
+    async def _maroon(self, copy: Copy) -> None:
+        """Its clients still reach it, and want answers."""
+        for other in self._cluster.copies:
+            if other != copy.name:
+                self._world.net.partition(copy.name, other)
+                self._parted.append((copy.name, other))
+        await self._isolate_for_a_while(copy)
+
+    async def _fall_twice(self, copy: Copy) -> None:
+        """The second time while the others have not found their new master yet, or just now."""
+        self._fall(copy.name, is_cut=bool(self._rng.below(2)))
+        with suppress(TimeoutError):
+            successor = await self._cluster.master(3.0)
+            await asyncio.sleep(self._rng.below(300) / 1_000)
+            self._fall(successor.name, is_cut=bool(self._rng.below(2)))
+
+    async def _step_clock(self, copy: Copy) -> None:
+        copy.clock.jump(self._rng.below(40_000) - 20_000)  # no further: retries that are due wait for the wall clock
+        if self._rng.below(2):
+            await self._isolate_for_a_while(copy)
+
+    def _may_wipe(self, copy: Copy) -> bool:
+        """Whether what is committed is on another copy that counts."""
+        path = group_path(self._cluster.membership.group)
+        node = self._cluster.ensemble.tree.get(path)
+        if node is None or not node.value:
+            return False
+        in_sync = unpack(GroupRecord, path, node.value).in_sync
+        others = [each.member for each in self._cluster.copies.values() if each is not copy and each.member is not None]
+        return any(each.directory in in_sync for each in others if each.broker is not None)
+
+    def _fall(self, name: str, *, is_cut: bool) -> None:
+        self._bury(name)
+        (self._cluster.cut_power if is_cut else self._cluster.kill)(name)
+        self._rise_later(name)
+
+    def _bury(self, name: str) -> None:
+        rising = self._rising.pop(name, None)
+        if rising is not None:
+            rising.cancel()
+        self._history.truth.note_crash(self._world.clock.monotonic_ns())
+
+    def _rise_later(self, name: str) -> None:
+        late_ms = self._rng.below(4_000) if self._rng.below(2) else self._rng.below(200)
+
+        async def rise() -> None:
+            await asyncio.sleep(late_ms / 1_000)
+            await self.rise(name)
+
+        self._rising[name] = self._world.loop.create_task(self._history.guarded(rise()))
+
+    async def rise(self, name: str) -> None:
+        """As often as it takes: a disk that fails in the middle of a start is tried again."""
+        copy = self._cluster.copies[name]
+        while copy.member is None:
+            try:
+                member = await self._cluster.start(name)
+            except FairwayError as fault:
+                self._world.loop.note(f"{name} not started: {fault}")
+                self._history.counts["starts that failed"] += 1
+                self._cluster.kill(name)
+                await asyncio.sleep(0.05)
+            else:
+                self._history.start_task(self._mind(copy, member))
+
+    async def _mind(self, copy: Copy, member: BrokerMember) -> None:
+        """A process that cannot go on ends, and is started again."""
+        await member.failed()
+        if copy.member is member:
+            self._history.counts["faults"] += 1
+            self._fall(copy.name, is_cut=False)
+
+    async def _stop(self, copy: Copy) -> None:
+        """The power may go while it stops."""
+        name = copy.name
+        self._bury(name)
+        if copy.member is None:
+            self._rise_later(name)
+            return
+        stopping = self._world.loop.create_task(self._stopping(name))
+        if self._rng.below(4) == 0:
+            await asyncio.sleep(self._rng.below(30) / 1_000)
+        else:
+            await asyncio.wait([stopping])
+        stopping.cancel()
+        self._fall(name, is_cut=bool(self._rng.below(2)))
+
+    async def _stopping(self, name: str) -> None:
+        try:
+            await self._cluster.stop(name)
+        except FairwayError as fault:
+            self._world.loop.note(f"{name} not stopped cleanly: {fault}")
+
+    def _part(self, name: str, *, is_one_way: bool) -> None:
+        others = [each for each in self._cluster.copies if each != name]
+        everybody = others if self._rng.below(3) else others + self._clients()
+        for other in everybody:
+            pair = (name, other) if self._rng.below(2) else (other, name)
+            self._world.net.partition(*pair, one_way=is_one_way)
+            self._parted.append(pair)
+
+    def _isolate(self, copy: Copy, *, is_one_way: bool) -> None:
+        if copy.member is None:
+            return
+        only = None if not is_one_way else ("there" if self._rng.below(2) else "back")
+        self._cluster.ensemble.cut(copy.name, only)  # type: ignore[arg-type]
+        self._isolated.append(copy.name)
+
+    def heal(self) -> None:
+        for one, other in self._parted:
+            self._world.net.heal(one, other)
+        self._parted.clear()
+        for name in self._isolated:
+            self._cluster.ensemble.mend(name)
+        self._isolated.clear()
+
+    def _heal_later(self, ms: int) -> None:
+        async def heal() -> None:
+            await asyncio.sleep(ms / 1_000)
+            self.heal()
+
+        self._history.start_task(heal())
+
+    def _freeze(self, copy: Copy, ms: int) -> None:
+        """Nothing reaches it and nothing leaves it for a while. Its timers ring: what they do reaches nobody."""
+        if copy.member is None:
+            return
+        registry = copy.registry
+        for other in (*self._cluster.copies, *self._clients()):
+            if other != copy.name:
+                self._world.net.partition(copy.name, other)
+                self._parted.append((copy.name, other))
+        copy.disk.stall(ms / 1_000)
+        self._cluster.ensemble.pause(copy.name)
+
+        async def thaw() -> None:
+            await asyncio.sleep(ms / 1_000)
+            if copy.registry is registry and registry is not None and not registry.is_gone:
+                self._cluster.ensemble.resume(copy.name)
+            self.heal()
+
+        self._history.start_task(thaw())
+
+    def _clients(self) -> list[str]:
+        producers, consumers = self._history.producers, self._history.consumers
+        return [each.name for each in producers] + [each.holder.name for each in consumers]
+
+    async def _registry_returns(self, ms: int) -> None:
+        await asyncio.sleep(ms / 1_000)
+        self._cluster.ensemble.start()
+
+    async def _speed_up(self, copy: Copy, ms: int) -> None:
+        await asyncio.sleep(ms / 1_000)
+        copy.disk.slowness = 1.0
+
+    async def promote_now_and_then(self) -> None:
+        """An operator who names other masters, by hand and without a loss, and changes how many copies must be in sync.
+        In some histories only."""
+        rng = self._world.rng.child("operator")
+        if rng.below(3):
+            return
+        registry = self._cluster.ensemble.client("operator")
+        while True:
+            await asyncio.sleep(rng.below(5_000) / 1_000)
+            if self._history.mood.is_calm:
+                return
+            with suppress(RegistryError, NotPromoted):
+                if rng.below(3):
+                    await change_master(registry, GROUP, None)
+                    self._history.counts["promoted"] += 1
+                else:
+                    await self._change_least(registry, 1 + rng.below(2))
+
+    async def _change_least(self, registry: Registry, copies: int) -> None:
+        node = GroupNode(registry, GROUP)
+        record = await node.read()
+        if record is not None and await node.change(msgspec.structs.replace(record, min_in_sync=copies)):
+            self._history.counts["other min_in_sync"] += 1

@@ -1,0 +1,53 @@
+"""What must be true of a group of copies, beside what must be true of any broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tests.simulation.broker_truth import Holder, Owner, Promise, Truth
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster_world import Cluster
+
+
+class ClusterTruth(Truth):
+    """The model of one broker, told of changes of masters: to clients they are crashes, and nothing more."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+        self._epoch = 0
+        self._led: dict[int, str] = {}  # by epoch
+        self.is_lease_void = False  # a registry has ended a session before its time, and no lease holds then
+
+    @property
+    def reigns(self) -> int:
+        return len(self._led)
+
+    def look(self) -> None:
+        """At who leads."""
+        cluster = self._cluster
+        now_ns = cluster.world.clock.monotonic_ns()
+        serving = []
+        for copy in cluster.copies.values():
+            member = copy.member
+            leader = None if member is None else member.standing.leader
+            if member is None or leader is None or leader.is_over:
+                continue
+            led = self._led.setdefault(leader.epoch, leader.me)
+            if led != leader.me:
+                self.blame(Promise.RULED, f"{led} and {leader.me} lead under epoch {leader.epoch}")
+            if member.standing.is_open:
+                serving.append(copy.name)
+            if leader.epoch > self._epoch:
+                self._epoch = leader.epoch
+                self.note_crash(now_ns)
+        if len(serving) > 1 and not self.is_lease_void:
+            self.blame(Promise.RULED, f"{' and '.join(serving)} serve at the same time")
+
+    def note_delivery(
+        self, owner: Owner, holder: Holder, found: Mapping[int, bytes], *, asked_ns: int, now_ns: int
+    ) -> None:
+        self.look()
+        super().note_delivery(owner, holder, found, asked_ns=asked_ns, now_ns=now_ns)

@@ -1,0 +1,158 @@
+"""A broker group in one simulated world: a registry, copies that live and die, and the ways between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from fairway.broker.member import BrokerMember, MemberOptions, MemberWorld
+from fairway.broker.server import BrokerOptions
+from fairway.limits import KIB
+from fairway.registry.sim_client import SimRegistry
+from fairway.registry.simulated import SimEnsemble, Weather
+from fairway.replication.follower import FollowerOptions
+from fairway.replication.leader import LeaderOptions
+from fairway.storage.store import StoreOptions
+from fairway.world.clock import SimClock
+from fairway.world.sim_disk import SimDisk
+from fairway.world.simulation import Simulation
+from tests.simulation.broker_clients import PORT, Scene
+
+GROUP = "g1"
+SESSION_MS = 1_500
+NAMES = ("b1", "b2", "b3")
+
+LEADER = LeaderOptions(lag_ms=1_200, gone_ms=300, check_ms=50, news_ms=20)
+FOLLOWER = FollowerOptions(credits=4, wait_ms=200)
+MEMBER = MemberOptions(
+    GROUP, session_ms=SESSION_MS, look_ms=300, beat_ms=500, backoff_ms=20, leader=LEADER, follower=FOLLOWER
+)
+STORE = StoreOptions(
+    segment_bytes=32 * KIB, action_segment_bytes=32 * KIB, low_water_bytes=16 * KIB, checkpoint_every_bytes=24 * KIB
+)
+
+
+@dataclass
+class Copy:
+    """One host with a disk, and the process on it, if one lives."""
+
+    name: str
+    disk: SimDisk
+    clock: SimClock
+    lives: int = 0
+    member: BrokerMember | None = None
+    registry: SimRegistry | None = None
+
+    @property
+    def is_master(self) -> bool:
+        return self.member is not None and self.member.standing.is_master
+
+
+class Cluster:
+    """The copies of one group."""
+
+    def __init__(
+        self, world: Simulation, copies: int = 2, *, membership: MemberOptions = MEMBER, store: StoreOptions = STORE
+    ) -> None:
+        self.world = world
+        self.ensemble = SimEnsemble(world, tick_ms=200, weather=Weather(late_us=1_500_000))
+        self.membership = membership
+        self.store = store
+        self.copies = {
+            name: Copy(name, self._new_disk(name, 0), SimClock(world.loop.now_ns)) for name in NAMES[:copies]
+        }
+        self.scene = replace(
+            Scene.simulated(world), host=NAMES[0], others=tuple((name, PORT) for name in NAMES[1:copies])
+        )
+
+    def _new_disk(self, name: str, number: int) -> SimDisk:
+        rng = self.world.rng.child(f"disk-{name}-{number}")
+        return SimDisk(rng, self.world.loop.call_later, capacity_bytes=8 << 20)
+
+    @property
+    def masters(self) -> list[Copy]:
+        return [copy for copy in self.copies.values() if copy.is_master]
+
+    async def start(self, name: str) -> BrokerMember:
+        """A process on that host; the simulated power cut and faults of its disk come out of here."""
+        copy = self.copies[name]
+        copy.lives += 1
+        copy.registry = self.ensemble.client(name, session_ms=self.membership.session_ms, clock=copy.clock)
+        rng = self.world.rng.child(f"{name}-{copy.lives}")
+        world = MemberWorld(copy.clock, lambda: self._open_disk(copy), self.world.net.host(name), rng, copy.registry)
+        options = BrokerOptions(
+            host=name, port=PORT, allow_remote=True, store=self.store, drain_ms_max=100, housekeeping_ms=60_000
+        )
+        self.world.loop.note(f"{name} starts")
+        copy.member = await BrokerMember.start(world, options, self.membership)
+        return copy.member
+
+    def _open_disk(self, copy: Copy) -> SimDisk:
+        copy.disk = copy.disk.beside()
+        return copy.disk
+
+    def kill(self, name: str) -> None:
+        self._die(name, SimDisk.crash_process)
+
+    def cut_power(self, name: str) -> None:
+        self._die(name, SimDisk.crash)
+
+    def _die(self, name: str, crash: Callable[[SimDisk], SimDisk]) -> None:
+        """Nothing that the dead process had still meant to do reaches anybody."""
+        copy = self.copies[name]
+        self.world.net.host(name)
+        self.world.net.crash(name)
+        self.world.net.host(name)
+        self.silence(name)
+        copy.disk = crash(copy.disk)
+        copy.disk.slowness = 1.0
+
+    def silence(self, name: str) -> None:
+        copy = self.copies[name]
+        member, copy.member = copy.member, None
+        if copy.registry is not None and not copy.registry.is_gone:
+            self.ensemble.crash(name)
+        if member is None:
+            return
+        for task in member._tasks.values():
+            task.cancel()
+        if member.standing.leader is not None:
+            member.standing.leader.close()
+        if member.broker is not None:
+            member.broker.desk.close()
+
+    def wipe(self, name: str) -> None:
+        """A host that comes back with an empty disk."""
+        self.kill(name)
+        copy = self.copies[name]
+        copy.disk = self._new_disk(name, copy.lives)
+
+    async def stop(self, name: str) -> None:
+        member = self.copies[name].member
+        if member is not None:
+            await member.stop()
+            self.copies[name].member = None
+
+    async def master(self, within_s: float = 20.0) -> Copy:
+        """The one that is open to clients, as soon as there is one."""
+        async with asyncio.timeout(within_s):
+            while not (found := self.masters):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return found[0]
+
+    def why(self) -> str:
+        """For a failure: what each copy does."""
+        told = []
+        for copy in self.copies.values():
+            member = copy.member
+            if member is None:
+                told.append(f"{copy.name} is dead")
+            else:
+                ends = (
+                    None
+                    if member.broker is None
+                    else (member.broker.store.ends(), member.broker.store.committed_ends())
+                )
+                told.append(f"{copy.name} is {member.role} ({member.standing.why}; {ends})")
+        return "; ".join(told)

@@ -1,0 +1,112 @@
+"""The same on real sockets and disks: a meta server that keeps the registry, two brokers, a delay server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from fairway import batch
+from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
+from fairway.delay.joining import Joining
+from fairway.delay.server import DelayServer, ServerOptions
+from fairway.delay.service import DelayWorld
+from fairway.errors import Refused
+from fairway.lookup.remote import RemoteRegistry
+from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
+from fairway.protocol import Bytes
+from fairway.protocol.admin import Scan, Scanned
+from fairway.protocol.messages import Whence
+from fairway.protocol.routing import Asker, Change, Govern, Governed, Route, Routed
+from fairway.registry import layout
+from fairway.registry.layout import GroupRecord, Member
+from fairway.registry.sqlite import SqliteRegistry
+from fairway.world.clock import RealClock
+from fairway.world.net import RealNet
+from fairway.world.real_disk import RealDisk
+from fairway.world.rng import RealRng
+from tests.support.client import Client
+
+HOST = "127.0.0.1"
+LOOK_S, LOOKS_MAX = 0.05, 600
+CLOCK, NET, RNG = RealClock(), RealNet(), RealRng()
+
+
+def disk(path: Path) -> RealDisk:
+    return RealDisk(path, post=asyncio.get_running_loop().call_soon_threadsafe)
+
+
+async def start_broker(path: Path) -> Broker:
+    return await Broker.start(BrokerWorld(CLOCK, disk(path), NET, RNG), BrokerOptions(host=HOST, port=0))
+
+
+async def lead(registry: RemoteRegistry, group: str, broker: Broker) -> None:
+    """Write what a copy that leads would write."""
+    directory = layout.hex_id(broker.store.identity.directory_id)
+    record = GroupRecord("broker", 1, directory, [directory])
+    await registry.create(layout.group_path(group), layout.pack(record))
+    member = Member(directory, HOST, broker.port, role="master")
+    await registry.create(layout.member_path(group, directory), layout.pack(member), is_ephemeral=True)
+
+
+async def first_payloads(broker: Broker, subject: str) -> list[bytes]:
+    """What there is of a subject, once there is something."""
+    client = await Client.connect(NET, CLOCK, HOST, broker.port)
+    batches: tuple[Bytes, ...] = ()
+    for _ in range(LOOKS_MAX):
+        with contextlib.suppress(Refused):
+            _, batches = await client.ask(Scan(subject, Whence.SEQUENCE, 0, None, 1 << 20), Scanned)
+        if batches:
+            break
+        await asyncio.sleep(LOOK_S)
+    client.abort()
+    return [payload for data in batches for payload in batch.decode(data).payloads]
+
+
+async def story(root: Path) -> None:
+    owner = await SqliteRegistry.open(str(root / "meta"), clock=CLOCK)
+    meta = await MetaServer.start(MetaWorld(CLOCK, NET, RNG, owner, owner), MetaOptions(host=HOST, port=0))
+    places = ((HOST, meta.port),)
+    registry = await RemoteRegistry.open(NET, CLOCK, RNG, places)
+    brokers = {name: await start_broker(root / name) for name in ("g1", "g2")}
+    for name, broker in brokers.items():
+        await lead(registry, name, broker)
+    joining = Joining(await RemoteRegistry.open(NET, CLOCK, RNG, places), "d1", metas=places)
+    server = await DelayServer.start(
+        DelayWorld(CLOCK, disk(root / "d1"), NET, RNG), ServerOptions(host=HOST, port=0), {}, joining
+    )
+    tool = await Client.connect(NET, CLOCK, HOST, meta.port)
+    for name in brokers:
+        await tool.ask(Govern(Change.CREATE, f"only-{name}", [name]), Governed)
+
+    route = await _delay_route(tool)
+    client = await Client.connect(NET, CLOCK, HOST, int(route.rpartition(":")[2]))
+    for number, name in enumerate(brokers, 1):
+        due_ms = CLOCK.wall_ms() + 200
+        data = batch.encode([name.encode()], producer_id=number, first_sequence=0, created_ms=0, due_ms=[due_ms])
+        await client.produce(f"only-{name}", data)
+    for name, broker in brokers.items():
+        assert await first_payloads(broker, f"only-{name}") == [name.encode()]
+
+    client.abort()
+    await server.stop()
+    assert (await tool.ask(Route(Asker.SCHEDULER, ["only-g1"]), Routed))[0].subjects[0].writable == []
+    tool.abort()
+    for broker in brokers.values():
+        await broker.stop()
+    await registry.close()
+    await meta.stop()
+
+
+async def _delay_route(tool: Client) -> str:
+    """Where clients that schedule something are sent to."""
+    for _ in range(LOOKS_MAX):
+        routed, _ = await tool.ask(Route(Asker.SCHEDULER, ["only-g1"]), Routed)
+        if routed.subjects[0].writable == ["d1"]:
+            return routed.groups[0].master
+        await asyncio.sleep(LOOK_S)
+    raise AssertionError("no delay server takes the subject")
+
+
+def test_a_delayed_message_reaches_the_group_of_its_subject_over_real_sockets(tmp_path: Path) -> None:
+    asyncio.run(story(tmp_path))

@@ -1,0 +1,57 @@
+"""The registry of a meta server over the wire, as one more form of the registry: see tests/unit/registry/forms.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fairway.lookup.remote import RemoteRegistry
+from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
+from fairway.registry.port import Registry
+from fairway.registry.sqlite import SqliteRegistry
+from fairway.world.clock import RealClock
+from fairway.world.net import RealNet
+from fairway.world.rng import RealRng
+from tests.unit.registry.forms import SESSION_MS, Story
+
+
+@asynccontextmanager
+async def meta_server(directory: Path, port: int = 0) -> AsyncIterator[MetaServer]:
+    """One on loopback, with an SQLite registry."""
+    owner = await SqliteRegistry.open(str(directory))
+    world = MetaWorld(RealClock(), RealNet(), RealRng(), owner, owner)
+    server = await MetaServer.start(world, MetaOptions(port=port))
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def connect(port: int, session_ms: int = SESSION_MS) -> RemoteRegistry:
+    return await RemoteRegistry.open(RealNet(), RealClock(), RealRng(), [("127.0.0.1", port)], session_ms=session_ms)
+
+
+class RemoteStage:
+    def __init__(self, server: MetaServer) -> None:
+        self._server = server
+        self.opened: list[RemoteRegistry] = []
+
+    async def session(self) -> Registry:
+        registry = await connect(self._server.port)
+        self.opened.append(registry)
+        return registry
+
+
+def on_meta_server(directory: Path, story: Story) -> None:
+    async def main() -> None:
+        async with meta_server(directory) as server:
+            stage = RemoteStage(server)
+            try:
+                await story(stage)
+            finally:
+                for registry in stage.opened:
+                    await registry.close()
+
+    asyncio.run(main())

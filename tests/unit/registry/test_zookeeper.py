@@ -1,0 +1,205 @@
+"""The registry on a real ZooKeeper: connections that break or freeze, sessions that expire, answers that are lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from fairway.errors import Misuse
+from fairway.registry.port import Lost, SessionState
+from fairway.registry.zookeeper import ZooKeeperRegistry
+from fairway.world.clock import RealClock
+from tests.support import zookeeper
+from tests.support.cable import Cable
+from tests.unit.registry.forms import until
+
+pytestmark = pytest.mark.xdist_group("zookeeper")
+
+SESSION_MS = 1_200  # of 400 to 4,000 that this server grants
+
+
+class Scene:
+    """One client behind a cable, one who watches it."""
+
+    def __init__(self, cable: Cable, root: str) -> None:
+        self.cable = cable
+        self.states: list[SessionState] = []
+        self._root = root
+        self.clock = RealClock()
+
+    async def open(self) -> None:
+        server = zookeeper.shared().servers[0]
+        self.other = await ZooKeeperRegistry.open(server.address, root=self._root)
+        self.client = await ZooKeeperRegistry.open(
+            f"127.0.0.1:{self.cable.port}", root=self._root, session_ms=SESSION_MS
+        )
+        self.client.on_session = self.states.append
+        assert self.client.session_ms == SESSION_MS
+
+    async def close(self) -> None:
+        self.cable.mend()
+        await asyncio.gather(self.client.close(), self.other.close())
+
+    @property
+    def is_certain(self) -> bool:
+        return self.client.certain_until_ns() > self.clock.monotonic_ns()
+
+
+@pytest.fixture
+def play(request: pytest.FixtureRequest) -> Callable[[Callable[[Scene], Coroutine[Any, Any, None]]], None]:
+    def play(story: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            with Cable(zookeeper.shared().servers[0].port) as cable:
+                scene = Scene(cable, f"/tests/{request.node.name}")
+                await scene.open()
+                try:
+                    await story(scene)
+                finally:
+                    await scene.close()
+
+        asyncio.run(main())
+
+    return play
+
+
+Play = Callable[[Callable[[Scene], Coroutine[Any, Any, None]]], None]
+
+
+def test_connection_that_breaks_ends_nothing_and_loses_no_watch(play: Play) -> None:
+    async def story(scene: Scene) -> None:
+        await scene.client.create("/m/client", is_ephemeral=True)
+        session = scene.client.session_id
+        calls: list[None] = []
+        scene.client.watch("/x", lambda: calls.append(None))
+        await until(lambda: bool(calls))
+        scene.cable.cut()
+        await until(lambda: scene.states == [SessionState.SUSPENDED])
+        await scene.other.create("/x")
+        calls.clear()
+        scene.cable.mend()
+        await until(lambda: scene.states == [SessionState.SUSPENDED, SessionState.OPEN])
+        await until(lambda: bool(calls))
+        assert await scene.client.get("/x") is not None
+        assert scene.client.session_id == session
+        assert await scene.other.get("/m/client", fresh=True) is not None
+        calls.clear()
+        await scene.other.put("/x", b"", 0)
+        await until(lambda: bool(calls))
+        await until(lambda: scene.is_certain)
+
+    play(story)
+
+
+def test_certainty_runs_out_before_others_see_the_session_end_and_another_follows(play: Play) -> None:
+    async def story(scene: Scene) -> None:
+        await scene.client.create("/m/client", is_ephemeral=True)
+        session = scene.client.session_id
+        calls: list[None] = []
+        scene.client.watch("/x", lambda: calls.append(None))
+        scene.cable.freeze()
+
+        async def is_gone() -> bool:
+            return await scene.other.get("/m/client", fresh=True) is None
+
+        await until(is_gone)
+        assert not scene.is_certain
+        assert scene.client.session_id == session  # it cannot know
+        scene.cable.mend()
+        await until(lambda: scene.client.session_id not in (0, session))
+        await until(lambda: scene.states[-2:] == [SessionState.OVER, SessionState.OPEN])
+        made = await scene.client.create("/m/client", is_ephemeral=True)
+        assert made.owner == scene.client.session_id
+        await until(lambda: scene.is_certain)
+        await asyncio.sleep(0.1)
+        calls.clear()
+        await scene.other.create("/x")
+        await until(lambda: bool(calls))
+
+    play(story)
+
+
+def test_change_without_an_answer_is_lost_and_a_fresh_read_tells(play: Play) -> None:
+    async def story(scene: Scene) -> None:
+        await scene.client.create("/x", b"0")
+        scene.cable.freeze()
+        with pytest.raises(Lost, match="/x"):
+            await scene.client.put("/x", b"1", 0)
+        scene.cable.cut()  # what was frozen never arrives
+        scene.cable.mend()
+        found = await scene.client.get("/x", fresh=True)
+        assert found == await scene.other.get("/x", fresh=True)
+        assert found is not None
+        await scene.client.put("/x", b"2", found.version)
+
+    play(story)
+
+
+def test_frozen_connection_is_given_up_however_busy_its_client_is(play: Play) -> None:
+    async def story(scene: Scene) -> None:
+        scene.cable.freeze()
+
+        async def ask() -> bool:
+            asked = asyncio.ensure_future(scene.client.get("/x"))
+            await asyncio.wait([asked], timeout=0.05)
+            asked.cancel()
+            return SessionState.SUSPENDED in scene.states
+
+        await until(ask)
+
+    play(story)
+
+
+def test_session_that_is_ended_from_outside_is_followed_by_another(play: Play) -> None:
+    async def story(scene: Scene) -> None:
+        await scene.client.create("/m/client", is_ephemeral=True)
+        session = scene.client.session_id
+        await asyncio.get_running_loop().run_in_executor(None, _end_session, scene.client)
+        await until(lambda: scene.client.session_id not in (0, session))
+        await until(lambda: SessionState.OVER in scene.states)
+        assert await scene.client.get("/m/client", fresh=True) is None
+
+    play(story)
+
+
+def _end_session(registry: ZooKeeperRegistry) -> None:
+    """Whoever connects with its number and password may close it."""
+    thief = KazooClient(zookeeper.shared().hosts, client_id=registry._line._client.client_id)
+    thief.start()
+    thief.stop()
+    thief.close()
+
+
+def test_client_of_kazoo_that_has_ended_is_replaced(play: Play) -> None:
+    async def story(scene: Scene) -> None:
+        session = scene.client.session_id
+        calls: list[None] = []
+        scene.client.watch("/x", lambda: calls.append(None))
+        await asyncio.get_running_loop().run_in_executor(None, scene.client._line._client.stop)
+        await until(lambda: scene.client.session_id not in (0, session))
+        calls.clear()
+        await scene.other.create("/x")
+        await until(lambda: bool(calls))
+        assert await scene.client.get("/x") is not None
+
+    play(story)
+
+
+def test_registry_that_is_cut_off_can_be_closed(play: Play) -> None:
+    async def story(scene: Scene) -> None:
+        scene.cable.cut()
+        waiting = asyncio.ensure_future(scene.client.get("/x"))
+        await asyncio.sleep(0.05)
+        await scene.client.close()
+        with pytest.raises(Lost):
+            await waiting
+
+    play(story)
+
+
+def test_session_too_short_is_the_callers_mistake() -> None:
+    with pytest.raises(Misuse, match="session_ms=1"):
+        asyncio.run(ZooKeeperRegistry.open("127.0.0.1:1", session_ms=1))

@@ -36,6 +36,7 @@ class Shop:
         self._url = url
         self._places: dict[int, tuple[str, int]] = {}
         self._is_over = False
+        self._has_left = threading.Event()
         self._threads = [threading.Thread(target=self._guard, args=(work,)) for work in (self._send, self._take)]
 
     def _guard(self, work: Callable[[fairway.Client], None]) -> None:
@@ -63,7 +64,9 @@ class Shop:
         while not self._is_over:
             if self.is_taking:
                 with client.consumer(self.subject, group="billing") as consumer:
+                    self._has_left.clear()
                     self._work(consumer)
+                self._has_left.set()
             time.sleep(_PAUSE_S)
 
     def _work(self, consumer: fairway.Consumer) -> None:
@@ -101,6 +104,11 @@ class Shop:
         """No more orders; everything sent has its receipt."""
         self.is_sending = False
         self.until("everything is stored", lambda: len(self.stored) == self.sent)
+
+    def rest(self) -> None:
+        """Nobody takes anything, until `is_taking` is set again."""
+        self.is_taking = False
+        self.until("the consumer has left", self._has_left.is_set)
 
     def close(self, lost: frozenset[int] = frozenset()) -> None:
         """To the end: every order has come, except these."""

@@ -60,8 +60,8 @@ def test_brokers_are_restarted_one_by_one(stage: Stage) -> None:
     with shop(stage.cli.url, "restarts") as orders, stage.procedure("Restart the brokers of a group"):
         stage.run("kill $(cat /var/lib/fairway/east-b/lock)")
         assert stage.ended("east-b") == 0
-        stage.run(EAST_B)
         stage.until_in_sync("east", 1)
+        stage.run(EAST_B)
         stage.until_in_sync("east", 2)
         assert "2 of 1 needed" in stage.run("fairway cluster")
         stage.run("kill $(cat /var/lib/fairway/east-a/lock)")
@@ -72,7 +72,7 @@ def test_brokers_are_restarted_one_by_one(stage: Stage) -> None:
         stage.until_in_sync("east", 2)
         stage.run("fairway cluster")
         orders.until_it_goes_on()
-    assert stage.group("east")["epoch"] == epoch + 1
+    assert stage.group("east")["epoch"] > epoch
 
 
 def test_a_meta_server_is_restarted(stage: Stage) -> None:
@@ -114,7 +114,7 @@ def test_what_only_a_lost_copy_had_is_given_up(stage: Stage) -> None:
     stage.copies["6549ba9d510c2172"] = stage.id_at("east", 20881)
     with shop(stage.cli.url, "sacrifices") as orders:
         orders.until_quiet()
-        orders.is_taking = False
+        orders.rest()
         stage.run("kill $(cat /var/lib/fairway/east-b/lock)")
         assert stage.ended("east-b") == 0
         before = orders.sent
@@ -145,7 +145,7 @@ def close_and_lower(stage: Stage, orders: Shop) -> None:
     """Group west has too few copies, until it is told to need fewer. Parcels are there alone, orders elsewhere, too."""
     stage.cli.run("subject", "create", "parcels", "--on", "west")
     with shop(stage.cli.url, "parcels") as parcels, stage.procedure("Fewer copies than are needed"):
-        parcels.is_taking = False
+        parcels.rest()
         before = parcels.sent
         parcels.until("there is something to consume", lambda: len(parcels.stored) > before)
         stage.run("kill $(cat /var/lib/fairway/west-b/lock)")
@@ -179,7 +179,7 @@ def test_a_group_is_added_closed_drained_and_given_up(stage: Stage) -> None:
         orders.until("both are used", lambda: {place[0] for place in [*orders.acked.values()]} == {"east", "west"})
         close_and_lower(stage, orders)
         with stage.procedure("Give up a broker group"):
-            orders.is_taking = False
+            orders.rest()
             stored = len(orders.stored)
             orders.until("consumers are owed something", lambda: len(orders.stored) > stored + 100)
             assert "go elsewhere from now on" in stage.run("fairway cluster drain west")
@@ -197,8 +197,11 @@ def test_a_group_is_added_closed_drained_and_given_up(stage: Stage) -> None:
 def test_the_registry_is_away_for_a_while(stage: Stage) -> None:
     [zookeeper] = stage.zookeeper.servers
     with shop(stage.cli.url, "absences") as orders, stage.procedure("The registry is away"):
+        said = "waits in group east: the registry"
+        before = stage.words_of("east-a").count(said)
         zookeeper.kill()
-        stage.until("nobody leads", lambda: "another copy may lead by now" in stage.words_of("east-a"))
+        stage.until("the master has stepped down", lambda: stage.words_of("east-a").count(said) > before)
+        stage.until("meta servers know", lambda: stage.look()["is_old"])
         assert "the registry cannot be reached: this is how it was" in stage.run("fairway cluster")
         zookeeper.start()
         zookeeper.await_serving()

@@ -31,7 +31,7 @@ from tests.simulation.broker_clients import Consumer, Mood, Producer, group_conf
 from tests.simulation.broker_truth import Breach, Owner, Promise
 from tests.simulation.cluster_trouble import DRAWN, Trouble
 from tests.simulation.cluster_truth import ClusterTruth
-from tests.simulation.cluster_world import LEADER, MEMBER, SESSION_MS, STORE, Cluster
+from tests.simulation.cluster_world import FOLLOWER, LEADER, MEMBER, SESSION_MS, STORE, Cluster
 
 STEPS_MAX = 6_000_000
 CALM_S_MAX = 60.0
@@ -64,8 +64,15 @@ class ClusterHistory:
         self.rng = world.rng.child("history")
         rng = world.rng.child("options")
         copies = 2 + rng.below(2)
-        lag_ms = (400, 1_200)[world.rng.child("lag").below(2)]  # sooner than the lease ends, and later
-        membership = replace(MEMBER, min_in_sync=1 + (rng.below(4) == 0), leader=replace(LEADER, lag_ms=lag_ms))
+        drawn = world.rng.child("lag")
+        lag_ms = (400, 1_200)[drawn.below(2)]  # sooner than the lease ends, and later
+        catch_up_bytes = (8 << 20, 2_000)[drawn.below(2)]  # never, and often
+        membership = replace(
+            MEMBER,
+            min_in_sync=1 + (rng.below(4) == 0),
+            leader=replace(LEADER, lag_ms=lag_ms),
+            follower=replace(FOLLOWER, catch_up_bytes=catch_up_bytes),
+        )
         self.cluster = Cluster(world, copies, membership=membership, store=_store(rng))
         self.truth = ClusterTruth(self.cluster)
         self.mood = Mood()

@@ -184,7 +184,7 @@ _LOSS = frozenset({_P.LOST, _P.RENAMED, _P.REPEATED, _P.ACKED_AGAIN, _P.EVICTED,
 BUGS: dict[str, Bug] = {
     "elect-a-lagging-replica": Bug("whoever lives takes over", elect_a_lagging_replica, steps.outrun, _LOSS, (1,)),
     "answer-before-the-replica": Bug(
-        "answered when the master has synced it", answer_before_the_replica, steps.marooned, _LOSS, (12,)
+        "answered when the master has synced it", answer_before_the_replica, steps.marooned, _LOSS, (11,)
     ),
     "dedupe-without-epoch": Bug("what came before is answered at once", dedupe_without_epoch, steps.impatient, _LOSS),
     "lease-on-the-wall-clock": Bug(

@@ -53,12 +53,19 @@ class Cluster:
     """The copies of one group."""
 
     def __init__(
-        self, world: Simulation, copies: int = 2, *, membership: MemberOptions = MEMBER, store: StoreOptions = STORE
+        self,
+        world: Simulation,
+        copies: int = 2,
+        *,
+        membership: MemberOptions = MEMBER,
+        store: StoreOptions = STORE,
+        housekeeping_ms: int = 60_000,
     ) -> None:
         self.world = world
         self.ensemble = SimEnsemble(world, tick_ms=200, weather=Weather(late_us=1_500_000))
         self.membership = membership
         self.store = store
+        self.housekeeping_ms = housekeeping_ms
         self.copies = {
             name: Copy(name, self._new_disk(name, 0), SimClock(world.loop.now_ns)) for name in NAMES[:copies]
         }
@@ -82,7 +89,12 @@ class Cluster:
         rng = self.world.rng.child(f"{name}-{copy.lives}")
         world = MemberWorld(copy.clock, lambda: self._open_disk(copy), self.world.net.host(name), rng, copy.registry)
         options = BrokerOptions(
-            host=name, port=PORT, allow_remote=True, store=self.store, drain_ms_max=100, housekeeping_ms=60_000
+            host=name,
+            port=PORT,
+            allow_remote=True,
+            store=self.store,
+            drain_ms_max=100,
+            housekeeping_ms=self.housekeeping_ms,
         )
         self.world.loop.note(f"{name} starts")
         copy.member = await BrokerMember.start(world, options, self.membership)

@@ -12,8 +12,11 @@ import pytest
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.cli.promote import NotPromoted, change_master
 from fairway.errors import Code, FairwayError, Refused, WrongDirectory
+from fairway.limits import KIB
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned
+from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned, Seek, Sought
+from fairway.storage import segment
+from fairway.storage.retention import Policy
 from fairway.world.simulation import Simulation
 from tests.simulation.broker_clients import PORT
 from tests.simulation.cluster_steps import client_of, payloads, record, until, whole
@@ -295,3 +298,60 @@ def test_a_broker_that_stood_alone_becomes_the_first_copy_of_a_group() -> None:
         assert await payloads(await client_of(cluster, "b2")) == [b"from before"]
 
     play(scenario)
+
+
+@pytest.mark.parametrize(("log", "end"), [("messages", 8_000), ("actions", 700)])
+def test_what_has_rotted_on_a_replica_is_repaired_from_the_master(log: str, end: int) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await whole(cluster, "b1", "b2")
+        client, stream = await client_of(cluster, "b1"), Stream(7)
+        sent = [f"m{number}".encode().ljust(200, b".") for number in range(60)]
+        for each in sent:
+            await client.produce("orders", stream.batch([each]))
+        await payloads(client)
+        cluster.kill("b2")
+        cluster.copies["b2"].disk.beside().rot(segment.file_name(log, 0), 3, low=300, high=end)
+        await whole(cluster, "b1", "b2")
+        await asyncio.sleep(0.5)
+        member = cluster.copies["b2"].member
+        assert member is not None
+        assert member.broker is not None
+        assert not member.broker.store.rotten_spans()
+        cluster.kill("b1")
+        await cluster.master()
+        client = await client_of(cluster, "b2")
+        await client.ask(Seek("orders", "g", m.Whence.EARLIEST, 0), Sought)
+        assert await payloads(client) == sent
+
+    play(scenario)
+
+
+def test_a_replica_lets_go_of_what_the_master_does_and_begins_anew_if_it_was_away_for_too_long() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await whole(cluster, "b1", "b2")
+        client, stream = await client_of(cluster, "b1"), Stream(7)
+
+        async def fill(messages: int) -> None:
+            for number in range(messages):
+                await client.produce("orders", stream.batch([f"m{number}".encode().ljust(1_000, b".")]))
+            await asyncio.sleep(0.5)
+
+        await fill(100)
+        stores = [copy.member.broker.store for copy in cluster.copies.values() if copy.member and copy.member.broker]
+        assert stores[0].first_bases()[0] > 0
+        assert stores[1].first_bases() == stores[0].first_bases()
+        cluster.kill("b2")
+        await fill(100)
+        before = cluster.copies["b2"].disk.beside().listing("messages")
+        await whole(cluster, "b1", "b2")
+        member = cluster.copies["b2"].member
+        assert member is not None
+        assert any("begins anew" in each for each in member.findings)
+        aside = member.findings
+        assert all(any(name in each for each in aside) for name in before), "nothing is deleted"
+        cluster.kill("b1")
+        await cluster.master()
+        assert len(await payloads(await client_of(cluster, "b2"))) > 5
+
+    store = replace(STORE, segment_bytes=8 * KIB, checkpoint_every_bytes=4 * KIB, retention=Policy(bytes_max=24 * KIB))
+    play(scenario, store=store, housekeeping_ms=50)

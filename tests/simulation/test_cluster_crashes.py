@@ -7,7 +7,7 @@ import pytest
 from tests.simulation import cluster_campaign, cluster_history, cluster_steps
 from tests.simulation.cluster_planted import BUGS
 
-SEEDS = (0, 3, 10, 11)
+SEEDS = (0, 2, 11, 13)
 
 _BY_SEED = sorted(name for name, bug in BUGS.items() if bug.seeds)
 

@@ -37,7 +37,7 @@ from tests.simulation.broker_truth import Holder, Owner
 from tests.support.wires import ProxyWires, Wires
 from tests.support.zookeeper import Ensemble
 
-SESSION_MS = 1_500
+SESSION_MS = 2_000
 CLIENT_KILLS_ONE_IN = 4  # deeds
 HASTE_ONE_IN = 3  # deeds that do not wait until the group has recovered, if they need not
 BEAT_S = 2.5  # within which a master shows in the registry how far its logs go

@@ -34,7 +34,7 @@ from fairway.world.disk import Fetched
 SHELVES_BYTES_MAX = 16 * MIB  # fetched and not yet used, of all actors; one that lost its own fetches again
 
 # Hot pulls beside a cold reader, p99 against that alone: 3.5 without a rest, 2.1 with one of twice the time and a fetch
-# for every answer, 1.2 to 1.4 with several answers to a fetch and the loop standing aside, 1.15 to 1.25 with a rest of
+# for every answer, 1.2 to 1.4 with several answers to a fetch and the loop standing aside, 1.15 to 1.4 with a rest of
 # eight times the time, which costs the cold reader a third of its rate (bench/fairness).
 REST_FACTOR = 8
 _TOOK_NS_MAX = 5_000_000  # longer than that the group was waiting, not working

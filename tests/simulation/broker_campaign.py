@@ -8,63 +8,16 @@ python -m tests.simulation.campaign --part broker --policies                    
 
 from __future__ import annotations
 
-import hashlib
 from argparse import Namespace
-from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from tests.simulation import broker_history, broker_planted, seeds
 from tests.simulation.broker_history import Outcome
-from tests.simulation.broker_truth import Promise
+from tests.simulation.tallying import Tally
 
 SEEDS = 2_000
-EXAMPLES_MAX = 10
-ALWAYS = (Promise.LOST, Promise.PHANTOM, Promise.RENAMED, Promise.ACKED_AGAIN, Promise.DUPLICATE)
-
-
-@dataclass
-class Report:
-    """The counts over many seeds."""
-
-    seeds: int = 0
-    lives: int = 0
-    acknowledged: int = 0
-    delivered: int = 0
-    acked: int = 0
-    ends: Counter[str] = field(default_factory=Counter)
-    reasons: Counter[str] = field(default_factory=Counter)
-    events: Counter[str] = field(default_factory=Counter)  # what happens in some histories only
-    breaches: Counter[Promise] = field(default_factory=Counter)
-    examples: list[tuple[int, str]] = field(default_factory=list)  # seed, what was wrong
-    trace_hash: str = ""
-
-    def add(self, outcome: Outcome) -> None:
-        self.seeds += 1
-        self.lives += outcome.lives
-        self.acknowledged += outcome.acknowledged
-        self.delivered += outcome.delivered
-        self.acked += outcome.acked
-        self.ends.update(outcome.ends)
-        self.reasons.update(outcome.reasons)
-        self.events.update(outcome.counts)
-        joined = (self.trace_hash + outcome.trace_hash).encode()
-        self.trace_hash = outcome.trace_hash if self.seeds == 1 else hashlib.blake2b(joined, digest_size=16).hexdigest()
-        self.breaches.update(each.promise for each in outcome.breaches)
-        if outcome.breaches:
-            self.examples.append((outcome.seed, str(outcome.breaches[0])))
-
-    @property
-    def clean(self) -> bool:
-        return not self.breaches
-
-    def counts(self) -> dict[str, int]:
-        others = [each for each in Promise if each not in ALWAYS and self.breaches[each]]
-        found = {each.name.lower(): self.breaches[each] for each in (*ALWAYS, *others)}
-        names = ("seeds", "lives", "acknowledged", "delivered", "acked")
-        return {**{name: getattr(self, name) for name in names}, **found}
 
 
 def run_one(seed: int, *, bug: str | None = None, has_policies: bool = False) -> Outcome:
@@ -75,9 +28,9 @@ def run_one(seed: int, *, bug: str | None = None, has_policies: bool = False) ->
         return broker_history.run(seed, has_policies=has_policies)
 
 
-def run(options: Namespace) -> Report:
+def run(options: Namespace) -> Tally:
     """All seeds, or those that the time allows."""
-    report = Report()
+    report = Tally("lives", "ends of lives")
     wanted = SEEDS if options.seeds is None else options.seeds
     for outcome in seeds.watched(
         "broker histories",
@@ -87,31 +40,18 @@ def run(options: Namespace) -> Report:
         minutes=options.minutes,
         quiet=options.json,
     ):
-        report.add(outcome)
+        report.add(outcome, outcome.lives, outcome.ends)
     return report
 
 
-def examples(report: Report, options: Namespace) -> list[dict[str, Any]]:
-    bug = f" --bug {options.bug}" if options.bug else " --policies" if options.policies else ""
-    command = "python -m tests.simulation.campaign --part broker --first-seed {} --seeds 1" + bug
-    return [
-        {"seed": seed, "violation": sentence, "replay": command.format(seed)}
-        for seed, sentence in report.examples[:EXAMPLES_MAX]
-    ]
+def examples(report: Tally, options: Namespace) -> list[dict[str, Any]]:
+    flags = f" --bug {options.bug}" if options.bug else " --policies" if options.policies else ""
+    return report.replays("broker", flags)
 
 
-def show(report: Report) -> None:
-    print("broker: " + ", ".join(f"{name} {count:,}" for name, count in report.counts().items()))
-    print("ends of lives: " + ", ".join(f"{name} {count:,}" for name, count in sorted(report.ends.items())))
-    print("beside that: " + ", ".join(f"{name} {count:,}" for name, count in sorted(report.events.items())))
-    print("delivered again: " + ", ".join(f"{name} {count:,}" for name, count in sorted(report.reasons.items())))
+def show(report: Tally) -> None:
+    report.show("broker")
 
 
-def as_json(report: Report) -> dict[str, Any]:
-    return {
-        **report.counts(),
-        "trace_hash": report.trace_hash,
-        "ends": dict(sorted(report.ends.items())),
-        "beside_that": dict(sorted(report.events.items())),
-        "delivered_again": dict(sorted(report.reasons.items())),
-    }
+def as_json(report: Tally) -> dict[str, Any]:
+    return report.as_json()

@@ -12,6 +12,7 @@ import pytest
 
 from tests.simulation import broker_campaign, broker_history, broker_planted, campaign
 from tests.simulation.broker_history import End
+from tests.simulation.tallying import Tally
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 60
@@ -29,10 +30,11 @@ def test_nothing_contradicts_the_model(first: int) -> None:
 
 def test_the_histories_are_eventful() -> None:
     """Every way to end a life occurs, every reason to hand out a message again, and all that only some have."""
-    report = broker_campaign.Report()
+    report = Tally("lives", "ends of lives")
     for seed in EVENTFUL:
-        report.add(broker_campaign.run_one(seed))
-    assert report.ends.keys() == {each.value for each in End} | {"last stop"}
+        outcome = broker_campaign.run_one(seed)
+        report.add(outcome, outcome.lives, outcome.ends)
+    assert report.befallen.keys() == {each.value for each in End} | {"last stop"}
     assert report.reasons.keys() == {"retry", "release", "left", "forgot", "lease", "crash", "seek"}
     assert {name for name, count in report.events.items() if count} == {
         "buried",

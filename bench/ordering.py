@@ -8,8 +8,8 @@ every round; the ratios are medians over the rounds. The consumer does nothing w
 is handing out and settling. Three streams of 100-byte messages:
 
     many keys      every message has one of its own: nothing is ever in the way, and order costs what it costs
-    some keys      a thousand, at random: a few messages of every lot wait for others
-    few keys       sixteen, in batches of 20: one message of each goes out at a time, for a round trip and a sync each
+    some keys      a thousand, at random: a few messages of every lot wait for others, or go out behind them
+    few keys       sixteen, in batches of 20: little to do at once, and a run of each key in every response
 """
 
 from __future__ import annotations

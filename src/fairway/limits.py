@@ -64,6 +64,7 @@ MEMBERS_MAX = 10_000  # per group and subject
 MEMBER_LOTS_MAX = 4_096  # held by one consumer: its expiry moves them all in one go, about 4 µs each
 GROUP_LOTS_MAX = 100_000  # un-acked ranges of one group and subject, about 50 MB; past it pulls are BUSY
 GROUP_PARKED_MAX = 10_000  # messages behind others of their key, about 3 MB; then an ordered group waits
+RUN_MESSAGES_MAX = 64  # of one key in one response: the round trip and the sync are paid once for all of them
 GROUP_KEYED_MAX = 1_000_000  # open messages of a group by key, about 150 MB; past it pulls are BUSY
 GROUP_KEYS_RESTING_MAX = 100_000  # keys of one group that rest by its rate, about 10 MB; then the first rests no longer
 GROUPS_MAX = 20_000  # on all subjects: each broadcast consumer is one, and a checkpoint holds them all

@@ -21,6 +21,9 @@ from typing import Self
 from fairway import limits
 from fairway.errors import BadName
 
+# A subject without messages, where queries of Spark have groups that hold their beginnings: a cursor there is a time.
+MOMENTS = "fairway.events"
+
 _PLAIN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _NAME = re.compile(_PLAIN, re.ASCII)
 _DEAD = "dead"

@@ -19,6 +19,7 @@ delay_server    a delay server to be killed, at named places too
 delay_worker    a program that schedules, cancels, reschedules; or one that takes what arrives
 delay_ledger    what they were told, what arrived, and the judgement
 delay_rounds    delay servers, brokers and programs for a while, killed; clocks on which days pass in between
+delay_pair      the same with two copies of a delay server, in a cluster
 
 campaign    rounds of all that, and the counts: `python -m tests.crash.campaign`
 """

@@ -37,6 +37,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 START_S_MAX = 30.0
 DRAIN_S_MAX = 60.0
 LIFE_S_MAX = 1.2
+LIVES_MIN = 3  # of a broker that is killed, however slow the machine is
 SUBJECTS = ("orders", "trips")
 GROUPS = 2
 CONSUMERS = 2  # per group and subject
@@ -223,7 +224,7 @@ class Stage:
         self.start_clients()
         time.sleep(1.0)  # until the clients have begun: their interpreters take their time
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or self._counts.kills + self._counts.stops < LIVES_MIN:
             time.sleep(self._rng.random() * LIFE_S_MAX)
             if self._rng.randrange(CONSUMER_KILLS_ONE_IN) == 0:
                 self.kill_consumer()

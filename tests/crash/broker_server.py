@@ -1,6 +1,7 @@
-"""A broker in a process of its own, to be killed: `python -m tests.crash.broker_server ROOT PORT`.
+"""A broker in a process of its own, to be killed: `python -m tests.crash.broker_server ROOT PORT [KEEP_BYTES]`.
 
-Says `ready PORT` when it listens. SIGTERM stops it cleanly; a store that fails ends it with status 1.
+Says `ready PORT` when it listens. SIGTERM stops it cleanly; a store that fails ends it with status 1. It keeps all
+messages, or about so many bytes of them.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.limits import KIB, MIB
+from fairway.storage.retention import Policy
 from fairway.storage.store import StoreOptions
 from fairway.world.clock import RealClock
 from fairway.world.net import RealNet
@@ -27,12 +30,15 @@ STORE = StoreOptions(
 )
 
 
-async def serve(root: Path, port: int) -> None:
+async def serve(root: Path, port: int, keep_bytes: int | None = None) -> None:
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, asked.set)
     disk = RealDisk(root, post=loop.call_soon_threadsafe)
     options = BrokerOptions(port=port, http_port=None, drain_ms_max=500, store=STORE)
+    if keep_bytes is not None:
+        policy = Policy(bytes_max=keep_bytes)
+        options = replace(options, store=replace(STORE, retention=policy), housekeeping_ms=100)
     broker = await Broker.start(BrokerWorld(RealClock(), disk, RealNet(), RealRng()), options)
     print(f"ready {broker.port}", flush=True)
     ends = [asyncio.ensure_future(asked.wait()), asyncio.ensure_future(broker.failed())]
@@ -43,4 +49,4 @@ async def serve(root: Path, port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(serve(Path(sys.argv[1]), *map(int, sys.argv[2:])))

@@ -53,6 +53,7 @@ from tests.crash import (
     clients_rounds,
     cluster_report,
     cluster_rounds,
+    delay_pair,
     delay_rounds,
     inbox_rounds,
     outbox_rounds,
@@ -390,14 +391,17 @@ def run_clients(seconds: float, away_s: float, seed: int, *, quiet: bool = True)
 
 
 def run_delay(seconds: float, seed: int, *, quiet: bool = True) -> delay_rounds.DelayCounts:
-    """As commands and as one process, killed at random instants; then at every named place, in both forms."""
+    """As commands, as one process and as a pair, killed at random instants; then at every named place."""
     counts = delay_rounds.DelayCounts()
     planned = delay_rounds.dooms(random.Random(f"dooms/{seed}"))
-    plan = [("serve", False), ("up", True), ("places", False), ("places", True)]
+    plan = [("serve", False), ("up", True), ("places", False), ("pair", False), ("places", True)]
     runs = max(len(plan), round(seconds / BROKER_RUN_S))
     with _progress("delay runs", runs, quiet) as tick:
         for number, (form, is_embedded) in zip(range(runs), itertools.cycle(plan), strict=False):
-            delay_rounds.run(form, seconds / runs, seed + number, counts, is_embedded=is_embedded, planned=planned)
+            made = delay_pair.PairStage if form == "pair" else delay_rounds.DelayStage
+            delay_rounds.run(
+                form, seconds / runs, seed + number, counts, is_embedded=is_embedded, planned=planned, made=made
+            )
             tick()
     return counts
 

@@ -107,9 +107,10 @@ class ClusterCounts(ClientCounts):
 class ClusterTruth(ClientTruth):
     """The model, of a group whose master changes."""
 
-    def __init__(self, changes: list[Change]) -> None:
+    def __init__(self, changes: Sequence[Change], drained_ns: int) -> None:
         super().__init__()
         self._changes = changes
+        self._drained_ns = drained_ns  # the group had nothing left to do then
         self._said: dict[tuple[str, str], set[int]] = {}  # by group and subject: what somebody has acked
 
     def note_acking(self, owner: Owner, sequences: Sequence[int]) -> None:
@@ -118,10 +119,19 @@ class ClusterTruth(ClientTruth):
 
     def check_drained(self) -> None:
         """An ack that a master took with it is said again to the next one, and believed there if nobody holds the
-        message: also when it was handed out meanwhile, and handed back."""
+        message: also when it was handed out meanwhile."""
         for key, owner in self.owners.items():
-            owner.doubted |= self._said.get(key, set()) - owner.acked
+            said = self._said.get(key, set()) - owner.acked
+            owner.doubted |= {each for each in said if self._may_be_unheld(owner, each)}
         super().check_drained()
+
+    def _may_be_unheld(self, owner: Owner, sequence: int) -> bool:
+        """Whether the last one who was given it may have had it no more before everything was settled: it handed it
+        back, or the master that knew of it was gone."""
+        last = owner.handed.get(sequence)
+        if last is None or last.reason:
+            return True
+        return any(last.asked_ns <= each.seen_ns and each.after_ns <= self._drained_ns for each in self._changes)
 
     def note_delivery(
         self, owner: Owner, holder: Holder, found: Mapping[int, bytes], *, asked_ns: int, now_ns: int
@@ -159,6 +169,7 @@ class ClusterStage(ClientStage):
         self._field = Field(self._copies, wires, zookeeper, self._rng)
         self._successes = Successes()
         self._faults: list[Fault] = []
+        self._drained_ns = 0
 
     # --- processes ---------------------------------------------------------------------------------------------------
 
@@ -181,6 +192,10 @@ class ClusterStage(ClientStage):
         self._copies.close()
 
     # --- the run -----------------------------------------------------------------------------------------------------
+
+    def calm_down(self) -> None:
+        super().calm_down()
+        self._drained_ns = self._clock.monotonic_ns()
 
     def play_deeds(self, seconds: float, planned: Iterator[str]) -> None:
         self.start_broker()
@@ -206,9 +221,12 @@ class ClusterStage(ClientStage):
         self._field.heal()
 
     def settle(self) -> None:
-        """Until all copies are in sync and every program goes on."""
+        """Until all copies are in sync and every program goes on. A master may find out only then that a replica which
+        counts does not answer (TCP repeats itself at ever longer intervals, also when the wire is whole again), and
+        strike it: who is in sync when programs go on is."""
         self.start_broker()
         self.await_progress(self._faults[-1].kind if self._faults else "at first", self._clock.monotonic_ns())
+        self._copies.await_whole()
         if self._faults and not self._faults[-1].recovered_ns:
             self._faults[-1].recovered_ns = self._clock.monotonic_ns()
             self._faults[-1].epochs = self._copies.view.epoch - self._faults[-1].epoch
@@ -239,7 +257,7 @@ class ClusterStage(ClientStage):
 
     def judge(self) -> None:
         counts, changes = self._tally, self._copies.view.changes
-        truth = ClusterTruth(changes)
+        truth = ClusterTruth(changes, self._drained_ns)
         self._count(truth, ClientReading(truth, LEASE_MS).read(self._paths, self._own))
         counts.runs += 1
         counts.wires[self._wires.name] += 1

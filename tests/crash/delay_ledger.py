@@ -61,6 +61,12 @@ class Question:
     messages: int = 0
     told_ms: int = 0
 
+    @property
+    def may_be_the_second(self) -> bool:
+        """The client may have asked before, and the answer was lost: "one of the three is cancelled". Then this one
+        speaks of the others."""
+        return self.what == "cancel" and self.fate == "already_dispatched" and len(self.names) > 1
+
 
 @dataclass
 class Shifts:
@@ -136,10 +142,11 @@ class DelayLedger:
         """What the answers mean for each message."""
         for question in self.questions.values():
             is_whole = bool(question.fate) and (question.messages == len(question.names) or len(question.names) == 1)
+            is_second = question.may_be_the_second and any(name in self.seen for name in question.names)
             for letter in (self.letters[name] for name in question.names):
                 if question.what == "cancel":
                     letter.is_cancelled |= question.fate == "cancelled" and is_whole
-                    letter.may_be_cancelled |= question.fate in ("", "cancelled")
+                    letter.may_be_cancelled |= question.fate in ("", "cancelled") or is_second
                 elif question.fate == "rescheduled" and is_whole:
                     letter.due_ms = question.due_ms
                 elif question.fate in ("", "rescheduled", "already_dispatched"):  # by an ask whose answer was lost
@@ -176,11 +183,12 @@ class DelayLedger:
 
     def _judge_answer(self, question: Question) -> None:
         arrived = [name for name in question.names if name in self.seen]
+        least = 1 if question.may_be_the_second else len(question.names)
         who = ", ".join(question.names)
         match question.fate:
             case "cancelled" if len(arrived) + question.messages > len(question.names):
                 self._blame(Promise.UNSTOPPED, f"{question.messages} of {who}")
-            case "already_dispatched" | "unknown" if len(arrived) < len(question.names):
+            case "already_dispatched" | "unknown" if len(arrived) < least:
                 self._blame(Promise.UNTRUE, f"{who}, of which {len(arrived)} arrived, with {question.fate},")
             case "already_dispatched":
                 due_ms = min(self.letters[name].due_ms for name in question.names)

@@ -1,8 +1,9 @@
 """Delay servers and brokers that are killed for a while, programs that schedule, and the judgement of what arrived.
 
-Three forms: `serve`, the commands `fairway broker` and `fairway delay serve`, both killed at random instants; `up`, the
-command `fairway up`; and `places`, a delay server that dies at one named place after the other (`delay_server`), with a
-clock that days pass on between its lives, by itself and with its broker in the same process by turns.
+Three forms, and a fourth in `delay_pair`: `serve`, the commands `fairway broker` and `fairway delay serve`, both killed
+at random instants; `up`, the command `fairway up`; and `places`, a delay server that dies at one named place after the
+other (`delay_server`), with a clock that days pass on between its lives, by itself and with its broker in the same
+process by turns.
 
 In the end all that is pending comes due and arrives, the delay server is killed once more, and nothing more may come.
 """
@@ -142,7 +143,7 @@ class DelayStage:
             self._counts.stops += 1
         else:
             process.kill()
-            kind = {"broker": "broker_kills", "up": "up_kills", "delay": "delay_kills"}[name]
+            kind = {"broker": "broker_kills", "up": "up_kills", "delay": "delay_kills"}[name.partition("-")[0]]
             setattr(self._counts, kind, getattr(self._counts, kind) + 1)
         if process.failure:
             self._counts.failures.append(process.failure)
@@ -159,15 +160,17 @@ class DelayStage:
 
     # --- programs ----------------------------------------------------------------------------------------------------
 
-    def start_programs(self) -> None:
+    @property
+    def _url(self) -> str:
         url = f"fairway://127.0.0.1:{self._broker_port}"
-        if not self._is_embedded:
-            url += f"?delay=127.0.0.1:{self._delay_port}"
+        return url if self._is_embedded else f"{url}?delay=127.0.0.1:{self._delay_port}"
+
+    def start_programs(self) -> None:
         for name in ("p0", "p1", "witness"):
             orders = Orders(
                 name,
                 f"{self._seed}/{name}",
-                url,
+                self._url,
                 SUBJECTS,
                 str(self._folder / "shift"),
                 is_consumer=name == "witness",
@@ -280,11 +283,12 @@ def run(
     *,
     is_embedded: bool = False,
     planned: Iterator[Doom] | None = None,
+    made: type[DelayStage] = DelayStage,
 ) -> DelayCounts:
     """One run of so many seconds, drained and judged."""
     planned = dooms(random.Random(f"dooms/{seed}")) if planned is None else planned
     with tempfile.TemporaryDirectory(prefix="fairway-delay-") as name:
-        stage = DelayStage(Path(name), form, seed, counts, is_embedded=is_embedded)
+        stage = made(Path(name), form, seed, counts, is_embedded=is_embedded)
         try:
             stage.play(seconds, planned)
             stage.drain()

@@ -27,7 +27,7 @@ from tests.unit.cli.running import Cli
 PAGE = ROOT / "docs/operations.md"
 SESSION_MS = 2_000
 _LOOK_S = 0.3  # a look takes 50 ms
-_SERVERS = ("fairway meta", "fairway broker --group")  # what ends only when it is told to
+_SERVERS = ("fairway meta", "fairway broker --group", "fairway delay serve")  # what ends only when it is told to
 _META_PORTS = ("20882", "20883")
 
 
@@ -120,6 +120,11 @@ class Stage:
         name = str(self._port(str(port)))
         self._servers[name].terminate()
         return self.ended(name)
+
+    def shut(self, name: str) -> None:
+        """SIGTERM for the server with this directory, and its end."""
+        self._servers[name].terminate()
+        assert self.ended(name) == 0
 
     def ended(self, name: str) -> int:
         """The exit status of a server that was told to end."""

@@ -10,10 +10,13 @@ import pytest
 from rich.console import Console
 
 from tests.crash import cluster_report, cluster_rounds
+from tests.crash.broker_worker import LEASE_MS
 from tests.crash.cluster_disk import Compared, difference, segments
 from tests.crash.cluster_faults import ABRUPT, DEEDS, HASTY
-from tests.crash.cluster_rounds import SMALL_CAST, ClusterCounts
+from tests.crash.cluster_rounds import SMALL_CAST, ClusterCounts, ClusterTruth
 from tests.crash.cluster_times import Gap, Spans, Successes, longest_gap
+from tests.crash.cluster_view import Change
+from tests.simulation.broker_truth import Holder
 from tests.support import zookeeper
 from tests.support.namespaces import NamespaceWires, NotAllowed
 
@@ -81,6 +84,33 @@ def test_links_in_namespaces() -> None:
 
 def test_every_deed_is_known() -> None:
     assert {*ABRUPT, *HASTY} <= DEEDS.keys()
+
+
+# --- a planted history ------------------------------------------------------------------------------------------------
+
+
+def passed_on(*, changed_ns: int = 10, handed_back: bool = False) -> list[str]:
+    """What is said of a message that one has acked, without an answer, and that another was given and did not ack."""
+    truth = ClusterTruth([Change(1, changed_ns - 5, changed_ns)], drained_ns=1_000)
+    owner, first, second = truth.owner("g", "orders", LEASE_MS), Holder("first"), Holder("second")
+    truth.note_sent("orders", [b"a"], 1)
+    truth.note_receipt("orders", 0, [b"a"])
+    truth.note_member(owner, 1)
+    truth.note_delivery(owner, first, {0: b"a"}, asked_ns=20, now_ns=21)
+    truth.note_acking(owner, [0])
+    truth.note_asked(owner, first, None, "left")
+    truth.note_delivery(owner, second, {0: b"a"}, asked_ns=30, now_ns=31)
+    if handed_back:
+        truth.note_asked(owner, second, [0], "release")
+    truth.check_drained()
+    return [breach.promise.name for breach in truth.breaches]
+
+
+def test_an_ack_that_was_lost_settles_nothing_that_another_one_holds() -> None:
+    assert passed_on() == ["STUCK"]
+    assert passed_on(changed_ns=1_010) == ["STUCK"], "all was settled by then"
+    assert passed_on(handed_back=True) == []
+    assert passed_on(changed_ns=40) == [], "the next master may not know who holds it, and believe the ack"
 
 
 # --- planted files and times ------------------------------------------------------------------------------------------

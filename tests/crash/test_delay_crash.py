@@ -11,6 +11,7 @@ import pytest
 
 from tests.crash import delay_rounds
 from tests.crash.delay_ledger import DelayLedger, Promise, Shifts
+from tests.crash.delay_pair import PairStage
 from tests.crash.delay_rounds import DelayCounts
 from tests.crash.delay_server import Doom
 
@@ -37,6 +38,14 @@ def test_nothing_is_lost_or_repeated_when_the_delay_server_dies_at_named_places(
     counts = delay_rounds.run("places", SECONDS, 8, DelayCounts(), planned=iter(DOOMS * 9))
     assert counts.clean, (counts.breaches[:3], counts.failures)
     assert counts.place_kills >= 1
+    assert counts.told["delivered"] > 10
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_or_repeated_when_copies_are_killed_by_turns() -> None:
+    counts = delay_rounds.run("pair", 20 * SECONDS, 9, DelayCounts(), made=PairStage)
+    assert counts.clean, (counts.breaches[:3], counts.failures)
+    assert counts.delay_kills >= 5
     assert counts.told["delivered"] > 10
 
 
@@ -97,6 +106,8 @@ def judged(lines: list[list[Any]], folder: Path, shifts: Shifts | None = None) -
         ([*THREE, seen("x"), asking("x", "y", "z"), told("cancelled", 2)], set()),
         ([*THREE, seen("x"), seen("y", 1), asking("x", "y", "z"), told("cancelled", 2)], {Promise.UNSTOPPED}),
         ([*THREE, asking("x", "y", "z"), told("already_dispatched", at_ms=100)], {Promise.LOST, Promise.UNTRUE}),
+        ([*THREE, seen("x"), asking("x", "y", "z"), told("already_dispatched", at_ms=100)], set()),
+        ([*THREE, seen("x"), asking("x"), told("already_dispatched", at_ms=100)], {Promise.LOST}),
     ],
     ids=lambda value: None if not isinstance(value, set) else "-".join(sorted(each.name for each in value)) or "good",
 )

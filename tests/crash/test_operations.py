@@ -7,7 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.crash.operations_shop import Shop, shop
+import fairway
+from tests.crash.operations_shop import PATIENCE_S, Shop, shop
 from tests.crash.operations_stage import Stage
 from tests.support.zookeeper import ensemble
 
@@ -17,6 +18,8 @@ EAST_A = "fairway broker --group east --data /var/lib/fairway/east-a --port 2088
 EAST_B = "fairway broker --group east --data /var/lib/fairway/east-b --port 20881"
 WEST_A = "fairway broker --group west --data /var/lib/fairway/west-a --port 20884"
 WEST_B = "fairway broker --group west --data /var/lib/fairway/west-b --port 20885"
+DELAY_A = "fairway delay serve --group d1 --data /var/lib/fairway/d1-a --port 20886"
+DELAY_B = "fairway delay serve --group d1 --data /var/lib/fairway/d1-b --port 20887"
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +154,9 @@ def close_and_lower(stage: Stage, orders: Shop) -> None:
         stage.run("kill $(cat /var/lib/fairway/west-b/lock)")
         stage.ended("west-b")
         stage.until_in_sync("west", 1)
-        stage.run("fairway cluster --check", status=4)
-        assert stage.group("west")["why"] == "group west has 1 copy in sync and needs 2"
+        lacking = "group west has 1 copy in sync and needs 2"
+        assert lacking in stage.run("fairway cluster --check", status=4)
+        assert stage.group("west")["why"] == lacking
         parcels.is_taking = True
         parcels.until("consuming goes on", lambda: parcels.acked.keys() >= {*parcels.stored})
         orders.until_it_goes_on()
@@ -161,7 +165,7 @@ def close_and_lower(stage: Stage, orders: Shop) -> None:
         stage.ended("west-a")
         stage.run(f"{WEST_A} --min-in-sync 1")
         stage.until("it takes messages", lambda: stage.group("west")["is_writable"])
-        stage.run("fairway cluster --check")
+        assert "of group west is away: start it, or forget it" in stage.run("fairway cluster --check", status=4)
         parcels.until_it_goes_on()
         stage.run(f"{WEST_B} --min-in-sync 1")
         stage.until_in_sync("west", 2)
@@ -194,6 +198,43 @@ def test_a_group_is_added_closed_drained_and_given_up(stage: Stage) -> None:
         assert [group["name"] for group in stage.look()["groups"]] == ["east"]
 
 
+@pytest.mark.slow
+def test_delay_servers_are_started_restarted_and_led_by_another(stage: Stage) -> None:
+    with fairway.connect(stage.cli.url) as client, stage.procedure("Delay servers"):
+        stage.run(DELAY_A)
+        stage.until_in_sync("d1", 1)
+        stage.run(DELAY_B)
+        stage.until_in_sync("d1", 2)
+        stage.run("fairway cluster")
+        for number in range(100):
+            client.send("reminders", b"%d" % number, after=number / 5).result(PATIENCE_S)
+        client.send("reminders", b"next year", key="far", after=3e7).result(PATIENCE_S)
+        stage.run("kill $(cat /var/lib/fairway/d1-a/lock)")
+        assert stage.ended("d1-a") == 0
+        stage.until("the other one leads", lambda: stage.group("d1")["master"] == stage.address(20887))
+        stage.run(DELAY_A)
+        stage.until_in_sync("d1", 2)
+        stage.run("fairway cluster")
+        stage.run("fairway broker promote d1")
+        stage.until("it leads again", lambda: stage.group("d1")["master"] == stage.address(20886))
+        with client.consumer("reminders", group="g") as consumer:
+            came: list[int] = []
+            while len(came) < 100:
+                message = consumer.poll(timeout=PATIENCE_S)
+                assert message is not None
+                came.append(int(message.payload))
+                message.ack()
+        assert sorted(came) == list(range(100))
+        assert stage.run("fairway delay count").split()[0] == "1"
+    stage.cli.run("cluster", "drain", "d1")
+    assert "1 delayed messages are pending" in stage.cli.fails("cluster", "decommission", "d1", status=1)
+    stage.cli.run("delay", "cancel", "--subject", "reminders", "--key", "far")
+    stage.cli.run("cluster", "decommission", "d1")
+    for name in ("d1-a", "d1-b"):
+        stage.shut(name)
+    assert "is forgotten" in stage.cli.run("cluster", "decommission", "d1")
+
+
 def test_the_registry_is_away_for_a_while(stage: Stage) -> None:
     [zookeeper] = stage.zookeeper.servers
     with shop(stage.cli.url, "absences") as orders, stage.procedure("The registry is away"):
@@ -217,17 +258,13 @@ def test_the_registry_has_lost_everything(stage: Stage) -> None:
         zookeeper.kill()
         stage.wipe_zookeeper()
         zookeeper.start()
-        for port in (20882, 20883):
-            assert stage.end(port) == 0
         zookeeper.await_serving()
-        for port in (20882, 20883):
-            stage.run(f"fairway meta --port {port}")
         with stage.procedure("The registry has lost its data"):
-            stage.run("kill $(cat /var/lib/fairway/east-a/lock) $(cat /var/lib/fairway/east-b/lock)")
-            assert {stage.ended("east-a"), stage.ended("east-b")} == {0}
-            stage.run(EAST_A)
-            stage.run(EAST_B)
-            stage.until("they wait", lambda: "this copy was in one" in stage.words_of("east-a"))
+            roles = 2 * ["waiting"]
+            stage.until("both wait", lambda: [each["role"] for each in stage.group("east")["copies"]] == roles)
+            assert "this copy was in one" in stage.words_of("east-a")
+            assert "and its copies wait: `fairway broker promote east" in stage.group("east")["why"]
+            stage.run("fairway cluster")
             stage.run("fairway broker promote east --to 5834220bcc3d3915 --accept-data-loss")
             stage.until_in_sync("east", 2)
             stage.run("fairway subject create orders --on east")

@@ -89,13 +89,21 @@ from fairway.protocol.replicating import (
     Compare,
     Compared,
     Extent,
+    Fetch,
+    Fetched,
     Follow,
     Followed,
+    Give,
+    Given,
     Mark,
     Mend,
     Mended,
     Replicate,
     Replicated,
+    Snapshot,
+    SnapshotFile,
+    TakeSnapshot,
+    Want,
 )
 from fairway.protocol.routing import (
     Act,
@@ -161,6 +169,9 @@ ASKED: list[Message] = [
     Compare(0, [4_200, 8_400]),
     Replicate("east", 3, 161, 1, [8_400, 96], [8_400, 96], 1_000),
     Mend(1, 4_200, 80),
+    Give(3, 161, 1, 4_200),
+    TakeSnapshot("east", 3, 161),
+    Fetch(1, 2, 4_096, 20),
 ]
 
 CONSUMER = ConsumerState("billing-1", 100, 2, 7, 14_000, 3, False, "127.0.0.1:50000")
@@ -212,6 +223,7 @@ ANSWERED: list[tuple[Verb, Message]] = [
     ),
 ]
 
+BUCKET = "schedule/00000000000000000007.log"
 COPY = Copy("00000000000000a1", "10.0.0.7:20880", "master", 3, [4_200, 96], True, "fairway 1.0", 9_090, {"x": 2.5}, 1)
 EAST = GroupRoute("east", "broker", 3, "10.0.0.7:20880", ["10.0.0.8:20880"], False, "drained", True, 2, [COPY])
 ORDERS = SubjectRoute("order.changed", ["east", "west"], ["west"], True, True, ["billing"], "closed", {"team": "shop"})
@@ -223,6 +235,9 @@ ANSWERED += [
     (Verb.COMPARE, Compared([Mark(2, 3_735_928_559), Mark(0, 0)])),
     (Verb.REPLICATE, Replicated(3, [Chunk(0, 4_096, 8_400)], [8_400, 96], [4_096, 0])),
     (Verb.MEND, Mended(4_200)),
+    (Verb.GIVE, Given(4_280)),
+    (Verb.SNAPSHOT, Snapshot(3, 1, [SnapshotFile("schedule/manifest", 212), SnapshotFile(BUCKET, 4_116)])),
+    (Verb.FETCH, Fetched(4_096, 3_430_542_310)),
 ]
 
 # The same with the fields that were added later; what was written without them is still read.
@@ -251,9 +266,23 @@ ORDERED = msgspec.structs.replace(
 DEEP = msgspec.structs.replace(
     TIMED, subjects=[SubjectState("order.changed", 17, 4_312, False, 70, [ORDERED])], next="a;b"
 )
+SPOILED = msgspec.structs.replace(DEEP, broker=msgspec.structs.replace(DEEP.broker, rotten_spans=2))
+RUN = Pulled(7, [Lot(4_200, 1, [Span(4_200, 1)], 3, True)], [AttachedBatch(4_200, APPENDED_MS)], True)
 POLICIES = msgspec.msgpack.encode({"order": "key", "rate_per_s": 12.5})
 OUTGROWN = frozenset(  # nobody writes these any more
-    {"describe-answer", "describe-answer-timed", "join", "scan", "scan-answer", "switch"}
+    {
+        "compare",
+        "describe-answer",
+        "describe-answer-ordered",
+        "describe-answer-timed",
+        "join",
+        "pull",
+        "pull-answer",
+        "replicate-answer",
+        "scan",
+        "scan-answer",
+        "switch",
+    }
 )
 
 BUSY = Refused(Code.BUSY, "the disk is behind: too many bytes wait for their sync", retry_after_ms=50)
@@ -276,11 +305,22 @@ CASES: dict[str, tuple[int, int, Message]] = {
     "produce-refused": (Verb.PRODUCE, RESPONSE | REFUSED, codec.refusal_of(BUSY)),
     "describe-answer-timed": (Verb.DESCRIBE, RESPONSE, TIMED),
     "describe-answer-ordered": (Verb.DESCRIBE, RESPONSE, DEEP),
+    "describe-answer-spoiled": (Verb.DESCRIBE, RESPONSE, SPOILED),
     "join-policies": (Verb.JOIN, 0, Join(*MEMBER, 3, 6, Whence.EARLIEST, False, POLICIES)),
     "switch-key": (Verb.SWITCH, 0, Switch(Lever.HALT_KEY, False, "order.changed", "billing", "", "order-17")),
+    "pull-runs": (Verb.PULL, 0, Pull(*MEMBER, 1_000, 262_144, 30_000, 6, 64)),
+    "pull-answer-runs": (Verb.PULL, RESPONSE, RUN),
     "hello-inbox": (Verb.HELLO, 0, Hello(1, 1, ["inbox"], "example 1.0", 69_206_016)),
     "hello-answer-inbox": (Verb.HELLO, RESPONSE, Welcome(1, ["inbox"], "fairway 1.0", 69_206_016, 10_000, 1_024)),
     "produce-inbox": (Verb.PRODUCE, 0, Produce("inbox:billing:order.changed")),
+    "replicate-answer-wanting": (
+        Verb.REPLICATE,
+        RESPONSE,
+        Replicated(3, [Chunk(0, 4_096, 8_400)], [8_400, 96], [4_096, 0], [Want(1, 4_200, 80)]),
+    ),
+    "compare-rotten": (Verb.COMPARE, 0, Compare(0, [4_200, 8_400], True)),
+    "compare-answer-rotten": (Verb.COMPARE, RESPONSE, Compared([Mark(2, 3_735_928_559), Mark(0, 1)])),
+    "give-nothing": (Verb.GIVE, 0, Give(3, 161, 1, 4_200, "the record at position 4200 is damaged")),
     "scan-waiting": (Verb.SCAN, 0, WAITING),
     "scan-answer-measured": (Verb.SCAN, RESPONSE, MEASURED),
     "goodbye": (Verb.GOODBYE, 0, Goodbye("the server stops", None, 1_000)),
@@ -301,7 +341,7 @@ def write(folder: Path) -> None:
 
 def attached_to(message: Message) -> list[bytes]:
     """A batch for each that goes with it, or a stretch of a log."""
-    attached = frames.stretch(STRETCH) if isinstance(message, Replicated | Mended) else BATCH
+    attached = frames.stretch(STRETCH) if isinstance(message, Replicated | Mended | Give | Fetched) else BATCH
     return [attached] * codec.attachments_of(message)
 
 

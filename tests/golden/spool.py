@@ -1,8 +1,8 @@
-"""The golden journal of a spool: small, with every kind of record, opened by every later version.
+"""The golden journals of a spool: small, with every kind of record, opened by every later version.
 
-    python -m tests.golden.spool        writes it where it is not there yet
+    python -m tests.golden.spool        writes those that are not there yet
 
-It is never written again, like the directory of the store.
+They are never written again, like the directory of the store. Version 2 is that of a client of a cluster.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from pathlib import Path
 
 from fairway import batch
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import Entry
+from fairway.client.spool_record import Entry, Placed
 from fairway.protocol.diversion import Handed
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk
 
 FOLDER = Path(__file__).parent / "spool_v1"
+CLUSTER_FOLDER = Path(__file__).parent / "spool_v2"
 NUMBER = 0x0123456789ABCDEF
 START_MS = 1_700_000_000_000
 SEGMENT_BYTES = 500
@@ -30,54 +31,89 @@ def data(first: int, *payloads: bytes) -> bytes:
     return batch.encode(payloads, producer_id=77, first_sequence=first, created_ms=START_MS)
 
 
-def files() -> dict[str, bytes]:
-    """What this version writes, from fixed inputs."""
-    timers: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
-    numbers = count()
+class Desk:
+    """A journal on a disk that is done when it is told to be."""
 
-    def later(seconds: float, callback: Callable[..., None], *args: object) -> None:
-        heapq.heappush(timers, (seconds, next(numbers), callback, args))
+    def __init__(self, *, is_cluster: bool) -> None:
+        self._timers: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._numbers = count()
+        self._disk = SimDisk(SeededRng("golden"), self._later)
+        clock = ManualClock(START_MS)
+        self.journal = Journal(self._disk, NUMBER, clock, segment_bytes=SEGMENT_BYTES, is_cluster=is_cluster)
 
-    def settle() -> None:
-        while timers:
-            _, _, callback, args = heapq.heappop(timers)
+    def _later(self, seconds: float, callback: Callable[..., None], *args: object) -> None:
+        heapq.heappush(self._timers, (seconds, next(self._numbers), callback, args))
+
+    def settle(self) -> None:
+        while self._timers:
+            _, _, callback, args = heapq.heappop(self._timers)
             callback(*args)
 
-    disk = SimDisk(SeededRng("golden"), later)
-    journal = Journal(disk, NUMBER, ManualClock(START_MS), segment_bytes=SEGMENT_BYTES)
-    loaded: list[Entry] = []
-    for handed in (
-        [Handed("orders", 2, True, data(0, b"a", b"b"))],
-        [Handed("bills.EU-1_x", 1, False, data(2, b"c")), Handed("orders", 1, False, data(3, b""))],
-        [Handed("orders", 1, False, data(4, b"d" * 300))],
-        [Handed("orders", 1, False, data(5, b"e"))],
-    ):
-        journal.keep(handed, lambda _: None)
-        settle()
-    journal.load(loaded.extend)
-    settle()
-    journal.mark_sent(3, lambda _: None)
-    settle()
-    journal.restream(77, 3, 78, lambda _: None)
-    journal.set_aside(loaded[1], "BAD_NAME: no", 77, False, lambda _: None)
-    settle()
-    journal.note_done(0)
-    journal.mark_sent(4, lambda _: None)
-    settle()
-    found: dict[str, bytes] = {}
-    for directory in ("log", "aside"):
-        for name in disk.listing(directory):
-            file = disk.open(f"{directory}/{name}")
-            found[f"{directory}/{name}"] = file.read(0, file.size)
-    return found
+    def keep(self, *handed: Handed) -> None:
+        self.journal.keep(handed, nobody)
+        self.settle()
+
+    def load(self) -> list[Entry]:
+        loaded: list[Entry] = []
+        self.journal.load(loaded.extend)
+        self.settle()
+        return loaded
+
+    def files(self) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for directory in ("log", "aside"):
+            for name in self._disk.listing(directory):
+                file = self._disk.open(f"{directory}/{name}")
+                found[f"{directory}/{name}"] = file.read(0, file.size)
+        return found
+
+
+def nobody(_: object) -> None:
+    """Nobody waits for it."""
+
+
+def files() -> dict[str, bytes]:
+    """What this version writes, from fixed inputs."""
+    desk = Desk(is_cluster=False)
+    desk.keep(Handed("orders", 2, True, data(0, b"a", b"b")))
+    desk.keep(Handed("bills.EU-1_x", 1, False, data(2, b"c")), Handed("orders", 1, False, data(3, b"")))
+    desk.keep(Handed("orders", 1, False, data(4, b"d" * 300)))
+    desk.keep(Handed("orders", 1, False, data(5, b"e")))
+    loaded = desk.load()
+    desk.journal.mark_sent(3, nobody)
+    desk.settle()
+    desk.journal.restream(77, 3, 78, nobody)
+    desk.journal.set_aside(loaded[1], "BAD_NAME: no", 77, False, nobody)
+    desk.settle()
+    desk.journal.note_done(0)
+    desk.journal.mark_sent(4, nobody)
+    desk.settle()
+    return desk.files()
+
+
+def cluster_files() -> dict[str, bytes]:
+    """The same of a client of a cluster."""
+    desk = Desk(is_cluster=True)
+    desk.keep(Handed("orders", 2, True, data(0, b"a", b"b"), "east"))
+    desk.keep(Handed("bills.EU-1_x", 1, False, data(2, b"c")), Handed("orders", 1, False, data(3, b""), "east"))
+    loaded = desk.load()
+    desk.journal.place([Placed(1, "west-2", 77, 2), Placed(2, "west-2", 0xFFEEDDCCBBAA9988, 0)], nobody)
+    desk.settle()
+    desk.keep(Handed("orders", 1, False, data(4, b"d" * 300), "west-2"))
+    desk.keep(Handed("orders", 1, False, data(5, b"e"), "east"))
+    desk.journal.set_aside(loaded[1], "BAD_NAME: no", 77, False, nobody)
+    desk.journal.place([Placed(2, "east", 79, 0)], nobody)
+    desk.settle()
+    return desk.files()
 
 
 def write() -> None:
-    for name, content in files().items():
-        path = FOLDER / name
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+    for folder, found in ((FOLDER, files()), (CLUSTER_FOLDER, cluster_files())):
+        for name, content in found.items():
+            path = folder / name
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A spool's journal of format version 1 is opened for ever, and is what docs/spool.md says it is."""
+"""A spool's journals of format versions 1 and 2 are opened for ever, and are what docs/spool.md says they are."""
 
 from __future__ import annotations
 
@@ -7,35 +7,44 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import google_crc32c
+import pytest
 
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import Entry
+from fairway.client.spool_record import Entry, Placed
 from fairway.world.clock import ManualClock
 from fairway.world.real_disk import RealDisk
-from tests.golden.spool import FOLDER, NUMBER, START_MS, data, files
+from tests.golden.spool import CLUSTER_FOLDER, FOLDER, NUMBER, START_MS, cluster_files, data, files
 
 HEADER_BYTES = 56
 
 
-def stored() -> dict[str, bytes]:
-    return {str(path.relative_to(FOLDER)): path.read_bytes() for path in sorted(FOLDER.glob("*/*"))}
+def stored(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.glob("*/*"))}
 
 
-def test_this_version_writes_the_same_bytes() -> None:
-    assert files() == stored()
-
-
-def test_it_is_opened_and_says_what_it_said(tmp_path: Path) -> None:
-    shutil.copytree(FOLDER, tmp_path / "journal")
-    disk = RealDisk(tmp_path / "journal", post=lambda callback, *args: callback(*args))
+def opened(folder: Path, copy: Path) -> tuple[Journal, list[Entry]]:
+    """A copy of it, and all that is not done."""
+    shutil.copytree(folder, copy)
+    disk = RealDisk(copy, post=lambda callback, *args: callback(*args))
     journal = Journal.open(disk, NUMBER, ManualClock(START_MS))
     loaded: list[Entry] = []
     while journal.has_more:
         found: SimpleQueue[list[Entry]] = SimpleQueue()
         journal.load(found.put)
         loaded += found.get(timeout=30)
-    asides = journal.asides()
+    asides = [(each.number, each.subject, each.reason) for each in journal.asides()]
     disk.close()
+    assert asides == [(1, "bills.EU-1_x", "BAD_NAME: no")]
+    return journal, loaded
+
+
+def test_this_version_writes_the_same_bytes() -> None:
+    assert files() == stored(FOLDER)
+    assert cluster_files() == stored(CLUSTER_FOLDER)
+
+
+def test_it_is_opened_and_says_what_it_said(tmp_path: Path) -> None:
+    journal, loaded = opened(FOLDER, tmp_path / "journal")
     assert loaded == [
         Entry(2, "orders", 1, False, data(3, b"")),
         Entry(3, "orders", 1, False, data(4, b"d" * 300)),
@@ -43,18 +52,33 @@ def test_it_is_opened_and_says_what_it_said(tmp_path: Path) -> None:
     ]
     assert (journal.sent_before, journal.messages, journal.since_ms) == (4, 3, START_MS)
     assert [journal.identity(77, sequence) for sequence in (2, 3, 5)] == [(77, 2), (78, 0), (78, 2)]
-    assert [(each.number, each.subject, each.reason) for each in asides] == [(1, "bills.EU-1_x", "BAD_NAME: no")]
+    assert not journal.is_cluster
 
 
-def test_the_header_is_as_documented() -> None:
-    name, content = next((name, content) for name, content in stored().items() if name.startswith("log/"))
+def test_that_of_a_cluster_says_where_its_entries_were_sent(tmp_path: Path) -> None:
+    journal, loaded = opened(CLUSTER_FOLDER, tmp_path / "journal")
+    assert loaded == [
+        Entry(0, "orders", 2, True, data(0, b"a", b"b"), "east"),
+        Entry(2, "orders", 1, False, data(3, b""), "east"),
+        Entry(3, "orders", 1, False, data(4, b"d" * 300), "west-2"),
+        Entry(4, "orders", 1, False, data(5, b"e"), "east"),
+    ]
+    assert journal.is_cluster
+    assert journal.placed == {2: Placed(2, "east", 79, 0)}
+    assert journal.pinned() == {"east": 3}
+    assert [journal.may_be_stored(entry) for entry in loaded] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(("folder", "version"), [(FOLDER, 1), (CLUSTER_FOLDER, 2)])
+def test_the_header_is_as_documented(folder: Path, version: int) -> None:
+    name, content = next((name, content) for name, content in stored(folder).items() if name.startswith("log/"))
     position = int(name.removeprefix("log/"), 16)
     while content:
         header = content[:HEADER_BYTES]
         size = int.from_bytes(header[40:44], "little")
         body = content[HEADER_BYTES : HEADER_BYTES + size]
         assert header[:4] == b"FWS1"
-        assert (header[4], header[6]) == (1, HEADER_BYTES)
+        assert (header[4], header[6]) == (version, HEADER_BYTES)
         assert int.from_bytes(header[8:16], "little") == NUMBER
         assert int.from_bytes(header[16:24], "little") == position
         assert int.from_bytes(header[24:32], "little") <= position

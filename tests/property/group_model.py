@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fairway.groups import AfterDead, Coalesce, GroupConfig, Order
+from fairway.groups import AfterDead, Coalesce, GroupConfig, Order, Range
+from fairway.groups.lot import Lot
 
 MS_NS = 1_000_000
 
@@ -82,7 +83,26 @@ class Model:
         return {at: each for at, each in self.open.items() if each.place == "held" and each.owner == name}
 
     def ready(self, now_ms: int) -> set[int]:
-        return {at for at, each in self.open.items() if each.place == "stock" and each.due_ms <= now_ms}
+        ready = {at for at, each in self.open.items() if each.place == "stock" and each.due_ms <= now_ms}
+        return {at for at in ready if self.open[at].key not in self.halted and not self.follows(at)}
+
+    def out_of(self, key: int) -> list[int]:
+        """Messages of the key that are not parked."""
+        return sorted(at for at, each in self.open.items() if key and each.key == key and each.place != "parked")
+
+    def parked_of(self, key: int) -> list[int]:
+        return sorted(at for at, each in self.open.items() if key and each.key == key and each.place == "parked")
+
+    @property
+    def behind_count(self) -> int:
+        """Messages that are parked, or out and not the first of their keys that are."""
+        keys = [each.key for each in self.open.values() if each.key and each.place != "parked"]
+        return sum(each.place == "parked" for each in self.open.values()) + len(keys) - len(set(keys))
+
+    def follows(self, at: int) -> bool:
+        """Whether another of its key is out that comes before it."""
+        message = self.open[at]
+        return message.key != 0 and message.place != "parked" and self.out_of(message.key)[0] < at
 
     def unarrived(self, name: str) -> set[int]:
         arrived = self.members[name].arrived
@@ -105,9 +125,12 @@ class Model:
             self.fail(at, counts=counts, due_ms=0)
         del self.members[name]
 
-    def fail(self, at: int, *, counts: bool, due_ms: int) -> None:
+    def fail(self, at: int, *, counts: bool, due_ms: int, is_said: bool = False) -> None:
+        """What follows another has not been begun, unless its consumer says so: that is no attempt."""
         message = self.open[at]
-        if counts and message.attempt >= self.config.attempts_max:
+        if message.attempt == 1 and not is_said and self.follows(at):
+            self.open[at] = Held("parked", 1, key=message.key)
+        elif counts and message.attempt >= self.config.attempts_max:
             self.open[at] = Held("dying", message.attempt, key=message.key)
         else:
             self.open[at] = Held("stock", message.attempt + counts, due_ms=due_ms, key=message.key)
@@ -136,15 +159,40 @@ class Model:
         self.skipped.update(range(self.cursor, to))
         self.cursor = max(self.cursor, to)
 
-    def choose(self, keys: Mapping[int, int], first: int, end: int, most: int) -> tuple[set[int], set[int], set[int]]:
-        """Of fresh messages by key: those that go out, are parked, are declined; what lies behind is not looked at."""
+    def run_max(self, asked: int) -> int:
+        """Messages behind the first of a key that go out with it, at most."""
+        config = self.config
+        is_plain = config.order is Order.KEY and config.coalesce is Coalesce.NONE and not config.rate_per_key
+        return asked - 1 if is_plain and config.max_handling_ms is None else 0
+
+    def led(self, heads: Iterable[int]) -> dict[int, int]:
+        """Keys that may have a run behind these, and how long it is so far."""
+        open_ = [self.open[at] for at in heads if self.open[at].attempt == 1]
+        return {each.key: 0 for each in open_ if len(self.out_of(each.key)) == 1}
+
+    def grow(self, runs: dict[int, int], most: int, room: int) -> int:
+        """Runs get longer by what is parked, in equal shares; how many messages that is."""
+        ends = {key: min(most, len(self.parked_of(key))) for key in runs}
+        growing = [key for key, end in ends.items() if end > runs[key]]
+        share = room // max(len(growing), 1)
+        before = sum(runs.values())
+        for key in growing:
+            runs[key] = min(runs[key] + share, ends[key])
+        return sum(runs.values()) - before
+
+    def choose(
+        self, keys: Mapping[int, int], first: int, end: int, most: int, run_max: int, behind_max: int
+    ) -> tuple[set[int], set[int], set[int], list[int]]:
+        """Of fresh messages by key: those that go out, are parked, are declined; what lies behind is not looked at. And
+        the keys of those that are parked and go out all the same."""
         blocked = self.halted | {each.key for each in self.open.values()}
         waiting = {each.key: at for at, each in sorted(self.open.items()) if each.place == "parked"}
         chosen, parked, declined = set[int](), set[int](), set[int]()
-        room = self.config.parked_max - sum(each.place == "parked" for each in self.open.values())
+        followed: list[int] = []
+        room = self.config.parked_max - self.behind_count
         for at in range(first, end):
             key = keys.get(at, 0)
-            if len(chosen) == most:
+            if len(chosen) + len(followed) == most:
                 break
             if key and (key in blocked or self.rests_until(key)):
                 if key in waiting and self.config.coalesce is not Coalesce.NONE:
@@ -157,10 +205,13 @@ class Model:
                     break
                 parked.add(at)
                 waiting[key] = at
+                is_led = key in {keys.get(each, 0) for each in chosen}
+                if is_led and followed.count(key) < run_max and len(followed) < behind_max:
+                    followed.append(key)
             else:
                 chosen.add(at)
                 blocked.add(key)
-        return chosen, parked, declined
+        return chosen, parked, declined, followed
 
     def decline(self, sequences: set[int]) -> None:
         for at in sequences:
@@ -181,11 +232,11 @@ class Model:
         return until_ms if until_ms > self.now_ms else 0
 
     def settle_keys(self, keys: Iterable[int]) -> None:
-        """The head of each is done: the next of its key comes."""
+        """The head of each is done: the next of its key comes, if nobody has it."""
         for key in set(keys) - {0} - self.halted:
-            parked = [at for at, each in self.open.items() if each.place == "parked" and each.key == key]
-            if parked and all(each.place == "parked" for each in self.open.values() if each.key == key):
-                self.open[min(parked)] = Held("stock", 1, key=key, due_ms=self.rests_until(key))
+            parked, out = self.parked_of(key), self.out_of(key)
+            if parked and (not out or parked[0] < out[0]):
+                self.open[parked[0]] = Held("stock", 1, key=key, due_ms=self.rests_until(key))
 
     def reorder(self, config: GroupConfig) -> None:
         """Another configuration."""
@@ -289,3 +340,23 @@ class Model:
         self.skipped.update(range(to))
         self.cursor = to
         self.recovered_end = 0
+
+
+@dataclass
+class Moment:
+    """Where a crash may cut: so many events, and what the model was then."""
+
+    events: int
+    model: Model
+    snapshot: bytes
+
+
+def sequences(ranges: Sequence[Range]) -> set[int]:
+    return {at for first, count in ranges for at in range(first, first + count)}
+
+
+def response_of(lot: Lot, at: int) -> int:
+    """The one response that the message went out in: a lot may have gone out in several, part by part."""
+    numbers = {number for number, _ in lot.parts} or {lot.number}
+    [number] = [each for each in numbers if lot.open_in_response(each) >> at - lot.base & 1]
+    return number

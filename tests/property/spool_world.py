@@ -13,7 +13,8 @@ from itertools import count
 
 from fairway import batch
 from fairway.client.spool import Spool, SpoolOptions
-from fairway.client.spool_journal import Aside, Journal
+from fairway.client.spool_aside import Aside
+from fairway.client.spool_journal import Journal
 from fairway.limits import GIB
 from fairway.protocol.line import Line
 from fairway.protocol.pending import SpoolBatchReceipt

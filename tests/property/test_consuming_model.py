@@ -195,7 +195,7 @@ class Consumers(RuleBasedStateMachine):
             assert shelf.held == sum(lot.held_count() for lot in shelf)
             assert all(lot.left for lot in shelf)
             waiting = sum(lot.state.count(WAITING) for lot in shelf)
-            assert waiting == user.session.waiting_count
+            assert waiting == user.session.waiting_count + user.session._behind.count
 
     def teardown(self) -> None:
         if not hasattr(self, "users"):

@@ -31,14 +31,15 @@ from fairway.groups import (
     Range,
     Verdict,
 )
-from fairway.groups.lot import Lot, ranges_of
+from fairway.groups.lot import ranges_of
 from fairway.names import Consumer
-from tests.property.group_model import MS_NS, Held, Model
+from tests.property.group_model import MS_NS, Held, Model, Moment, response_of, sequences
 
 NAMES = ("ann", "bob", "cid")
 LEASE_MS = 1_000
 UNAWAITED = {Kind.PULL, Kind.EXPIRE, Kind.CURSOR, Kind.PARK}
 KEYS = (0, 1, 1, 2, 2, 3, 4, 5, 6, 7)  # of messages: some have none, and two come often
+RUNS = (1, 2, 100)  # messages of one key that a consumer keeps apart by itself
 
 
 @dataclass
@@ -49,30 +50,12 @@ class Client:
     lots: list[Handout] = field(default_factory=list)
 
 
-@dataclass
-class Moment:
-    """Where a crash may cut: so many events, and what the model was then."""
-
-    events: int
-    model: Model
-    snapshot: bytes
-
-
-def sequences(ranges: Sequence[Range]) -> set[int]:
-    return {at for first, count in ranges for at in range(first, first + count)}
-
-
-def response_of(lot: Lot, at: int) -> int:
-    """The one response that the message went out in: a lot may have gone out in several, part by part."""
-    numbers = {number for number, _ in lot.parts} or {lot.number}
-    [number] = [each for each in numbers if lot.open_in_response(each) >> at - lot.base & 1]
-    return number
-
-
 class GroupMachine(RuleBasedStateMachine):
     group_class: type[Group] = Group
     orders: tuple[Order, ...] = (Order.NONE,)
     mergers: tuple[Coalesce, ...] = (Coalesce.NONE,)
+    rates: tuple[float, ...] = (0, 2)  # per key
+    has_handling_max = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,11 +99,11 @@ class GroupMachine(RuleBasedStateMachine):
             attempts_max=attempts_max,
             lot_messages_max=lot_max,
             lease_ms=LEASE_MS,
-            max_handling_ms=handling,
+            max_handling_ms=handling if self.has_handling_max else None,
             order=self.orders[0],
             after_dead=data.draw(st.sampled_from(AfterDead)) if len(self.orders) > 1 else AfterDead.GO_ON,
             parked_max=parked_max,
-            rate_per_key=data.draw(st.sampled_from([0, 2])) if self.orders[0] is Order.KEY else 0,
+            rate_per_key=data.draw(st.sampled_from(self.rates)) if self.orders[0] is Order.KEY else 0,
             coalesce=self.mergers[0],
         )
         self.rate_per_key = config.rate_per_key
@@ -201,13 +184,13 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), most=st.integers(1, 15), skip=st.integers(0, 3))
     def pull(self, name: str, most: int, skip: int) -> None:
-        self.take_in(name, self.pull_some(name, most, skip))
+        self.take_in(name, self.pull_some(name, most, skip, RUNS[most % len(RUNS)]))
 
     @rule(name=st.sampled_from(NAMES), most=st.integers(1, 15))
     def pull_and_lose(self, name: str, most: int) -> None:
-        self.pull_some(name, most, 0)
+        self.pull_some(name, most, 0, RUNS[most % len(RUNS)])
 
-    def pull_some(self, name: str, most: int, skip: int) -> Pulled:
+    def pull_some(self, name: str, most: int, skip: int, run_max: int) -> Pulled:
         first = min(self.group.cursor + (skip if skip > 1 else 0), max(self.end, self.group.cursor))
         fresh = (first, max(self.end - first, 0))
         client = self.clients[name]
@@ -219,16 +202,17 @@ class GroupMachine(RuleBasedStateMachine):
             now_ns=self.now_ns,
             now_ms=self.now_ms,
             keys=[self.keys.get(at, 0) for at in range(first, self.end)] if self.model.is_keyed else (),
+            run_max=run_max,
         )
         note(f"{name} pulls: {pulled}")
         self.happen(pulled)
-        self.check_pulled(name, pulled, most, first)
+        self.check_pulled(name, pulled, most, first, run_max)
         assert pulled.is_durable_first == (self.model.config.is_ordered and bool(pulled.lots) and not pulled.is_again)
         self.remember(is_awaited=pulled.is_durable_first)
         self.said += pulled.lots
         return pulled
 
-    def check_pulled(self, name: str, pulled: Pulled, most: int, first: int) -> None:
+    def check_pulled(self, name: str, pulled: Pulled, most: int, first: int, run_max: int) -> None:
         model = self.model
         if name not in model.members:
             assert pulled.outcome is Outcome.NOT_A_MEMBER
@@ -244,6 +228,8 @@ class GroupMachine(RuleBasedStateMachine):
         if unarrived:
             assert pulled.number == min(unarrived)
             assert handed == {at for at, each in model.held_by(name).items() if each.number == pulled.number}
+            behind = {at for lot in pulled.lots if lot.is_behind for at in sequences(lot.ranges)}
+            assert {at for at in handed if model.follows(at)} <= behind
             return
         if model.is_paused or name in model.paused:
             assert pulled.outcome is Outcome.PAUSED
@@ -256,25 +242,30 @@ class GroupMachine(RuleBasedStateMachine):
         else:
             end = self.end
         model.skip(first)
+        lots = [lot for lot in pulled.lots if not lot.is_behind]
+        handed = {at for lot in lots for at in sequences(lot.ranges)}
         ready, fresh = model.ready(self.now_ms), set(range(first, end))
         parked, declined = set[int](), set[int]()
         if model.is_strict:
             ready = model.ready_strictly(self.now_ms)
             order = [at for lot in pulled.lots for first_, count in lot.ranges for at in range(first_, first_ + count)]
             assert order == sorted(order)
+        again, runs, followed = handed & ready, dict[int, int](), list[int]()
         if model.is_keyed:
-            fresh, parked, declined = model.choose(self.keys, first, end, most - len(handed & ready))
+            runs, run_max = model.led(again), model.run_max(run_max)
+            grown = model.grow(runs, run_max, min(most // 2, most - len(again)))
+            room = most - len(again) - grown
+            fresh, parked, declined, followed = model.choose(self.keys, first, end, room, run_max, most // 2 - grown)
+            assert handed & fresh == fresh
+        else:
+            assert len(handed) == min(most, len(ready | fresh))
         assert handed <= ready | fresh
-        assert len(handed) == min(most, len(ready | fresh))
+        assert len(again) == min(most, len(ready))
         assert not handed & fresh or ready <= handed, "what waits goes before what is fresh"
         assert not handed & (model.done | model.dead), "an ack came back"
-        for lot in pulled.lots:
-            assert lot.first == lot.ranges[0][0]
-            attempts = {model.open[at].attempt if at in model.open else 1 for at in sequences(lot.ranges)}
-            assert attempts == {lot.attempt}
+        for lot in lots:
             self.check_order(sequences(lot.ranges))
-            members = sorted(sequences(lot.ranges))
-            model.hand_out(name, lot.first, lot.attempt, members, pulled.number, self.now_ns, self.keys)
+            self.hand_out(name, lot, pulled.number)
         model.decline(declined)
         model.park(parked, self.keys)
         passed = {at for at in declined if at >= first}
@@ -282,6 +273,21 @@ class GroupMachine(RuleBasedStateMachine):
         for at in declined:
             waiting = [each for each in model.open.values() if each.key == self.keys[at] and each.place != "held"]
             assert waiting, f"{at} is declined, and nobody does what it asks for"
+        if model.is_keyed:
+            runs |= {key: followed.count(key) for key in model.led(handed) if key not in runs}
+            model.grow(runs, run_max, most - len(handed) - sum(runs.values()))
+        following = [at for key, length in runs.items() for at in model.parked_of(key)[:length]]
+        lots = [lot for lot in pulled.lots if lot.is_behind]
+        assert [at for lot in lots for at in sorted(sequences(lot.ranges))] == sorted(following)
+        assert len(handed) + len(following) <= most
+        for lot in lots:
+            self.hand_out(name, lot, pulled.number)
+
+    def hand_out(self, name: str, lot: Handout, number: int) -> None:
+        model, members = self.model, sorted(sequences(lot.ranges))
+        assert lot.first == members[0]
+        assert {model.open[at].attempt if at in model.open else 1 for at in members} == {lot.attempt}
+        model.hand_out(name, lot.first, lot.attempt, members, number, self.now_ns, self.keys)
 
     def may_go_on(self, most: int) -> bool:
         """In strict order: whether something fresh may follow in the same response."""
@@ -377,7 +383,7 @@ class GroupMachine(RuleBasedStateMachine):
         else:
             counts = verdict is Verdict.RETRY
             for at in held:
-                self.model.fail(at, counts=counts, due_ms=due_ms if counts else 0)
+                self.model.fail(at, counts=counts, due_ms=due_ms if counts else 0, is_said=counts)
 
     @rule(name=st.sampled_from(NAMES))
     def beat(self, name: str) -> None:
@@ -412,7 +418,7 @@ class GroupMachine(RuleBasedStateMachine):
                 version=version + 1,
                 attempts_max=attempts_max,
                 lease_ms=LEASE_MS,
-                max_handling_ms=handling,
+                max_handling_ms=handling if self.has_handling_max else None,
                 order=self.model.config.order,
                 after_dead=self.model.config.after_dead,
                 parked_max=self.model.config.parked_max,
@@ -515,17 +521,18 @@ class GroupMachine(RuleBasedStateMachine):
         return 0 if keys is None else keys.key_of(at)
 
     @invariant()
-    def one_message_of_a_key_is_out(self) -> None:
+    def the_first_of_a_key_is_out(self) -> None:
         if not hasattr(self, "model") or self.group._state.keys is None:
             return
-        out = [each.key for each in self.model.open.values() if each.key and each.place != "parked"]
-        keys = self.group._state.keys
-        assert len(out) == len(set(out))
-        assert not set(out) & self.model.halted
-        assert keys.out == set(out) | self.model.halted
-        assert keys.halted == self.model.halted
-        assert keys.parked_count == sum(each.place == "parked" for each in self.model.open.values())
-        assert keys.parked_count <= self.model.config.parked_max
+        keys, model = self.group._state.keys, self.model
+        out = {key: model.out_of(key) for key in {each.key for each in model.open.values()} - {0}}
+        assert keys.out.keys() == {key for key in out if out[key]} | model.halted
+        for key in out.keys() - model.halted:
+            assert keys.out[key] == out[key][0] < min([*model.parked_of(key), model.cursor])
+            assert keys.is_run(key) == (len(out[key]) > 1)
+        assert keys.halted == model.halted
+        assert keys.parked_count == sum(each.place == "parked" for each in model.open.values())
+        assert keys.behind_count == model.behind_count <= model.config.parked_max
         assert self.group._state.declined_count == self.model.declined_count
 
     @invariant()
@@ -571,7 +578,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     def work_once(self) -> None:
         for name in NAMES:
-            pulled = self.pull_some(name, 15, 0)
+            pulled = self.pull_some(name, 15, 0, 3)
             self.take_in(name, pulled)
             for lot in pulled.lots:
                 self.settle_exactly(name, Verdict.ACK, lot, lot.ranges, after_ms=None, draw=0.0)

@@ -12,7 +12,7 @@ from fairway.errors import InvariantViolated
 from fairway.groups import Event, Group, Kind, Pulled, Settled, Verdict
 from fairway.groups.lot import mask_of
 from tests.property.test_groups_model import GroupMachine
-from tests.property.test_ordered_groups import CoalescingMachine, OrderedMachine, StrictMachine
+from tests.property.test_ordered_groups import CoalescingMachine, OrderedMachine, RunsMachine, StrictMachine
 
 
 class AcksWhatExpires(Group):
@@ -78,6 +78,27 @@ class LetsTheNextPassOneThatFailed(Group):
             self._state._free(keys._advance(keys.keys_of(event.ranges)), event.time_ms)
 
 
+class CountsWhatWasNotBegun(Group):
+    """A consumer that dies takes an attempt from all of a run."""
+
+    def apply(self, event: Event, now_ns: int = 0) -> None:
+        keys = self._state.keys
+        if event.kind is Kind.EXPIRE and keys is not None:
+            keys._following.clear()
+            keys._following_count = 0
+        super().apply(event, now_ns)
+
+
+class LosesRunsInTheSnapshot(Group):
+    @classmethod
+    def restore(cls, data: bytes) -> Any:
+        group = super().restore(data)
+        if group._state.keys is not None:
+            group._state.keys._following.clear()
+            group._state.keys._following_count = 0
+        return group
+
+
 class SeesNoKeys(Group):
     def pull(self, *args: Any, **kwargs: Any) -> Pulled:
         kwargs["keys"] = [0] * len(kwargs["keys"])
@@ -109,6 +130,8 @@ class DeclinesAllThatWait(Group):
 
 ORDERED = (
     (LetsTheNextPassOneThatFailed, OrderedMachine),
+    (CountsWhatWasNotBegun, RunsMachine),
+    (LosesRunsInTheSnapshot, RunsMachine),
     (SeesNoKeys, OrderedMachine),
     (LosesWhatIsParkedInTheSnapshot, OrderedMachine),
     (LetsTheYoungestGoFirst, StrictMachine),

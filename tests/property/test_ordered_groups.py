@@ -35,6 +35,13 @@ class OrderedMachine(GroupMachine):
         self.remember(is_awaited=True)
 
 
+class RunsMachine(OrderedMachine):
+    """By key, where nothing stands in the way of runs."""
+
+    rates = (0,)
+    has_handling_max = False
+
+
 class StrictMachine(OrderedMachine):
     """Strictly, and now and then otherwise."""
 
@@ -47,8 +54,9 @@ class CoalescingMachine(OrderedMachine):
     mergers = (Coalesce.LATEST, Coalesce.DECLINE, Coalesce.NONE)
 
 
-for machine, examples in ((OrderedMachine, 60), (StrictMachine, 40), (CoalescingMachine, 40)):
+for machine, examples in ((OrderedMachine, 40), (RunsMachine, 40), (StrictMachine, 40), (CoalescingMachine, 40)):
     machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=50)
 TestOrderedGroups = OrderedMachine.TestCase
+TestRuns = RunsMachine.TestCase
 TestStrictGroups = StrictMachine.TestCase
 TestCoalescingGroups = CoalescingMachine.TestCase

@@ -23,6 +23,7 @@ from fairway.world.clock import Clock
 from fairway.world.net import Net
 from fairway.world.rng import SeededRng
 from fairway.world.simulation import Simulation
+from tests.simulation.broker_runs import RUN_MAX, in_order
 from tests.simulation.broker_truth import MS_NS, Holder, Owner, Promise, Witness, key_of
 from tests.support.client import Client, ConnectionEnded, Delivery, Stream
 
@@ -49,6 +50,8 @@ class Scene:
     host: str = BROKER
     port: int = PORT
     others: tuple[tuple[str, int], ...] = ()  # the other copies of its group
+    patience_s: float = PATIENCE_S
+    search_ms: int = 20  # at most, before another copy is asked
 
     @property
     def places(self) -> tuple[tuple[str, int], ...]:
@@ -112,7 +115,7 @@ class Link:
             return self.client, False
         host, port = self._scene.places[self._at % len(self._scene.places)]
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(self._scene.patience_s):
                 self.client = await Client.connect(self._net, self._scene.clock, host, port, self._options)
         except (Unreachable, TimeoutError) as error:
             self.client = None
@@ -121,11 +124,11 @@ class Link:
             raise Ended(str(error)) from error
         return self.client, True
 
-    async def ask(self, what: str, answer: Awaitable[T], *, wait_ms: int = 0) -> tuple[T, int]:
-        """The answer, and when it was asked for."""
+    async def ask(self, what: str, answer: Awaitable[T], *, wait_ms: int = 0, is_futile: bool = False) -> tuple[T, int]:
+        """The answer, and when it was asked for. `is_futile`: it is to be refused."""
         asked_ns = self._scene.clock.monotonic_ns()
         try:
-            async with asyncio.timeout(PATIENCE_S + wait_ms / 1_000):
+            async with asyncio.timeout(self._scene.patience_s + wait_ms / 1_000):
                 told = await answer
         except (ConnectionEnded, TimeoutError) as error:
             self._at += isinstance(error, TimeoutError) and self.client is not None
@@ -135,7 +138,7 @@ class Link:
             if refused.code is Code.NOT_MASTER:
                 await self._move_on()
                 raise Ended(what) from refused
-            if refused.code in (Code.OTHER, Code.PROTOCOL_ERROR, Code.BAD_REQUEST):
+            if refused.code in (Code.OTHER, Code.PROTOCOL_ERROR, Code.BAD_REQUEST) and not is_futile:
                 self._truth.blame(Promise.BROKE, f"{what}: {refused}")
             raise
         self._truth.note_answer(what, asked_ns)
@@ -146,7 +149,7 @@ class Link:
         if self.client is not None:  # the first of several requests that were under way
             self.drop()
             self._at += 1
-        await asyncio.sleep((1 + self._rng.below(20)) / 1_000)
+        await asyncio.sleep((1 + self._rng.below(self._scene.search_ms)) / 1_000)
 
     def drop(self) -> None:
         """Hang up without a word."""
@@ -248,8 +251,19 @@ class Producer:
 class Consumer:
     """One consumer of one group on one subject."""
 
-    def __init__(self, scene: Scene, truth: Witness, mood: Mood, owner: Owner, name: str, config: GroupConfig) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        truth: Witness,
+        mood: Mood,
+        owner: Owner,
+        name: str,
+        config: GroupConfig,
+        *,
+        pace_ms: int = 30,
+    ) -> None:
         self.holder = Holder(name)
+        self._pace_ms = pace_ms
         self._rng = scene.rng.child(f"{name}/{owner.subject}")
         self._scene = scene
         self._truth = truth
@@ -261,6 +275,7 @@ class Consumer:
         self._is_member = False
         self._has_left = True  # so far as it knows: being no member is then no surprise
         self._held: dict[Name, m.Lot] = {}
+        self._keys: dict[bool, dict[int, str | None]] = {False: {}, True: {}}  # of messages, where several are one's
         self._unsure: list[Planned] = []  # to be sent until it is answered
 
     @property
@@ -271,7 +286,7 @@ class Consumer:
         while True:
             await self.step()
             if not self._mood.is_calm:
-                await asyncio.sleep(self._rng.below(30_000) / 1e6)
+                await asyncio.sleep(self._rng.below(self._pace_ms * 1_000) / 1e6)
 
     def hang_up(self) -> None:
         self._link.drop()
@@ -398,7 +413,9 @@ class Consumer:
     async def pull(self, client: Client, wait_ms: int) -> Delivery:
         subject, group, name = self._place
         messages_max = 1 + self._rng.below(1 + self._rng.below(120))
-        pull = client.pull(subject, group, name, arrived=self._arrived, messages_max=messages_max, wait_ms=wait_ms)
+        run_max = RUN_MAX if self._arrived % 3 else 1  # some know nothing of runs
+        most = {"messages_max": messages_max, "wait_ms": wait_ms, "run_max": run_max}
+        pull = client.pull(subject, group, name, arrived=self._arrived, **most)
         try:
             delivery, asked_ns = await self._link.ask("a delivery", pull, wait_ms=wait_ms)
         except Ended:
@@ -408,6 +425,9 @@ class Consumer:
         self._spoke(asked_ns)
         owner = self._owner.private() if delivery.is_inbox else self._owner
         self.holder.attempts = attempts_of(delivery)
+        self.holder.behind = {each for lot in delivery.lots if lot.is_behind for each in sequences_of(lot)}
+        if self.holder.behind:
+            self._keys[delivery.is_inbox].update((at, key_of(each)) for at, each in delivery.payloads.items())
         self._truth.note_delivery(owner, self.holder, delivery.payloads, asked_ns=asked_ns, now_ns=now_ns)
         if delivery.lots:
             self._scene.note(f"{name} got {delivery.number}: {list(delivery.payloads)}")
@@ -466,7 +486,7 @@ class Consumer:
         return m.Lot(lot.first, lot.attempt, [m.Span(each, 1) for each in sequences]) if sequences else lot
 
     def _plan(self, planned: list[Planned]) -> None:
-        for each in planned:
+        for each in self._in_order(planned):
             name, lot = each.name, each.lot
             held = self._held.pop(name)
             rest = sorted(set(sequences_of(held)) - set(sequences_of(lot)))
@@ -476,6 +496,24 @@ class Consumer:
                 owner = self._owner_of(name)
                 self._truth.note_asked(owner, self.holder, sequences_of(lot), each.kind.name.lower())
             self._unsure.append(each)
+
+    def _in_order(self, planned: list[Planned]) -> list[Planned]:
+        """The same, as far as it may be said where several messages of a key are in hand."""
+        kept: list[Planned] = []
+        for is_inbox in (False, True):
+            mine = [each for each in planned if each.is_inbox is is_inbox]
+            said = {at: each.kind for each in mine for at in sequences_of(each.lot)}
+            held = {
+                at: name for name, lot in self._held.items() if name.is_inbox is is_inbox for at in sequences_of(lot)
+            }
+            kinds = in_order(said, held, self._keys[is_inbox])
+            if kinds == said:
+                kept += mine
+                continue
+            for at, kind in sorted(kinds.items()):
+                name = held[at]
+                kept.append(Planned(kind, name, m.Lot(name.first, name.attempt, [m.Span(at, 1)])))
+        return kept
 
     def _owner_of(self, name: Name) -> Owner:
         return self._owner.private() if name.is_inbox else self._owner

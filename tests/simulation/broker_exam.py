@@ -8,6 +8,7 @@ there is nothing else to do, so nothing but the right wake-up wakes it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fairway.errors import Refused
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 PROMPT_MS = 100
 WAIT_MS = 30_000
-RETRY_MS = 250
+RETRY_MS = 150  # and a prompt answer take less than a lease: whoever gave it back says nothing meanwhile
 
 
 class _Examinee:
@@ -85,9 +86,9 @@ class _Examinee:
             await self.settle(lots, m.Settlement.ACK)
 
 
-async def examine(history: History) -> None:
-    """Every group in turn."""
-    for number, owner in enumerate(history.truth.owners.values()):
+async def examine(history: History, owners: Sequence[Owner] | None = None) -> None:
+    """Every group in turn, or these."""
+    for number, owner in enumerate(history.truth.owners.values() if owners is None else owners):
         has_keys = history.has_policies
         producer = Producer(
             history.scene, history.truth, history.mood, f"examiner-{number}", owner.subject, has_keys=has_keys
@@ -95,17 +96,9 @@ async def examine(history: History) -> None:
         examine_one = _receive_one if owner.is_broadcast or owner.is_at_most_once else _pass_around
         if owner.order == "strict":
             examine_one = _take_over
-        await _reach_cursor(history, owner, producer)
         await examine_one(history, owner, producer)
         if history.truth.is_refuted:
             return
-
-
-async def _reach_cursor(history: History, owner: Owner, producer: Producer) -> None:
-    """Where somebody has moved it beyond the end of the subject: what is sent until then is nobody's to wait for."""
-    while max(history.truth.names.get(owner.subject, {}), default=-1) + 1 < owner.floor:
-        producer.make(1)
-        await producer.send()
 
 
 async def _receive_one(history: History, owner: Owner, producer: Producer) -> None:

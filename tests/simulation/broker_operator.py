@@ -16,6 +16,7 @@ from tests.simulation.broker_truth import Owner, Promise, Truth
 from tests.support.client import AnswerT
 
 NAME = "operator"
+NOWHERE = 1 << 60  # a sequence that no subject reaches
 ABSENT = frozenset({Code.NO_SUCH_GROUP, Code.NO_SUCH_SUBJECT})
 
 
@@ -68,12 +69,23 @@ class Operator:
         return redriven.count if redriven is not None else 0
 
     async def _seek(self, owner: Owner) -> int:
-        to = self._rng.below(max(owner.handed) + 4)
+        known_end = max(owner.handed) + 1
+        to = self._rng.below(known_end + 3)
+        if to > known_end:
+            return await self._seek_beyond(owner)
         self._truth.note_seeking(owner, to)
         sought = await self._command(Seek(owner.subject, owner.group, m.Whence.SEQUENCE, to), Sought)
         if sought is not None:
             self._truth.note_sought(owner, to, self._scene.clock.monotonic_ns())
             self.done["seek"] += 1
+        return 0
+
+    async def _seek_beyond(self, owner: Owner) -> int:
+        """The end of the subject: it is refused, and nothing has happened."""
+        message = Seek(owner.subject, owner.group, m.Whence.SEQUENCE, NOWHERE)
+        sought = await self._command(message, Sought, is_futile=True)
+        if sought is not None:
+            self._truth.blame(Promise.BROKE, f"{message}: {sought}, and there is nothing")
         return 0
 
     async def _pause(self, owner: Owner) -> int:
@@ -89,16 +101,20 @@ class Operator:
         return 0
 
     async def _command(
-        self, message: Message, answer: type[AnswerT], attachments: Sequence[bytes] = ()
+        self, message: Message, answer: type[AnswerT], attachments: Sequence[bytes] = (), *, is_futile: bool = False
     ) -> AnswerT | None:
-        """None: there is nobody to command, or something is wrong and was said to be."""
+        """None: there is nobody to command, or something is wrong and was said to be; or it is refused, as is right for
+        what `is_futile`."""
         while not self._truth.is_refuted:
             try:
                 client, _ = await self._link.connected()
-                (told, _), _ = await self._link.ask(type(message).__name__, client.ask(message, answer, attachments))
+                asking = client.ask(message, answer, attachments)
+                (told, _), _ = await self._link.ask(type(message).__name__, asking, is_futile=is_futile)
             except Ended:
                 await asyncio.sleep((5 + self._rng.below(60)) / 1_000)
             except Refused as refused:
+                if is_futile and refused.code is Code.BAD_REQUEST:
+                    return None
                 if refused.code not in PASSING:
                     self._truth.blame(Promise.BROKE, f"{message}: {refused}")
                     return None

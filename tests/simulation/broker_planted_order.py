@@ -4,15 +4,15 @@ them all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 from fairway.groups import ordering, snapshot
 from fairway.groups.config import GroupConfig
 from fairway.groups.keys import Keys
-from fairway.groups.lot import Lot
+from fairway.groups.lot import Lot, Range
 from fairway.groups.member import Roster
-from fairway.groups.ordering import Chosen
+from fairway.groups.ordering import Chosen, Room
 from fairway.groups.state import State
 from tests.simulation.planted import swapped
 
@@ -27,8 +27,10 @@ def keys_forgotten_in_the_picture() -> AbstractContextManager[None]:
 def retry_frees_its_key() -> AbstractContextManager[None]:
     right = State._fail
 
-    def fail(self: State, lot: Lot, attempt: int, attempts: int, due_ms: int, reason: bytes = b"") -> None:
-        right(self, lot, attempt, attempts, due_ms, reason)
+    def fail(
+        self: State, lot: Lot, attempt: int, attempts: int, due_ms: int, reason: bytes = b"", *, is_said: bool = False
+    ) -> None:
+        right(self, lot, attempt, attempts, due_ms, reason, is_said=is_said)
         if self.keys is not None:
             self._free(self.keys._advance(self.keys.keys_of(lot.ranges)), 0)
 
@@ -38,10 +40,22 @@ def retry_frees_its_key() -> AbstractContextManager[None]:
 def key_sees_no_one_before_it() -> AbstractContextManager[None]:
     right = ordering.choose
 
-    def choose(keys: Keys, first: int, fresh: Sequence[int], most: int, config: GroupConfig, *rest: object) -> Chosen:
-        return right(Keys(), first, fresh, most, config, (), 0)
+    def choose(keys: Keys, first: int, fresh: Sequence[int], room: Room, config: GroupConfig, *rest: object) -> Chosen:
+        return right(Keys(), first, fresh, room, config, (), 0)
 
     return swapped(ordering, "choose", choose)
+
+
+@contextmanager
+def run_comes_back_loose() -> Iterator[None]:
+    def begun(self: State, lot: Lot) -> int:
+        return lot.mask
+
+    def hold_back(self: Keys, ranges: Iterable[Range]) -> None:
+        """Nothing."""
+
+    with swapped(State, "begun", begun), swapped(Keys, "hold_back", hold_back):
+        yield
 
 
 def youngest_is_active() -> AbstractContextManager[None]:

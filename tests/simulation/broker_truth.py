@@ -54,6 +54,7 @@ class Promise(enum.Enum):
     ANSWERED = "after a fault nothing is answered"
     ORDER = "messages of one key, or all of a group in strict order, are handed out one after another"
     MERGED = "what is declined is done by another of its key, begun later"
+    EARLY = "a delayed message is not sent before its time"
     STUCK = "what can be handed out is handed out, promptly"
     RULED = "one copy of a group serves at a time, and one leads under an epoch"
     BOUND = "nothing grows beyond its bound"
@@ -84,6 +85,7 @@ class Holder:
     lost_ns: int = -1  # when it last waited for a response in vain
     got_ns: int = -1  # when it last was given something
     attempts: dict[int, int] = field(default_factory=dict)  # of what it was given last, if it says so
+    behind: set[int] = field(default_factory=set)  # of that: what it does not begin before others of the same key
 
 
 @dataclass(slots=True, eq=False)
@@ -328,11 +330,15 @@ class Truth:
             key = key_of(found[sequence]) if owner.order != "strict" else ""
             if key is None:
                 continue
+            is_behind = sequence in holder.behind
             if sequence < owner.reached.get(key, -1) and owner.order != "strict":  # there many are out at once
                 self.blame(Promise.ORDER, f"{sequence} of {owner} comes after {owner.reached[key]}, {key!r}")
-            owner.reached[key] = max(sequence, owner.reached.get(key, -1))
+            if not is_behind:  # or it may come back before it is begun
+                owner.reached[key] = max(sequence, owner.reached.get(key, -1))
             for earlier, payload in names.items():
                 if earlier >= sequence or earlier in over or (owner.order == "key" and key_of(payload) != key):
+                    continue
+                if is_behind and earlier in found:  # and with it
                     continue
                 handed = owner.handed.get(earlier)
                 is_its = handed is not None and handed.holder is holder and handed.reason not in ("retry", "release")

@@ -1,5 +1,5 @@
-"""Thousands of simulated histories: `make sim`. Three parts: the storage engine alone, a broker with its clients, and a
-group of copies with its registry and its clients.
+"""Thousands of simulated histories: `make sim`. Four parts: the storage engine alone, a broker with its clients, a
+group of copies with its registry and its clients, and copies of a delay server with those who schedule.
 
     python -m tests.simulation.campaign --part storage                  one part; all without it
     python -m tests.simulation.campaign --seeds 5000
@@ -7,8 +7,9 @@ group of copies with its registry and its clients.
     python -m tests.simulation.campaign --damage                        lets every disk rot in the end
     python -m tests.simulation.campaign --no-sync                       must show losses: the proof of the instrument
     python -m tests.simulation.campaign --bug answer-before-sync        must be caught, as every bug in `planted`
+    python -m tests.simulation.campaign --planted                       how soon each bug of the cluster is caught
 
-Exit status: 0 if nothing contradicts the model, 4 if anything does.
+Exit status: 0 if nothing contradicts the model, 4 if anything does; with `--planted`, 4 if a bug is not caught.
 """
 
 from __future__ import annotations
@@ -20,11 +21,20 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from tests.simulation import broker_campaign, broker_planted, cluster_campaign, cluster_planted, history, planted
+from tests.simulation import (
+    broker_campaign,
+    broker_planted,
+    cluster_campaign,
+    cluster_planted,
+    delay_campaign,
+    delay_planted,
+    history,
+    planted,
+)
 from tests.simulation import seeds as many
 from tests.simulation.history import Outcome
 from tests.simulation.seeds import PROCESSES
@@ -33,7 +43,13 @@ from tests.simulation.truth import Invariant
 SEEDS = 4_000
 FAILED = 4
 EXAMPLES_MAX = 10
-_SEEDS = f"{SEEDS}, {broker_campaign.SEEDS} and {cluster_campaign.SEEDS}"
+_PLANTED = {
+    "storage": {*planted.BUGS},
+    "broker": {*broker_planted.BUGS},
+    "cluster": {*cluster_planted.BUGS},
+    "delay": {*delay_planted.BUGS},
+}
+_SEEDS = f"{SEEDS}, {broker_campaign.SEEDS}, {cluster_campaign.SEEDS} and {delay_campaign.SEEDS}"
 
 
 @dataclass
@@ -106,7 +122,9 @@ def replay_command(seed: int, options: argparse.Namespace) -> str:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="simulated crashes: nothing acknowledged is lost, whatever happens")
     parser.add_argument(
-        "--part", choices=["storage", "broker", "cluster"], help="only this one; a bug's or a mode's own if given"
+        "--part",
+        choices=["storage", "broker", "cluster", "delay"],
+        help="only this one; a bug's or a mode's own if given",
     )
     parser.add_argument("--seeds", type=int, help=f"of each part; by itself {_SEEDS}")
     parser.add_argument("--first-seed", type=int, default=0)
@@ -114,14 +132,23 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--damage", action="store_true", help="every disk rots in the end, not only one in three")
     parser.add_argument(
         "--bug",
-        choices=sorted({*planted.BUGS, *broker_planted.BUGS, *cluster_planted.BUGS}),
+        choices=sorted({*planted.BUGS, *broker_planted.BUGS, *cluster_planted.BUGS, *delay_planted.BUGS}),
         help="plant this bug: it must be caught",
+    )
+    parser.add_argument(
+        "--planted",
+        action="store_true",
+        help=f"plant every bug of the cluster, or --bug, and say how many histories show it; of --seeds, by itself "
+        f"{cluster_campaign.SEEDS_TO_CATCH}",
     )
     parser.add_argument("--policies", action="store_true", help="brokers with groups that keep an order, or coalesce")
     parser.add_argument("--minutes", type=float, help="stop after so long, whatever is left")
     parser.add_argument("--processes", type=int, default=PROCESSES)
     parser.add_argument("--json", action="store_true", help="print the counts as JSON, without a progress bar")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.planted and options.bug is not None and options.bug not in _PLANTED["cluster"]:
+        parser.error(f"--planted is for bugs of the cluster: --bug {options.bug} without it shows that one")
+    return options
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -145,13 +172,14 @@ def wants(options: argparse.Namespace, part: str) -> bool:
     if options.part is not None:
         return bool(options.part == part)
     if options.bug is not None:
-        planted_in = {"storage": {*planted.BUGS}, "broker": {*broker_planted.BUGS}, "cluster": {*cluster_planted.BUGS}}
-        return options.bug in planted_in[part]
+        return options.bug in _PLANTED[part]
     return part == "storage" or not (options.no_sync or options.damage)
 
 
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
+    if options.planted:
+        return show_planted(options)
     told: dict[str, Any] = {}
     is_clean = True
     if wants(options, "storage"):
@@ -173,17 +201,27 @@ def main(argv: list[str] | None = None) -> int:
         if not options.json:
             broker_campaign.show(broker)
             show_failures(failures)
-    if wants(options, "cluster"):
-        cluster = cluster_campaign.run(options)
-        failures = cluster_campaign.examples(cluster, options)
-        told["cluster"] = cluster_campaign.as_json(cluster) | {"failures": failures}
-        is_clean = is_clean and cluster.clean
-        if not options.json:
-            cluster_campaign.show(cluster)
-            show_failures(failures)
+    for part, campaign in (("cluster", cluster_campaign), ("delay", delay_campaign)):
+        if wants(options, part):
+            copies = campaign.run(options)
+            failures = campaign.examples(copies, options)
+            told[part] = campaign.as_json(copies) | {"failures": failures}
+            is_clean = is_clean and copies.clean
+            if not options.json:
+                campaign.show(copies)
+                show_failures(failures)
     if options.json:
         print(json.dumps(told))
     return 0 if is_clean else FAILED
+
+
+def show_planted(options: argparse.Namespace) -> int:
+    catches = cluster_campaign.hunt_all(options)
+    if options.json:
+        print(json.dumps([asdict(each) for each in catches]))
+    else:
+        cluster_campaign.show_catches(catches)
+    return 0 if all(each.seed is not None for each in catches) else FAILED
 
 
 def show(report: Report, failures: list[dict[str, Any]]) -> None:

@@ -2,8 +2,11 @@
 
 Copies are killed, lose their power, are wiped, stopped and started; hosts are parted, one way or both, again and again;
 the registry is out of reach, loses answers, ends sessions or stands still; disks are slow, so that replicas lag;
-processes stand still for longer than their lease; wall clocks jump. In the end all is calm: the groups are drained and
-examined, and all copies hold the same bytes.
+processes stand still for longer than their lease; wall clocks jump. In the end all is calm: the groups are drained, one
+of them is examined, and all copies hold the same bytes.
+
+A history costs what its events cost, so deadlines are short (a session of 600 ms, the others in proportion), clients
+send little, and the next thing mostly happens as soon as there is something to be lost again.
 """
 
 from __future__ import annotations
@@ -15,12 +18,15 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fairway.broker.member import MemberOptions
 from fairway.broker.server import Broker
 from fairway.errors import FairwayError
 from fairway.groups import GroupConfig, Mode
 from fairway.limits import KIB
 from fairway.registry.simulated import Weather
-from fairway.storage.store import StoreOptions
+from fairway.replication.follower import FollowerOptions
+from fairway.replication.leader import LeaderOptions
+from fairway.storage.store import Store, StoreOptions
 from fairway.world.loop import SimulationFailed
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimulatedPowerCut
@@ -29,13 +35,22 @@ from fairway.world.simulation import Simulation
 from tests.simulation import broker_exam
 from tests.simulation.broker_clients import Consumer, Mood, Producer, group_config
 from tests.simulation.broker_truth import Breach, Owner, Promise
+from tests.simulation.cluster_readers import Reader
 from tests.simulation.cluster_trouble import DRAWN, Trouble
 from tests.simulation.cluster_truth import ClusterTruth
-from tests.simulation.cluster_world import FOLLOWER, LEADER, MEMBER, SESSION_MS, STORE, Cluster
+from tests.simulation.cluster_world import GROUP, STORE, Cluster
 
-STEPS_MAX = 6_000_000
-CALM_S_MAX = 60.0
-DRAIN_S_MAX = 60.0
+STEPS_MAX = 1_500_000
+CALM_S_MAX = 30.0
+DRAIN_S_MAX = 30.0
+
+SESSION_MS = 600
+TICK_MS = 100  # of the registry
+WEATHER = Weather(notice_us=80_000, watch_late_us=30_000, stale_us=50_000, late_us=SESSION_MS * 1_000)
+NET = Conditions(is_choppy=False, told_bytes=32 * KIB)  # in one history of four it is choppy
+MEMBER = MemberOptions(GROUP, session_ms=SESSION_MS, look_ms=200, beat_ms=400, backoff_ms=15, hand_over_ms=800)
+LEADER = LeaderOptions(gone_ms=120, check_ms=25, news_ms=15)
+FOLLOWER = FollowerOptions(credits=3, wait_ms=150)
 
 
 @dataclass
@@ -65,7 +80,7 @@ class ClusterHistory:
         rng = world.rng.child("options")
         copies = 2 + rng.below(2)
         drawn = world.rng.child("lag")
-        lag_ms = (400, 1_200)[drawn.below(2)]  # sooner than the lease ends, and later
+        lag_ms = (150, 500)[drawn.below(2)]  # sooner than the lease ends, and later
         catch_up_bytes = (8 << 20, 2_000)[drawn.below(2)]  # never, and often
         membership = replace(
             MEMBER,
@@ -73,15 +88,20 @@ class ClusterHistory:
             leader=replace(LEADER, lag_ms=lag_ms),
             follower=replace(FOLLOWER, catch_up_bytes=catch_up_bytes),
         )
-        self.cluster = Cluster(world, copies, membership=membership, store=_store(rng))
+        self.cluster = Cluster(
+            world, copies, membership=membership, store=_store(rng), tick_ms=TICK_MS, weather=WEATHER
+        )
         self.truth = ClusterTruth(self.cluster)
         self.mood = Mood()
-        self.scene = self.cluster.scene
+        self.scene = replace(self.cluster.scene, patience_s=SESSION_MS / 1_000, search_ms=80)
+        self.net = replace(NET, is_choppy=drawn.below(4) == 0)
+        world.net.set_conditions(self.net)
         self.config = group_config(world.rng.child("config"))
         self.incidents: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
         self.consumers: list[Consumer] = []
         self.producers: list[Producer] = []
+        self.readers: list[Reader] = []
         self._tasks: list[asyncio.Task[None]] = []
         self.trouble = Trouble(self)
         world.loop.set_exception_handler(lambda _, context: self._unhandled(context))
@@ -96,32 +116,45 @@ class ClusterHistory:
         self.start_task(self._watch())
         self.start_task(self._bad_weather())
         self.start_task(self.trouble.promote_now_and_then())
-        for _ in range(3 + self.rng.below(5)):
-            await asyncio.sleep((50 + self.rng.below(2_500)) / 1_000)
+        for _ in range(3 + self.rng.below(4)):
+            await self._recover()
             if self.truth.is_refuted:
                 return
             await self.trouble.meet(DRAWN[self.rng.below(len(DRAWN))])
-        await asyncio.sleep(self.rng.below(1_500) / 1_000)
+        await asyncio.sleep(self.rng.below(SESSION_MS) / 1_000)
         for step in (self._calm_down, self._drain, self._examine, self._compare):
             if self.truth.is_refuted:
                 return
             await step()
 
+    async def _recover(self) -> None:
+        """Mostly until all is well again, or until one leads; not for ever, and now and then not at all."""
+        wants = self.rng.below(4)
+        deadline = self.world.loop.time() + 4 * SESSION_MS / 1_000
+        while wants and self.world.loop.time() < deadline and not self.truth.is_refuted:
+            if self._is_whole() if wants > 1 else self.cluster.masters:
+                break
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(self.rng.below((20, 100, 400)[self.rng.below(3)]) / 1_000)
+
     # --- people ------------------------------------------------------------------------------------------------------
 
     def _hire(self) -> None:
         rng = self.rng
-        subjects = ["orders", "trips"][: 1 + (rng.below(4) == 0)]
-        for number in range(2 * len(subjects)):
+        subjects = ["orders", "trips"][: 1 + (rng.below(6) == 0)]
+        for number in range(3 * len(subjects)):
             subject = subjects[number % len(subjects)]
             pace_ms = (60, 150, 300)[rng.below(3)]
             producer = Producer(self.scene, self.truth, self.mood, f"p{number}", subject, pace_ms=pace_ms)
             self.producers.append(producer)
             self.start_task(producer.run())
-        for number in range(2):
+        for number in range(1 + (rng.below(3) == 0)):
             for subject in subjects:
                 self._employ(self._found(f"g{number}", subject, self.config), self.config, 1 + rng.below(2))
-        if rng.below(3) == 0:
+        reader = Reader(self.scene, self.truth, self.mood, "reader", subjects[0])
+        self.readers.append(reader)
+        self.start_task(reader.run())
+        if rng.below(4) == 0:
             once = GroupConfig(version=2, lease_ms=self.config.lease_ms, mode=Mode.AT_MOST_ONCE)
             self._employ(self._found("once", subjects[0], once), once, 2)
 
@@ -133,7 +166,8 @@ class ClusterHistory:
     def _employ(self, owner: Owner, config: GroupConfig, consumers: int) -> None:
         for number in range(consumers):
             name = f"{owner.group}-{owner.subject}-c{number}"
-            consumer = Consumer(self.scene, self.truth, self.mood, owner, name, config)
+            pace_ms = (30, 100, 200)[self.rng.below(3)]
+            consumer = Consumer(self.scene, self.truth, self.mood, owner, name, config, pace_ms=pace_ms)
             self.consumers.append(consumer)
             self.start_task(consumer.run())
 
@@ -144,12 +178,14 @@ class ClusterHistory:
             if self.mood.is_calm:
                 return
             lossy = (0.0, 0.0, 0.0, 0.01, 0.05)[rng.below(5)]
-            self.cluster.ensemble.lose(requests=lossy, replies=lossy)
-            self.world.net.set_conditions(Conditions(drop_chance=(0.0, 0.0, 0.0, 0.001, 0.01)[rng.below(5)]))
+            if not self.trouble.is_registry_lossy:
+                self.cluster.ensemble.lose(requests=lossy, replies=lossy)
+            self.world.net.set_conditions(replace(self.net, drop_chance=(0.0, 0.0, 0.0, 0.001, 0.01)[rng.below(5)]))
 
     async def _watch(self) -> None:
+        """Beside every receipt and every delivery."""
         while True:
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.03)
             self.truth.look()
 
     # --- the end -----------------------------------------------------------------------------------------------------
@@ -159,15 +195,14 @@ class ClusterHistory:
         self.mood.is_calm = True
         self.mood.wait_ms = 5_000
         ensemble = self.cluster.ensemble
-        ensemble.weather = Weather()
+        ensemble.weather = replace(WEATHER, late_us=0)
         ensemble.start()
-        self.world.net.set_conditions(Conditions())
+        self.world.net.set_conditions(self.net)
         for copy in self.cluster.copies.values():
             copy.disk.slowness = 1.0
             if copy.registry is not None and not copy.registry.is_gone:
                 ensemble.resume(copy.name)
-                ensemble.mend(copy.name)
-        self.trouble.heal()
+        self.trouble.heal_all()
         deadline = self.world.loop.time() + CALM_S_MAX
         whole_since = None  # what was on its way when the world calmed down may still end a session
         while self.world.loop.time() < deadline:
@@ -210,22 +245,33 @@ class ClusterHistory:
         await asyncio.sleep(0.02)
         master = await self.cluster.master()
         self.scene = replace(self.scene, host=master.name, others=())
-        await broker_exam.examine(self)  # type: ignore[arg-type]
+        owners = list(self.truth.owners.values())
+        await broker_exam.examine(self, [owners[self.rng.below(len(owners))]])  # type: ignore[arg-type]
 
     async def _compare(self) -> None:
-        """All copies hold the same bytes."""
-        await asyncio.sleep(1.0)
-        members = {copy.name: copy.member for copy in self.cluster.copies.values() if copy.member is not None}
-        stores = {name: each.broker.store for name, each in members.items() if each.broker is not None}
-        ends = {name: store.committed_ends() for name, store in stores.items()}
-        if len(stores) != len(self.cluster.copies) or len(set(ends.values())) != 1:
-            self.truth.blame(Promise.STUCK, f"copies differ in length: {ends}; {self.cluster.why()}")
+        """All copies hold the same bytes, as soon as there is nothing new."""
+        deadline = self.world.loop.time() + 5 * SESSION_MS / 1_000
+        while not self._is_even():
+            if self.world.loop.time() < deadline:
+                await asyncio.sleep(0.05)
+                continue
+            self.truth.blame(Promise.STUCK, f"copies differ in length: {self.cluster.why()}")
             return
-        contents = {name: _bytes_of(store) for name, store in stores.items()}
+        contents = {name: _bytes_of(store) for name, store in self._stores().items()}
         first, *others = contents
         for other in others:
             if contents[other] != contents[first]:
                 self.truth.blame(Promise.RENAMED, f"{other} holds other bytes than {first}")
+
+    def _stores(self) -> dict[str, Store]:
+        members = {copy.name: copy.member for copy in self.cluster.copies.values() if copy.member is not None}
+        return {name: each.broker.store for name, each in members.items() if each.broker is not None}
+
+    def _is_even(self) -> bool:
+        """Whether all have committed all that any of them has."""
+        stores = self._stores()
+        ends = {end for store in stores.values() for end in (store.ends(), store.committed_ends())}
+        return len(stores) == len(self.cluster.copies) and len(ends) == 1
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
@@ -251,7 +297,7 @@ class ClusterHistory:
         self.truth.blame(Promise.BROKE, f"{problem!r} in {place}")
 
 
-def _bytes_of(store: Any) -> list[tuple[int, bytes]]:
+def _bytes_of(store: Store) -> list[tuple[int, bytes]]:
     found = []
     for log in (store.messages.log, store.actions.log):
         for each in log.segments:
@@ -280,6 +326,7 @@ def run(seed: int) -> Outcome:
             world.run(history.run())
     except SimulationFailed as stuck:
         truth.blame(Promise.BROKE, str(stuck))
+    history.counts["scanned"] += sum(each.scanned for each in history.readers)
     return Outcome(
         seed,
         history.incidents,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tests.simulation.broker_truth import Holder, Owner, Promise, Truth
@@ -19,7 +19,7 @@ class ClusterTruth(Truth):
         self._cluster = cluster
         self._epoch = 0
         self._led: dict[int, str] = {}  # by epoch
-        self.is_lease_void = False  # a registry has ended a session before its time, and no lease holds then
+        self.lease_void_until_ns = 0  # a registry has ended a session before its time: until then no lease holds
 
     @property
     def reigns(self) -> int:
@@ -43,8 +43,21 @@ class ClusterTruth(Truth):
             if leader.epoch > self._epoch:
                 self._epoch = leader.epoch
                 self.note_crash(now_ns)
-        if len(serving) > 1 and not self.is_lease_void:
+        if len(serving) > 1 and now_ns > self.lease_void_until_ns:
             self.blame(Promise.RULED, f"{' and '.join(serving)} serve at the same time")
+
+    def note_receipt(self, subject: str, first: int, payloads: Sequence[bytes]) -> None:
+        self.look()
+        super().note_receipt(subject, first, payloads)
+
+    def note_scanned(self, subject: str, first: int, payloads: Sequence[bytes], host: str) -> None:
+        """A copy has shown these."""
+        for sequence, payload in enumerate(payloads, first):
+            sent = self.sent.get(payload)
+            if sent is None or sent.subject != subject:
+                self.blame(Promise.PHANTOM, f"{payload[:24]!r} at {sequence} of {subject} on {host} was never sent")
+            else:
+                self._name(subject, sequence, payload, sent)
 
     def note_delivery(
         self, owner: Owner, holder: Holder, found: Mapping[int, bytes], *, asked_ns: int, now_ns: int

@@ -28,6 +28,7 @@ FOLLOWER = FollowerOptions(credits=4, wait_ms=200)
 MEMBER = MemberOptions(
     GROUP, session_ms=SESSION_MS, look_ms=300, beat_ms=500, backoff_ms=20, leader=LEADER, follower=FOLLOWER
 )
+WEATHER = Weather(late_us=1_500_000)
 STORE = StoreOptions(
     segment_bytes=32 * KIB, action_segment_bytes=32 * KIB, low_water_bytes=16 * KIB, checkpoint_every_bytes=24 * KIB
 )
@@ -60,9 +61,11 @@ class Cluster:
         membership: MemberOptions = MEMBER,
         store: StoreOptions = STORE,
         housekeeping_ms: int = 60_000,
+        tick_ms: int = 200,
+        weather: Weather = WEATHER,
     ) -> None:
         self.world = world
-        self.ensemble = SimEnsemble(world, tick_ms=200, weather=Weather(late_us=1_500_000))
+        self.ensemble = SimEnsemble(world, tick_ms=tick_ms, weather=weather)
         self.membership = membership
         self.store = store
         self.housekeeping_ms = housekeeping_ms

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation import cluster_campaign, cluster_history, cluster_steps
+from tests.simulation import campaign, cluster_campaign, cluster_history, cluster_steps
 from tests.simulation.cluster_planted import BUGS
+from tests.simulation.cluster_trouble import Incident
+from tests.simulation.tallying import Tally
 
-SEEDS = (0, 2, 11, 13)
-
-_BY_SEED = sorted(name for name, bug in BUGS.items() if bug.seeds)
+SEEDS = range(8)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_contradicts_the_model(seed: int) -> None:
-    outcome = cluster_history.run(seed)
-    assert not outcome.breaches, f"seed {seed}: {outcome.breaches[0]}"
-    assert outcome.acknowledged > 100
+def test_nothing_contradicts_the_model_in_eventful_histories() -> None:
+    report = Tally("reigns", "incidents")
+    for seed in SEEDS:
+        outcome = cluster_history.run(seed)
+        report.add(outcome, outcome.reigns, outcome.incidents)
+    assert report.clean, report.examples
+    assert report.staged > 2 * len(SEEDS), "masters change"
+    assert report.acknowledged > 100 * len(SEEDS)
+    assert report.events["scanned"] > report.acknowledged
+    assert len(report.befallen) > len(Incident) / 2
 
 
 @pytest.mark.parametrize("name", sorted(BUGS))
@@ -36,11 +41,16 @@ def _is_caught(step: cluster_steps.Step, copies: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", _BY_SEED)
-def test_a_planted_bug_is_caught_by_a_drawn_history(name: str) -> None:
-    bug = BUGS[name]
-    found = [breach.promise for seed in bug.seeds for breach in cluster_campaign.run_one(seed, bug=name).breaches]
-    assert bug.caught_by & set(found), f"not caught: {bug.sentence}"
+@pytest.mark.parametrize("name", sorted(BUGS))
+def test_a_planted_bug_is_caught_by_drawn_histories(name: str) -> None:
+    caught = cluster_campaign.hunt(name, range(cluster_campaign.SEEDS_TO_CATCH))
+    assert caught.seed is not None, f"not caught: {BUGS[name].sentence}"
+
+
+def test_the_campaign_tells_how_soon_a_planted_bug_is_caught(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--planted", "--bug", "answer-before-the-replica", "--seeds", "20", "--processes", "1"]
+    assert campaign.main(asked) == 0
+    assert "| answer-before-the-replica | answered when the master has synced it |" in capsys.readouterr().out
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

@@ -79,7 +79,7 @@ class Servers:
         for name in copies:
             group = name.partition(".")[0]
             told = ["--registry", self.url, "--group", group, "--data", str(self._home / name)]
-            verb = ("delay", "serve") if name.startswith("d") else ("broker",)
+            verb = ("delay", "serve", "--http-port", "0") if name.startswith("d") else ("broker",)
             self.copies[name] = Process(*verb, *told, "--session-ms", SESSION_MS)
         for name in copies:
             self.copies[name].ready()

@@ -26,7 +26,8 @@ from fairway.spark.delayed import PENDING, DelayedReader, DelayedSplit, delayed_
 from fairway.spark.event_options import event_options
 from fairway.spark.event_schema import EVENTS
 from fairway.spark.events import EventReader, EventStreamReader
-from fairway.spark.jobs import archive, reconcile, replay, trace
+from fairway.spark.jobs import archive, capacity, reconcile, replay, report, report_page, trace
+from fairway.spark.jobs.capacity import Delayed
 from fairway.spark.jobs.picking import Picking
 from fairway.spark.options import write_options
 from fairway.spark.pinning import chosen
@@ -310,6 +311,73 @@ def test_events_of_all_broker_groups(servers: Servers) -> None:
         stream.stop()
 
 
+def check_events_of_delay_servers(made: Servers) -> None:
+    """Of both groups; and a stream that began with one of them goes on."""
+    broker = f"fairway://{made.copies['g1.a'].address}"
+    with fairway.connect(made.url) as client:
+        client.send("late", b"now").result(30)
+    for name in ("d1.a", "d2.a"):
+        with fairway.connect(f"{broker}?delay={made.copies[name].address}") as client:
+            client.send_many("late", [b"x"] * 7, after=timedelta(days=3)).result(30)
+    told = {"url": made.url, "delayed": "true", "subject": "late"}
+    reader = EventReader(event_options(told), EVENTS)
+    events = [row for split in reader.partitions() for frame in reader.read(split) for row in frame.to_pylist()]
+    assert Counter(row["broker_group"] for row in events) == {"g1": 1, "d1": 7, "d2": 7}
+    one = event_options({**told, "url": f"{broker}?delay={made.copies['d1.a'].address}"})
+    alone, both = EventStreamReader(one, EVENTS), EventStreamReader(event_options(told), EVENTS)
+    try:
+        begun = alone.latestOffset(alone.initialOffset(), ReadAllAvailable())
+        end = both.latestOffset(begun, ReadAllAvailable())
+        splits = both.partitions(begun, end)
+        later = [row for split in splits for frame in both.read(split) for row in frame.to_pylist()]
+        assert Counter(row["broker_group"] for row in later) == {"d2": 7}, "what it had of the first it has"
+        check_new_group_is_noticed(made, both, end)
+    finally:
+        alone.stop()
+        both.stop()
+
+
+def check_new_group_is_noticed(made: Servers, stream: EventStreamReader, at: dict[str, Any]) -> None:
+    """By a stream that is under way, within seconds."""
+    made.start_again("d3.a")
+    broker = made.copies["g1.a"].address
+    with fairway.connect(f"fairway://{broker}?delay={made.copies['d3.a'].address}") as client:
+        client.send_many("late", [b"x"] * 5, after=timedelta(days=3)).result(30)
+    found = Counter[str]()
+    begun = time.monotonic()
+    while found["d3"] < 5 and time.monotonic() < begun + 30:
+        end = stream.latestOffset(at, ReadAllAvailable())
+        splits = stream.partitions(at, end)
+        found.update(
+            row["broker_group"] for split in splits for frame in stream.read(split) for row in frame.to_pylist()
+        )
+        at = end
+    assert found == {"d3": 5}
+
+
+def check_figures_of_delay_servers(made: Servers) -> None:
+    """What is due, and how late what was due was: of all of them, whose pages are found through the meta server."""
+    pages = capacity.metrics_of(made.url, 30)
+    assert len(pages) == 2
+    [said] = capacity.lateness(pages, Delayed())
+    assert said.startswith("No delayed message has had its time")
+    for name in ("d1.a", "d2.a"):
+        url = f"fairway://{made.copies['g1.a'].address}?delay={made.copies[name].address}"
+        with fairway.connect(url) as client:
+            client.send("soon", name.encode(), after=timedelta(milliseconds=50)).result(30)
+            client.send_many("then", [b"x"] * 3, after=timedelta(hours=5)).result(30)
+    with fairway.connect(made.url) as client:
+        with client.consumer("soon", "readers") as consumer:
+            told = [consumer.poll(timeout=30) for _ in range(2)]
+            assert {message.payload for message in told if message is not None} == {b"d1.a", b"d2.a"}
+        found = Delayed()
+        assert list(capacity.forecast(client, ["then"], datetime.now(UTC), 24, found)) == []
+    assert (sum(each.messages for each in found.forecast), found.overdue) == (6, 0)
+    assert list(capacity.lateness(pages, found)) == []
+    assert sum(each.messages for each in found.lateness) == 2
+    assert found.late_mean_s is not None
+
+
 @pytest.mark.slow
 def test_due_rows_are_spread_over_delay_servers(tmp_path: Path) -> None:
     made = Servers(tmp_path, "g1.a", "d1.a", "d2.a")
@@ -326,8 +394,8 @@ def test_due_rows_are_spread_over_delay_servers(tmp_path: Path) -> None:
         assert {split.walk.place.broker_group for split in splits} == {"d1", "d2"}
         found = [row for split in splits for frame in reader.read(split) for row in frame.to_pylist()]
         assert numbers(found) == list(range(120))
-        with pytest.raises(Misuse, match=r"asks one group of delay servers, and there are 2 \(d1, d2\)"):
-            EventReader(event_options({"url": made.url, "delayed": "true"}), EVENTS).partitions()
+        check_figures_of_delay_servers(made)
+        check_events_of_delay_servers(made)
     finally:
         made.stop()
 
@@ -399,8 +467,56 @@ def test_archive_of_all_broker_groups(spark: SparkSession, servers: Servers, tmp
     assert sorted(int(row["payload"]) for row in found) == list(range(110))
     assert Counter(row["broker_group"] for row in found) == {"g1": 60, "g2": 50}
     alone = f"fairway://{servers.copies[servers.master_of('g1')].address}"
-    with pytest.raises(Misuse, match=r"of this log as that of broker group g1, and at .* it is that of default"):
-        archive.run(spark, replace(options, url=alone))
+    write(servers.url, table(110, 5), task_to("g1", "last", "arch"), subject="arch")
+    assert archive.run(spark, replace(options, url=alone)).ends == {"arch@g1": 65, "arch@g2": 50}
+
+
+@pytest.mark.slow
+def test_archive_of_one_broker_goes_on_in_the_cluster(
+    spark: SparkSession, servers: Servers, client: Client, url: str, tmp_path: Path
+) -> None:
+    """It is known by its log, keeps the name that it has in the archive, and is compared with what is live."""
+    fill(servers, "joined", g1=30, g2=20)
+    path = str(tmp_path / "archive")
+    alone = f"fairway://{servers.copies[servers.master_of('g1')].address}"
+    options = archive.Options(path, ("joined",), alone, once=True)
+    assert archive.run(spark, options).ends == {"joined": 30}
+    write(servers.url, table(50, 5), task_to("g1", "later", "joined"), subject="joined")
+    whole = replace(options, url=servers.url)
+    assert archive.run(spark, whole).ends == {"joined": 35, "joined@g2": 20}
+    found = archive.read(spark, path).select("broker_group", "payload").collect()
+    assert sorted(int(row["payload"]) for row in found) == list(range(55))
+    assert Counter(row["broker_group"] for row in found) == {"default": 35, "g2": 20}
+    books = reconcile.run(spark, reconcile.Options(("joined",), servers.url, archive=path))
+    assert (books.is_balanced, books.findings) == (True, [])
+    again = replay.Options(Picking(("joined",), path, servers.url), "joined.again", servers.url)
+    assert replay.run(spark, again).sent == 55
+    said = [dict(row["headers"])[replay.HEADER_GROUP] for row in rows(batch_reader(servers.url, "joined.again"))]
+    assert Counter(said) == {"g1": 35, "g2": 20}, "as the cluster calls it"
+    client.send("joined", b"0").result()
+    with pytest.raises(reading.DataLoss, match="of another log"):
+        archive.run(spark, replace(options, url=url))
+    elsewhere = replace(options, path=f"{path}-2", url=url)
+    archive.run(spark, elsewhere)
+    with pytest.raises(Misuse, match=r"named by its address, and no broker group of .* has its log .* that address"):
+        archive.run(spark, replace(elsewhere, url=servers.url))
+
+
+@pytest.mark.slow
+def test_report_on_a_cluster(spark: SparkSession, servers: Servers) -> None:
+    fill(servers, "reported", g1=60, g2=40)
+    for name, count in zip(GROUPS, (50, 10), strict=True):
+        address = f"fairway://{servers.copies[servers.master_of(name)].address}"
+        with fairway.connect(address) as client, client.consumer("reported", "readers") as consumer:
+            for message in consumer.take(count, timeout=30):
+                message.ack()
+    found = report.run(spark, report.Options(servers.url, ("reported",)))
+    [group] = found.groups
+    assert (group.group, group.owed, group.stored, group.acked) == ("readers", 40, 100, 60)
+    assert group.share is not None
+    assert found.spans[-1].lag == 40
+    assert sum(span.acked for span in found.spans) == 60
+    assert report_page.page(found).html()
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow.parquet as pq
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
@@ -114,8 +115,8 @@ def kill(process: subprocess.Popen[str]) -> None:
         process.stdout.close()
 
 
-def submit(*arguments: str, master: str) -> subprocess.Popen[str]:
-    command = [str(HOME / "bin" / "spark-submit"), "--master", master, *SMALL, str(PROGRAM), *arguments]
+def submit(*arguments: str, master: str, program: Path = PROGRAM) -> subprocess.Popen[str]:
+    command = [str(HOME / "bin" / "spark-submit"), "--master", master, *SMALL, str(program), *arguments]
     return subprocess.Popen(
         command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -132,6 +133,19 @@ def test_standalone_cluster_by_spark_submit(
     assert re.search(r"stored=1000\b", printed), printed
     assert "batches=2" in printed
     assert payloads(url, "submit.to") == list(range(1_000))
+
+
+@pytest.mark.slow
+def test_job_is_a_program_for_spark_submit(
+    drivers: list[subprocess.Popen[str]], client: Client, url: str, tmp_path: Path
+) -> None:
+    send(client, "submit.job", 100)
+    path, arguments = str(tmp_path / "archive"), ("submit.job", "--once", "--url", url, "--json")
+    drivers.append(submit(*arguments, "--path", path, master="local[2]", program=Path(archive.__file__)))
+    printed, _ = drivers[0].communicate(timeout=WAIT_S)
+    assert drivers[0].returncode == 0, printed
+    assert '"rows": 100' in printed
+    assert pq.read_table(path).num_rows == 100
 
 
 @pytest.mark.slow

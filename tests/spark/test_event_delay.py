@@ -12,9 +12,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from fairway.client.sync import Client
 from fairway.errors import FairwayError, Misuse
-from fairway.spark import event_schema
+from fairway.spark import event_delay, event_offsets, event_schema
+from fairway.spark.event_delay import LogPlace
 from fairway.spark.event_options import event_options
 from fairway.spark.events import EventReader, EventStreamReader
+from fairway.spark.reading import DataLoss
 from tests.unit.client.broker import running
 
 WAIT_S = 60
@@ -92,6 +94,7 @@ def test_times_and_subjects_narrow_it(url: str, client: Client) -> None:
     client.send("past.pending", b"x", after=timedelta(days=1)).result(WAIT_S)
     assert [row["event"] for row in rows(url, subject="past.pending")] == ["scheduled"], "nothing is stored there yet"
     begun = datetime.now(UTC) + timedelta(milliseconds=2)
+    begun = begun.replace(microsecond=begun.microsecond // 1_000 * 1_000)  # what is logged has whole milliseconds
     while datetime.now(UTC) <= begun:
         pass
     client.send("past.pending", b"y", after=timedelta(days=1)).result(WAIT_S)
@@ -134,3 +137,44 @@ def test_who_cannot_say_says_so(tmp_path: Path) -> None:
         rows(broker.url)
     with pytest.raises(Misuse, match="no group's yet"):
         event_options({"delayed": "true", "group": "billing"})
+
+
+# --- several groups of delay servers ----------------------------------------------------------------------------------
+
+ONE = {":scheduled": LogPlace(1, 100), ":decided": LogPlace(2, 50)}
+TWO = {
+    "d1:scheduled": LogPlace(1, 130), "d1:decided": LogPlace(2, 50),
+    "d2:scheduled": LogPlace(3, 70), "d2:decided": LogPlace(4, 0),
+}  # fmt: skip
+
+
+def test_log_is_known_by_its_identity_whatever_its_group_is_called() -> None:
+    known = event_delay.renamed(ONE, TWO)
+    assert known == {"d1:scheduled": LogPlace(1, 100), "d1:decided": LogPlace(2, 50)}
+    end = event_offsets.between(known, TWO, None)
+    assert end == TWO
+    wanted = [("d1:scheduled", 100, 130), ("d2:scheduled", 0, 70)]
+    for begin in (ONE, known):
+        assert [each[:3] for each in event_delay.ranges(begin, end)] == wanted
+    fewer = {":scheduled": TWO["d1:scheduled"], ":decided": TWO["d1:decided"]}
+    away = {name: at for name, at in TWO.items() if "d2" in name}
+    assert event_delay.renamed(end, ONE) == {**fewer, **away}
+
+
+def test_available_now_ends_where_logs_ended_when_it_began_also_if_groups_are_new() -> None:
+    end = event_offsets.between(event_delay.renamed(ONE, TWO), TWO, ONE)
+    assert end["d1:scheduled"] == LogPlace(1, 100), "it was there, under another name"
+    assert end["d2:scheduled"] == LogPlace(3, 0), "it was not: the next run reads it"
+    assert event_delay.ranges(ONE, end) == []
+
+
+def test_group_that_was_away_is_not_read_once_more() -> None:
+    alone = {name: at for name, at in TWO.items() if "d1" in name}
+    end = event_offsets.between(TWO, alone, None)
+    assert end == TWO
+    assert event_delay.ranges(end, event_offsets.between(end, TWO, None)) == []
+    job = event_delay.DelayJob({}, {name: at.log_id for name, at in TWO.items()}, (), ("*",), 0, None, is_strict=True)
+    [wanted, *_] = event_delay.ranges({}, {"d2:scheduled": TWO["d2:scheduled"]})
+    with pytest.raises(DataLoss, match="delay servers of group d2 are not there any more"):
+        list(event_delay.read(job, wanted))
+    assert list(event_delay.read(job._replace(is_strict=False), wanted)) == []

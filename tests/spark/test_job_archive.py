@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,17 +15,20 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+import fairway
 from fairway.client.sync import Client
 from fairway.errors import FairwayError, Misuse, Unreachable
 from fairway.protocol.admin import Depth, Describe, Described
 from fairway.spark.brokers import Extent
-from fairway.spark.jobs import archive, compacting, manifest
+from fairway.spark.jobs import archive, columns, compacting, manifest
 from fairway.spark.jobs.archive import Options
+from fairway.spark.jobs.columns import STAGED_BY
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.ledger import Ledger, Overtaken
 from fairway.spark.jobs.manifest import Commit, NotAnArchive, Range, State
 from fairway.spark.jobs.watching import Point
-from fairway.spark.places import Part
+from fairway.spark.places import BROKER_GROUP, Part
+from tests.spark.conftest import Server
 from tests.spark.jobs import rows, send, visible
 
 
@@ -125,6 +131,40 @@ def test_small_files_become_one_and_strangers_are_left_out(
 # --- what cannot be archived ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+def test_broker_that_dies_for_good_is_named_and_leaves_the_archive_whole(spark: SparkSession, tmp_path: Path) -> None:
+    path, staging = tmp_path / "archive", tmp_path / "archive" / manifest.STAGING
+    server = Server(tmp_path / "broker")
+    with fairway.connect(server.url) as client:
+        for first in range(0, 12, 4):
+            client.send_many("arch.dying", [b"%d" % (first + at) + bytes(1 << 18) for at in range(4)]).result(30)
+    options = Options(str(path), ("arch.dying",), server.url, once=True, batch_mib=1, patience_s=2)
+    committed = threading.Event()
+
+    def kill() -> None:
+        """As soon as the second batch is begun, before a task has read it."""
+        while not (committed.is_set() and any(staging.glob("*"))):
+            time.sleep(0.001)
+        server.stop(signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(Unreachable, match=f"no broker at {server.url}"):
+        archive.run(spark, options, lambda _point: committed.set())
+    killer.join()
+    state = archive.contents(spark, str(path))
+    (kept,) = state.ranges["arch.dying"]
+    assert (kept.first, kept.rows) == (0, kept.end)
+    assert 0 < kept.end < 12
+    assert [row["sequence"] for row in rows(archive.read(spark, str(path)))] == list(range(kept.end))
+    assert visible(path) == sorted(state.files)
+    assert Files(spark, str(path)).names(manifest.STAGING) == []
+    server.start()
+    assert archive.run(spark, options).rows == 12 - kept.end
+    assert archived(spark, path) == live(spark, server.url, "arch.dying")
+    server.stop()
+
+
 def test_bad_input_is_a_sentence_and_leaves_nothing(
     spark: SparkSession, url: str, client: Client, tmp_path: Path
 ) -> None:
@@ -208,10 +248,16 @@ class Mortal(Files):
         super().remove(path)
 
 
+def new_folder(ledger: Ledger) -> Path:
+    """Where Spark would write rows of one broker group, subject and date."""
+    folder = Path(ledger.room) / f"{STAGED_BY}={BROKER_GROUP}" / "subject=orders" / "date=2026-01-01"
+    folder.mkdir(parents=True)
+    return folder
+
+
 def stage(ledger: Ledger, template: Path, first: int) -> None:
     """What Spark would have written for ten rows."""
-    folder = Path(ledger.room) / "subject=orders" / "date=2026-01-01"
-    folder.mkdir(parents=True)
+    folder = new_folder(ledger)
     for part in range(2):
         shutil.copy(template / f"{first + 5 * part}.parquet", folder / f"part-{part:05}.parquet")
 
@@ -220,9 +266,7 @@ def take_part(ledger: Ledger, template: Path) -> None:
     """The next ten rows, and every fourth time a compaction."""
     first = ledger.state.end("orders") or 0
     if len(ledger.state.files) >= 4:
-        folder = Path(ledger.room) / "subject=orders" / "date=2026-01-01"
-        folder.mkdir(parents=True)
-        shutil.copy(template / f"all-{first}.parquet", folder / "part-00000.parquet")
+        shutil.copy(template / f"all-{first}.parquet", new_folder(ledger) / "part-00000.parquet")
         ledger.commit(ledger.staged(), [], list(ledger.state.files.values()))
     stage(ledger, template, first)
     ledger.commit(ledger.staged(), [Range("orders", "00000000000000aa", first, first + 10, 10)])
@@ -295,3 +339,13 @@ def test_dates_are_utc_whatever_the_session_says(spark: SparkSession) -> None:
         spark.conf.set("spark.sql.session.timeZone", before or "UTC")
     assert days[1] - days[0] == timedelta(days=1)
     assert days[0].isoformat() == "2026-03-01"
+
+
+def test_many_subjects_of_a_broker_group_have_another_name(spark: SparkSession) -> None:
+    rows = spark.createDataFrame(
+        [("s7", "default"), ("s8", "g2"), ("other", "default")], "subject string, broker_group string"
+    )
+    names = {Part(f"s{number}"): "g1" for number in range(1_000)} | {Part("s8", "g2"): "g3"}
+    found = columns.renamed(rows, names).collect()
+    assert [tuple(row) for row in found] == [("s7", "g1"), ("s8", "g3"), ("other", "default")]
+    assert columns.renamed(rows, {}).collect() == rows.collect()

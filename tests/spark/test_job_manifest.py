@@ -9,9 +9,10 @@ import pytest
 
 from fairway.errors import Misuse, Unreachable
 from fairway.limits import MIB
-from fairway.spark.jobs import compacting, failing, manifest
+from fairway.spark.jobs import compacting, failing, manifest, program
 from fairway.spark.jobs.manifest import ArchiveDamaged, Commit, File, NotAnArchive, Range, State
 from fairway.spark.jobs.watching import Pace, Point
+from fairway.spark.session import SETTINGS
 from fairway.world.clock import ManualClock
 
 
@@ -98,6 +99,48 @@ def test_other_versions_and_other_files_are_told_apart() -> None:
         assert manifest.number_of(name) is None
 
 
+# --- what broker groups are called ------------------------------------------------------------------------------------
+
+LOG_A, LOG_B, LOG_C = "00000000000000aa", "00000000000000bb", "00000000000000cc"
+
+
+def grown() -> State:
+    """An archive that began with the address of one broker, and went on when that was in a cluster of two."""
+    state = State()
+    state.apply(step(1, 0, 10))
+    other = replace(file(0, 5), path="other.parquet", broker_group="g2")
+    state.apply(Commit(2, 0, (Range("orders", LOG_B, 0, 5, 5, "g2"),), (other,)))
+    return state
+
+
+def called(state: State) -> dict[str, tuple[str, str]]:
+    """By log: the name of its ranges, and that of the rows in its files."""
+    (names,) = [{each.log_id: each.broker_group for each in of} for of in state.ranges.values()]
+    stored = {each.broker_group: each.stored_as for each in state.files.values()}
+    return {log_id: (name, stored[name]) for log_id, name in names.items()}
+
+
+@pytest.mark.parametrize(
+    ("now", "names"),
+    [
+        ({"g1": LOG_A, "g2": LOG_B}, {LOG_A: ("g1", "default"), LOG_B: ("g2", "")}),
+        ({"default": LOG_A}, {LOG_A: ("default", ""), LOG_B: ("g2", "")}),
+        # The other one by its address: what was called so before is not taken for it.
+        ({"default": LOG_B}, {LOG_A: (LOG_A, "default"), LOG_B: ("default", "g2")}),
+        ({"default": LOG_C}, {LOG_A: ("default", ""), LOG_B: ("g2", "")}),
+    ],
+)
+def test_logs_have_the_names_that_broker_groups_have_now(
+    now: dict[str, str], names: dict[str, tuple[str, str]]
+) -> None:
+    state = grown()
+    named = state.named(now)
+    assert called(named) == names
+    assert (named.rows, named.number) == (state.rows, state.number)
+    assert called(state) == {LOG_A: ("default", ""), LOG_B: ("g2", "")}, "what is written down stays as it is"
+    assert [state.name_of("orders", each) for each in (LOG_A, LOG_B, LOG_C)] == ["default", "g2", None]
+
+
 # --- which files become one -------------------------------------------------------------------------------------------
 
 
@@ -170,3 +213,10 @@ def test_progress_says_rate_and_what_remains() -> None:
     pace.add(3_000, 1_000)
     assert points[-1].sentence == "archive: 4,000 rows, 1,000 rows/s, 1,000 to go, about 1 s"
     assert points[0].left_s == 8
+
+
+def test_command_has_the_settings_of_every_session_and_its_own_log() -> None:
+    name = "spark.driver.defaultJavaOptions"
+    made = program.settings("OFF")[name]
+    assert made.startswith(f"{SETTINGS[name]} ")
+    assert made.endswith("-Dfairway.spark.log=OFF")

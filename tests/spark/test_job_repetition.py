@@ -12,6 +12,7 @@ from fairway.errors import Misuse
 from fairway.spark.jobs import repetition
 from fairway.spark.jobs.picking import Picking
 from fairway.spark.jobs.repetition import Options
+from fairway.spark.jobs.watching import Point
 from tests.spark.jobs import send
 
 
@@ -82,7 +83,9 @@ def test_live_subjects_are_told_apart_and_a_policy_is_named(
     send(client, "rep.hot", 40, keys=["h" if number % 4 else None for number in range(40)])
     output = tmp_path / "keys"
     options = Options(Picking(("rep.*",), url=url), queue_length=10, top=1, output=str(output))
-    found = repetition.run(spark, options)
+    seen: list[Point] = []
+    found = repetition.run(spark, options, seen.append)
+    assert [each.sentence for each in seen] == ["repetition: 70 rows"]
     hot, none = found.subjects
     assert (hot.subject, hot.repetition, hot.messages, hot.unkeyed, hot.keys) == ("rep.hot", "high", 40, 10, 1)
     assert hot.recommendation == "coalesce by key"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -92,6 +93,21 @@ def test_replay_goes_on_where_it_stopped(spark: SparkSession, url: str, client: 
     other = Options(Picking(("play.live",), url=url, keys=("a",)), "play.rest", url, state=options.state)
     with pytest.raises(Misuse, match="which asked for something else"):
         replay.run(spark, other)
+
+
+def test_a_rate_is_never_exceeded(spark: SparkSession, url: str, client: Client, tmp_path: Path) -> None:
+    send(client, "play.fast", 30)
+    picked, begun_s = Picking(("play.fast",), url=url), list[float]()
+    options = Options(picked, "play.slow", url, state=str(tmp_path / "state"), rate_per_s=10)
+
+    def is_to_end() -> bool:
+        begun_s.append(time.time())  # first when all is selected, and nothing is sent yet
+        return False
+
+    assert replay.run(spark, options, is_to_end=is_to_end).sent == 30
+    for number, row in enumerate(received(spark, url, "play.slow")):
+        after_s = row["appended_at"].timestamp() - begun_s[0]
+        assert after_s >= number // 10 - 0.01, f"{number} messages before this one, after {after_s} s"
 
 
 def test_one_group_alone_gets_a_replay(spark: SparkSession, url: str, client: Client, source: Path) -> None:

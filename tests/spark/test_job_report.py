@@ -19,8 +19,9 @@ from fairway.errors import Misuse
 from fairway.protocol.admin import ActorState, GroupState
 from fairway.spark.jobs import capacity, flow, program, report, report_page, scraping
 from fairway.spark.jobs.capacity import Delayed, Seen
-from fairway.spark.jobs.flow import Known, Sum
+from fairway.spark.jobs.flow import Flow, Known, Sum
 from fairway.spark.jobs.report import Options
+from fairway.spark.jobs.scraping import Histogram
 from fairway.world.process import Child
 from tests.spark.jobs import send
 
@@ -47,11 +48,12 @@ def serving(verb: str, data: Path) -> Iterator[Served]:
 def sums(spark: SparkSession, rows: list[tuple[str, str | None, int | None, int, int, str | None]]) -> list[Row]:
     """Of (event, group, first sequence, count, second, detail), in the order of the log; windows of ten seconds."""
     full = [
-        (event, "s", group, first, count, datetime.fromtimestamp(second, UTC), position, detail)
+        (event, "s", "default", group, first, count, datetime.fromtimestamp(second, UTC), position, detail)
         for position, (event, group, first, count, second, detail) in enumerate(rows)
     ]
-    kinds = "event string, subject string, group string, first_sequence long, count long, at timestamp, position long"
-    return flow.summed(spark.createDataFrame(full, f"{kinds}, detail string"), 10_000).collect()
+    kinds = "event string, subject string, broker_group string, group string, first_sequence long, count long"
+    schema = f"{kinds}, at timestamp, position long, detail string"
+    return flow.summed(spark.createDataFrame(full, schema), 10_000).collect()
 
 
 def test_what_a_group_owed_follows_from_its_events(spark: SparkSession) -> None:
@@ -100,6 +102,12 @@ def lags(known: Known, rows: list[Sum], windows: int) -> list[int | None]:
     return [each.lag for each in flows]
 
 
+def test_broker_groups_are_added_up_window_by_window() -> None:
+    first = [Flow(7, 10, 9, 8, 1, 0, 2), Flow(8, 0, 1, 2, 0, 0, 0)]
+    second = [Flow(7, 5, 0, 0, 0, 0, None), Flow(8, 0, 3, 3, 0, 1, 2)]
+    assert flow.together([first, second]) == [Flow(7, 15, 9, 8, 1, 0, None), Flow(8, 0, 4, 5, 0, 1, 2)]
+
+
 def test_what_was_before_the_first_seek_is_not_known() -> None:
     rows = [one(None, 0, first=5, end=15, stored=10), one("g", 0, done=1), one("g", 1, epoch=1, start=15)]
     assert lags(Known("s", "g", 0, 0, 15), rows, 2) == [None, 0]
@@ -120,7 +128,7 @@ def state(name: str, served_ns: int | None, cold_ns: int = 0, lag: int = 0) -> G
 
 
 def seen(**groups: GroupState) -> Seen:
-    return Seen(1_000, {"s": 0}, {("s", name): each for name, each in groups.items()})
+    return Seen(1_000, {"s": {"default": 0}}, {("s", name): {"default": each} for name, each in groups.items()})
 
 
 def test_shares_are_of_the_time_of_all_groups() -> None:
@@ -164,6 +172,13 @@ def test_histogram_of_a_page() -> None:
     assert found is not None
     assert (found.bounds[:2], found.counts, found.total, found.count) == ([0.005, 1.0], [3, 2, 1], 2.5, 6)
     assert scraping.histogram(text, "y") is None
+
+
+def test_histograms_of_several_servers_are_one() -> None:
+    inf = float("inf")
+    mine, other = Histogram([0.1, 1.0, inf], [3, 2, 1], 2.5), Histogram([0.1, 0.5, inf], [1, 4, 0], 1.5)
+    found = scraping.together([mine, mine, other])
+    assert found == Histogram([0.1, 0.5, 1.0, inf], [7, 4, 4, 2], 6.5), "bounds of another release stay apart"
 
 
 # --- a real broker ----------------------------------------------------------------------------------------------------
@@ -224,14 +239,14 @@ def test_report_on_unequal_groups_and_delayed_messages(spark: SparkSession, tmp_
 def test_what_no_server_says_is_a_sentence(tmp_path: Path) -> None:
     with serving("broker", tmp_path / "data") as served, fairway.connect(served.url) as client:
         delayed = Delayed()
-        now = capacity.look(client).now
+        now = capacity.look(served.url, int(WAIT_S)).now
         (no_forecast,) = capacity.forecast(client, None, now, 24, delayed)
         assert "no delay server answers" in no_forecast
-        (no_lateness,) = capacity.lateness(served.metrics, delayed)
+        (no_lateness,) = capacity.lateness([served.metrics], delayed)
         assert "a server without delayed messages" in no_lateness
-        (wrong,) = capacity.lateness(served.metrics.replace("/metrics", "/figures"), delayed)
+        (wrong,) = capacity.lateness([served.metrics.replace("/metrics", "/figures")], delayed)
         assert "404" in wrong
-    (gone,) = capacity.lateness(served.metrics, delayed)
+    (gone,) = capacity.lateness([served.metrics], delayed)
     assert "is not known" in gone
     assert delayed == Delayed()
 

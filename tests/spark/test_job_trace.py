@@ -16,6 +16,7 @@ from fairway.batch import MessageId
 from fairway.cli.client import describe
 from fairway.cli.messages import of_page
 from fairway.cli.trace_find import Found
+from fairway.cli.trace_homes import Asked, Home
 from fairway.cli.trace_story import Telling
 from fairway.client.consumer import Consumer
 from fairway.client.sync import Client
@@ -30,6 +31,7 @@ from fairway.spark.jobs import archive, trace
 from fairway.spark.jobs.lives import lives
 from fairway.spark.jobs.picking import Picking
 from fairway.spark.jobs.trace import Options
+from fairway.spark.jobs.watching import Point
 from tests.spark.jobs import send
 
 WAIT_S = 60
@@ -199,10 +201,11 @@ def test_whatever_consumers_do_the_broker_counts_the_same(every: list[Row], anyh
 
 def test_one_by_one_the_command_line_tells_the_same(every: list[Row], client: Client) -> None:
     _, subjects = describe(client, Depth.GROUPS, ANYHOW)
+    asked = Asked(client, [home := Home(None, client, subjects)])
     for row in [each for each in every if each["subject"] == ANYHOW][::10]:
         page = next(client.scan(ANYHOW, row["sequence"], row["sequence"] + 1))
-        found = Found(of_page(ANYHOW, page, row["sequence"]))
-        (told,) = Telling(client, MessageId.parse(row["id"]), subjects).tell(found, is_to_end=True).groups
+        found = Found(of_page(ANYHOW, page, row["sequence"]), home)
+        (told,) = Telling(asked, MessageId.parse(row["id"])).tell([found], is_to_end=True).groups
         assert (told.state, told.pulls, told.acks) == (row["state"], row["pulls"], row["acks"]), row
 
 
@@ -210,7 +213,9 @@ def test_the_job_accounts_for_an_archive(spark: SparkSession, scene: str, tmp_pa
     path, output = str(tmp_path / "archive"), str(tmp_path / "lives")
     archive.run(spark, archive.Options(path, (SUBJECT,), url=scene, once=True))
     picked = Picking((SUBJECT,), archive=path, url=scene)
-    found = trace.run(spark, Options(picked, ("billing", "fraud"), 2, output))
+    seen: list[Point] = []
+    found = trace.run(spark, Options(picked, ("billing", "fraud"), 2, output), seen.append)
+    assert [each.sentence for each in seen] == ["trace: 6 rows"]
     billing, fraud = found.accounts
     assert (billing.group, billing.messages, billing.again, billing.redriven) == ("billing", 6, 2, 1)
     assert billing.states == {"waiting": 1, "in hand": 1, "acked": 3, "dead": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -16,10 +17,12 @@ from fairway.client.sync import Client
 from fairway.errors import FairwayError, Misuse, Unreachable
 from fairway.protocol.admin import Depth, Scan, Scanned
 from fairway.protocol.messages import Whence
-from fairway.spark import offsets, reading, splits
+from fairway.spark import offsets, reading, schema, splits
+from fairway.spark.source import FairwaySource
 from fairway.spark.splits import Range
 from tests.spark.conftest import Server
 from tests.spark.helpers import Streams, batch_reader, between, rows
+from tests.unit.client.broker import running
 
 
 def send(client: Client, subject: str, count: int, first: int = 0) -> None:
@@ -56,6 +59,30 @@ def test_range_by_sequence_and_time(client: Client, url: str) -> None:
     assert rows(batch_reader(url, "ranges", starting="2100-01-01T00:00:00Z")) == []
     assert len(rows(batch_reader(url, "ranges", ending="2100-01-01T00:00:00Z"))) == 100
     assert rows(batch_reader(url, "ranges", starting="latest")) == []
+
+
+def test_time_cuts_between_two_messages(client: Client, url: str) -> None:
+    send(client, "timed", 10)
+    send(client, "timed", 10, 10)
+    while True:  # until the two are stored in different milliseconds: a batch has one time
+        found = rows(batch_reader(url, "timed"))
+        first, last = found[0]["appended_at"], found[-1]["appended_at"]
+        if first < last:
+            break
+        send(client, "timed", 10, len(found))
+    before = [int(row["payload"]) for row in found if row["appended_at"] < last]
+    assert numbers(rows(batch_reader(url, "timed", ending=last.isoformat()))) == before
+    assert numbers(rows(batch_reader(url, "timed", starting=last.isoformat())))[0] == len(before)
+
+
+def test_headers_can_be_left_out(client: Client, url: str) -> None:
+    client.send("headed", b"0", headers={"tenant": "a"}).result(30)
+    told = {"url": url, "subject": "headed", "includeHeaders": "false"}
+    source = FairwaySource(told)
+    columns = source.schema()
+    assert columns.fieldNames() == [name for name in schema.MESSAGES.fieldNames() if name != "headers"]
+    [row] = rows(source.reader(columns))
+    assert (row["payload"], "headers" in row) == (b"0", False)
 
 
 def test_list_and_pattern_of_subjects(client: Client, url: str) -> None:
@@ -126,6 +153,32 @@ def test_range_that_is_no_longer_stored(client: Client, url: str) -> None:
     other = splits.Split(split.job._replace(log_id=split.job.log_id + 1), split.ranges)
     with pytest.raises(reading.DataLoss, match="is another one than this read began with"):
         list(reading.read(other))
+
+
+def test_what_retention_has_taken_is_an_error_unless_accepted(tmp_path: Path) -> None:
+    """Of a batch, and of a stream whose checkpoint is older."""
+    with running(tmp_path / "data", keep_bytes=512 << 10) as broker, fairway.connect(broker.url) as client:
+        client.send("taken", bytes(100_000)).result(30)
+        streams = Streams(broker.url)
+        at = streams("taken").initialOffset()
+        end = time.monotonic() + 30
+        while not (first := client.describe("taken").subjects[0].first_sequence):
+            assert time.monotonic() < end, "nothing is deleted"
+            client.send("taken", bytes(100_000)).result(30)
+        client.send("taken", b"the last").result(30)
+        said = r"messages 0 to \d+ of taken are no longer stored: .*failOnDataLoss"
+        with pytest.raises(reading.DataLoss, match=said):
+            batch_reader(broker.url, "taken", starting="0").partitions()
+        with pytest.raises(reading.DataLoss, match=said):
+            streams("taken").latestOffset(at, ReadAllAvailable())
+        some = rows(batch_reader(broker.url, "taken", starting="0", failOnDataLoss="false"))
+        going_on = streams("taken", failOnDataLoss="false")
+        rest = between(going_on, at, going_on.latestOffset(at, ReadAllAvailable()))
+        streams.stop()
+    for found in (some, rest):
+        assert found[0]["sequence"] >= first
+        assert [row["sequence"] for row in found] == list(range(found[0]["sequence"], found[-1]["sequence"] + 1))
+        assert found[-1]["payload"] == b"the last"
 
 
 def test_reader_outlives_a_broker_that_is_killed(tmp_path: Path) -> None:

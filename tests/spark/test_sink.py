@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -46,6 +47,16 @@ def test_task_that_was_cut_off_goes_on(client: Client, url: str) -> None:
     whole = write(url, table(20_000), task, subject="cut")
     assert (whole.messages, whole.duplicates) == (20_000, 8_192)
     assert len(payloads(url, "cut")) == 20_000
+
+
+def test_copies_of_a_task_at_once_store_it_once(client: Client, url: str) -> None:
+    """As Spark runs them, to be sure of one that is slow."""
+    task = Identity("q-twins", 0, 0)
+    with ThreadPoolExecutor(3) as pool:
+        copies = [pool.submit(write, url, table(20_000), task, subject="twins") for _ in range(3)]
+        stored = [each.result(60) for each in copies]
+    assert [each.messages for each in stored] == [20_000] * 3
+    assert payloads(url, "twins") == [b"%d" % at for at in range(20_000)]
 
 
 def test_more_batches_than_the_broker_remembers_of_a_stream(

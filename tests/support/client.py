@@ -99,9 +99,17 @@ class Client(asyncio.Protocol):
         return (await self.ask(m.Join(subject, group, consumer, 0, arrived), m.Joined))[0]
 
     async def pull(
-        self, subject: str, group: str, consumer: str, *, arrived: int = 0, messages_max: int = 1_000, wait_ms: int = 0
+        self,
+        subject: str,
+        group: str,
+        consumer: str,
+        *,
+        arrived: int = 0,
+        messages_max: int = 1_000,
+        wait_ms: int = 0,
+        run_max: int = 1,
     ) -> Delivery:
-        pull = m.Pull(subject, group, consumer, messages_max, 1 << 20, wait_ms, arrived)
+        pull = m.Pull(subject, group, consumer, messages_max, 1 << 20, wait_ms, arrived, run_max)
         pulled, batches = await self.ask(pull, m.Pulled)
         return Delivery(pulled, batches)
 

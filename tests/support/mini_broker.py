@@ -41,6 +41,7 @@ class MiniBroker:
         self.durable = 0  # events that no crash takes
         self.marks: list[int] = [0]  # where a decision ends
         self.batches: list[tuple[int, bytes]] = []
+        self.keys: list[int] = []  # of all messages
         self.end = 0
         self.now_ns = 0
         self.voices: dict[str, object] = {}
@@ -54,9 +55,17 @@ class MiniBroker:
 
     # --- the world
 
-    def produce(self, payloads: Sequence[bytes], tags: Sequence[Sequence[str]] | None = None) -> None:
-        data = batch.encode(list(payloads), producer_id=7, first_sequence=self.end, created_ms=WALL_MS, tags=tags)
+    def produce(
+        self,
+        payloads: Sequence[bytes],
+        tags: Sequence[Sequence[str]] | None = None,
+        keys: Sequence[str | None] | None = None,
+    ) -> None:
+        data = batch.encode(
+            list(payloads), producer_id=7, first_sequence=self.end, created_ms=WALL_MS, tags=tags, keys=keys
+        )
         self.batches.append((self.end, data))
+        self.keys += batch.decode(data).key_hashes()
         self.end += len(payloads)
 
     def configure(self, config: GroupConfig) -> None:
@@ -146,11 +155,17 @@ class MiniBroker:
             fresh=(cursor, self.end - cursor) if cursor < self.end else None,
             now_ns=self.now_ns,
             now_ms=self.now_ms,
+            keys=self.keys[cursor:] if self.group.config.is_keyed else (),
+            run_max=message.run_max,
         )
         self._do(pulled)
         if pulled.is_durable_first:
             self.sync(len(self.events))
-        lots = [m.Lot(lot.first, lot.attempt, [m.Span(*each) for each in lot.ranges]) for lot in pulled.lots]
+        fence = pulled.number if self.group.is_ordered else 0
+        lots = [
+            m.Lot(lot.first, lot.attempt, [m.Span(*each) for each in lot.ranges], fence, lot.is_behind)
+            for lot in pulled.lots
+        ]
         spans = [span for lot in lots for span in lot.spans]
         meant = [
             (first, data)
@@ -174,6 +189,7 @@ class MiniBroker:
                 arrived=message.arrived,
                 after_ms=each.after_ms,
                 reason=each.reason,
+                fence=each.fence,
             )
             self._do(decision)
             self._bury(decision)

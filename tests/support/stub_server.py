@@ -181,7 +181,9 @@ class FakeMeta(StubServer):
             return SubjectRoute(name, delays, delays)
         if found is None:
             return SubjectRoute(name, [], [], why=f"there is no subject {name}")
-        return SubjectRoute(name, found.groups, found.writable, found.is_read_only, found.is_ordered, found.paused)
+        return SubjectRoute(
+            name, found.groups, found.writable, found.is_read_only, found.is_ordered, found.paused, found.why
+        )
 
 
 def group(name: str, master: int | None, *replicas: int, epoch: int = 1, kind: str = "broker") -> GroupRoute:

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(_SHARED, _GROUND | _PARTS | _ALIKE),
     **dict.fromkeys(_SERVERS, _GROUND | _PARTS | _ALIKE | _SHARED),
     "client": _GROUND | _PARTS | _ALIKE,  # never a server, nor what only servers need
-    "spark": _GROUND | _PARTS | _ALIKE | {"client"},
+    "spark": _GROUND | _PARTS | _ALIKE | {"client", "sql"},  # an outbox is a side of the books
     "sql": _GROUND | _PARTS | _ALIKE | {"client", "career"},  # outbox, inbox, fences: what stands on a user's database
     "career": _GROUND | _PARTS | _ALIKE,  # elections; it sends nothing itself
     **dict.fromkeys(_SURFACE, _GROUND | _PARTS | _ALIKE | {"client", "career"}),

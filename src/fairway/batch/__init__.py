@@ -8,7 +8,7 @@ A producer encodes it once (`encode`), the broker checks it once (`check`) and t
 from fairway.batch.check import check
 from fairway.batch.checksum import checksum, checksum_of_bytes
 from fairway.batch.decode import Batch, decode
-from fairway.batch.encode import as_bytes, encode, restamp
+from fairway.batch.encode import as_bytes, encode, reborn, restamp
 from fairway.batch.hashing import key_hash, may_hold, tag_mask
 from fairway.batch.identity import MessageId
 from fairway.batch.layout import HEADER_BYTES, Codec, Header, is_delayed, peek
@@ -33,6 +33,7 @@ __all__ = [
     "key_hashes",
     "may_hold",
     "peek",
+    "reborn",
     "restamp",
     "tag_mask",
 ]

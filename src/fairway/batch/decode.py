@@ -48,6 +48,11 @@ class Batch:
             return None
         return self._texts(strings, index, index + 1)[0]
 
+    def key_hashes(self) -> list[int]:
+        """Of all messages; 0 where one has no key."""
+        hashes = section.key_hashes(self._columns.view, self.header)
+        return [0] * len(self) if hashes is None else hashes.tolist()
+
     def tags(self, index: int) -> list[str]:
         self._within(index)
         strings = self._columns.tags

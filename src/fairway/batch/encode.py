@@ -22,7 +22,9 @@ from fairway.batch.identity import MessageId
 from fairway.batch.layout import Codec
 from fairway.errors import Misuse
 
-_PRODUCER_FIELD: Final = 14  # of the header; the first sequence is the next one
+_FLAGS_FIELD: Final = 6  # of the header
+_SIZE_FIELD: Final = 8
+_PRODUCER_FIELD: Final = 14  # the first sequence is the next one
 _PADDING: Final = [bytes(-length % 8) for length in range(8)]
 
 
@@ -87,6 +89,23 @@ def restamp(data: bytes, *, producer_id: int, first_sequence: int) -> bytes:
     fields = list(layout.HEADER.unpack_from(data))
     fields[_PRODUCER_FIELD : _PRODUCER_FIELD + 2] = producer_id, first_sequence
     return _sealed([layout.HEADER.pack(*fields)[layout.PREFIX_BYTES :], data[layout.HEADER_BYTES :]])
+
+
+def reborn(data: bytes, *, producer_id: int, first_sequence: int) -> bytes:
+    """The same, where the messages keep the ids that they had: for one whose sender has been told them."""
+    header = layout.peek(data)
+    ids_at = header.header_length + layout.section_bytes(header.flags & (layout.IDS - 1), header.count)
+    body_at = header.header_length + layout.section_bytes(header.flags, header.count)
+    ids = array("Q", data[ids_at:body_at] if header.has_ids else bytes(layout.ID_BYTES * header.count))
+    for index in range(header.count):
+        if not ids[2 * index]:
+            ids[2 * index], ids[2 * index + 1] = header.producer_id, header.first_sequence + index
+    fields = list(layout.HEADER.unpack_from(data))
+    fields[_FLAGS_FIELD] |= layout.IDS
+    fields[_SIZE_FIELD] += layout.ID_BYTES * header.count - (body_at - ids_at)
+    fields[_PRODUCER_FIELD : _PRODUCER_FIELD + 2] = producer_id, first_sequence
+    head = layout.HEADER.pack(*fields)[layout.PREFIX_BYTES :]
+    return _sealed([head, data[layout.HEADER_BYTES : ids_at], ids.tobytes(), data[body_at:]])
 
 
 def _check_header(

@@ -13,7 +13,7 @@
     dead_letter what has had its last attempt; redrive: the way back, through the inbox
     copies      how both know what was copied already; errands: the broker's own work, in an actor's mailbox
     housekeeping  groups that nobody uses go, and what retention may take
-    steering    seek, configure, pause, weight, read-only
+    steering    seek, configure, pause, weight, read-only; switches: groups that are off on all brokers
     scan        reading without a group
     describe    what there is, for people
     member      the life of one copy of several (`fairway.replication`); standing: what it may answer meanwhile;

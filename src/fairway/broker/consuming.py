@@ -63,7 +63,7 @@ class ConsumeProcessor:
                 self._settler.settle_all(request, message, host, name)
             else:
                 config = host.law.config
-                is_paused = host.law.is_paused() or host.law.is_paused(name)
+                is_paused = host.law.is_paused() or host.law.is_paused(name) or self._desk.is_switched_off(host)
                 request.respond(Renewed(config.lease_ms, config.version, is_paused))
         return Verdict.DONE
 

@@ -113,7 +113,7 @@ def _group(desk: Desk, host: GroupHost, end: int, depth: Depth) -> GroupState:
         inbox=_waiting_in_inbox(desk, host),
         lots=seen.lots,
         weight=host.weight,
-        is_paused=seen.is_paused,
+        is_paused=seen.is_paused or desk.is_switched_off(host),
         config_version=seen.config_version,
         consumers_count=len(consumers),
         consumers=consumers if is_deep else [],

@@ -71,6 +71,7 @@ class Desk:
         self.parking = Parking(scheduler, self.call_later)
         self.watches = Watches(scheduler, self.call_later)
         self.undertaker: Undertaker | None = None  # works at this desk, so it comes after it
+        self.is_off: Callable[[Subject, GroupName], bool] = lambda _subject, _group: False  # by the registry's word
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -84,6 +85,10 @@ class Desk:
 
     def name_of(self, subject_id: int) -> Subject:
         return self.store.messages.views.subjects.by_id(subject_id).name
+
+    def is_switched_off(self, host: GroupHost) -> bool:
+        """Whether the group is off on all brokers; to pause it here is another matter."""
+        return self.is_off(self.name_of(host.subject_id), host.name)
 
     def host(self, subject: str, group: str) -> GroupHost:
         """The group on the subject, which must exist here."""

@@ -8,9 +8,10 @@ and an errand of many reads goes to the back of the queue after each. A group fa
 
 Fair shares of the loop are not enough: a group that drains a backlog also keeps the device, the interpreter and the
 other cores busy, so that everybody waits a little longer for everything. So while others are at work, each answer is
-followed by a rest, eight times as long as it took until then. Nobody there, no rest. And what is about to begin, a
-fetch or an answer, stands aside for a moment after somebody else was served: the kernel likes to wake whoever gets an
-answer on the core that sent it, and there he would wait until the loop sleeps.
+followed by a rest, many times as long as it took until then; a group whose backlog is urgent is given weight, and rests
+the less. Nobody there, no rest. And what is about to begin, a fetch or an answer, stands aside for a moment after
+somebody else was served: the kernel likes to wake whoever gets an answer on the core that sent it, and there he would
+wait until the loop sleeps.
 
 What was fetched lies on the actor's shelf until its next read, whichever of its requests that is: those that wait are
 handed the same range. It dies there if nobody comes for it: shelves have a bound, and the oldest is cleared first.
@@ -35,8 +36,8 @@ SHELVES_BYTES_MAX = 16 * MIB  # fetched and not yet used, of all actors; one tha
 
 # Hot pulls beside a cold reader, p99 against that alone: 3.5 without a rest, 2.1 with one of twice the time and a fetch
 # for every answer, 1.2 to 1.4 with several answers to a fetch and the loop standing aside, 1.15 to 1.4 with a rest of
-# eight times the time, which costs the cold reader a third of its rate (bench/fairness).
-REST_FACTOR = 8
+# eight times the time, which costs the cold reader a third of its rate and was not enough every time (bench/fairness).
+REST_FACTOR = 16
 _TOOK_NS_MAX = 5_000_000  # longer than that the group was waiting, not working
 _BUSY_NS = 50_000_000  # others who had a slice within this time are at work
 _REST_NS_MIN = 1_000_000  # also before it is known how long it takes
@@ -185,7 +186,7 @@ class Fetches:
         """It wants more: let all rest for as long as its last errand kept the machine busy, and longer."""
         now_ns = self._now_ns()
         took_ns = min(now_ns - self._began_ns.pop(actor.key, now_ns), _TOOK_NS_MAX)
-        rest_until_ns = max(self._rest_until_ns, now_ns) + REST_FACTOR * took_ns
+        rest_until_ns = max(self._rest_until_ns, now_ns) + int(REST_FACTOR * took_ns / max(actor.weight, 1.0))
         self._rest_until_ns = min(rest_until_ns, now_ns + _REST_NS_MAX)
 
     def _others_are_at_work(self) -> bool:

@@ -15,7 +15,7 @@ from fairway.storage.message_log import StoredBatch
 
 # An answer that is not batches, at its worst: the numbers of MessagePack have up to 9 bytes.
 _FRAME_BYTES = 48  # the frame's header, the answer's own fields, padding
-_LOT_BYTES = 28
+_LOT_BYTES = 29
 _SPAN_BYTES = 16
 _BATCH_BYTES = 24
 ALONE_BYTES = _FRAME_BYTES + _LOT_BYTES + _SPAN_BYTES + _BATCH_BYTES  # beside a batch that has a frame to itself

@@ -9,6 +9,7 @@ A view of the action log: rebuilt by replaying it, carried by the checkpoint.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,13 @@ import msgspec
 
 from fairway.broker.copies import Copies
 from fairway.broker.voices import Voices
-from fairway.errors import RemoteProtocolError
+from fairway.errors import InvariantViolated, RemoteProtocolError
 from fairway.groups import Description, Event, Group, Kind
 from fairway.names import Group as GroupName
 from fairway.storage.action_log import Action, ActionKind, unpack
 from fairway.storage.record import Kind as RecordKind
 from fairway.storage.record import Record
+from fairway.storage.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 
 if TYPE_CHECKING:
     from fairway.broker.keying import Window
@@ -128,6 +130,8 @@ class Groups:
         self._by_subject: dict[int, dict[str, GroupHost]] = {}
         self._next_id = 1
         self.read_only: set[int] = set()  # subjects that take no messages, by command; asked, never iterated in order
+        self._reached: int | None = 0  # of the action log, in a replay; None: as far as a picture
+        self._has_holes = False  # records are missing that have rotted
 
     def __len__(self) -> int:
         return len(self._hosts)
@@ -149,7 +153,11 @@ class Groups:
 
     def replay(self, record: Record) -> None:
         """Take in a record of the action log."""
-        if record.header.kind != RecordKind.ACTIONS:
+        header = record.header
+        if self._reached is not None and header.position > self._reached + SEGMENT_HEADER_BYTES:
+            self._has_holes = True
+        self._reached = header.end
+        if header.kind != RecordKind.ACTIONS:
             return
         for action in unpack(record.body):
             self._replay_action(action)
@@ -168,18 +176,24 @@ class Groups:
         if action.kind in _BESIDE_THE_LAW:
             self._replay_beside(host, action)
             return
-        host.law.apply(
-            Event(
-                Kind(action.kind),
-                action.time_ms,
-                action.consumer_id,
-                action.attempt,
-                action.due_ms,
-                action.lot,
-                action.ranges,
-                detail,
-            )
+        event = Event(
+            Kind(action.kind),
+            action.time_ms,
+            action.consumer_id,
+            action.attempt,
+            action.due_ms,
+            action.lot,
+            action.ranges,
+            detail,
         )
+        if not self._has_holes:
+            host.law.apply(event)
+            return
+        host.law.expect_holes()
+        # It may speak of what has rotted, such as the PULL of a lot. The rest is worth a start, and another copy may
+        # have what is lost.
+        with contextlib.suppress(InvariantViolated, LookupError, ValueError):
+            host.law.apply(event)
 
     def names(self) -> Iterator[Action]:
         """For readers of the action log who begin at a new segment: which group, and which consumer, has which number.
@@ -214,6 +228,7 @@ class Groups:
             picture = msgspec.msgpack.decode(data, type=_Picture)
         except msgspec.MsgspecError as error:
             raise RemoteProtocolError(f"the picture of the groups cannot be read: {error}") from error
+        self._reached = None
         self._next_id = picture.next_id
         self.read_only = set(picture.read_only)
         for each in picture.hosts:

@@ -1,121 +1,44 @@
-"""The life of one copy of a broker group: it registers, looks who leads, and follows or leads itself.
-
-    turn:   register ─► read the group's node and who lives ─► decide (`replication.law`) ─► act ─► wait for news
-
-A copy opens its directory once, as one that follows. To lead is to go on with what is open; a master that is deposed
-lets go of everything and begins again as a follower, so that what it had and nobody else has can be cut off.
-
-To take over: stop following (from then on nothing is acknowledged to anybody), compare-and-set the group's node, write
-the new epoch into both logs, and wait until all that is in them is committed. Then clients are let in.
-
-To stop as a master: take no more, see everything committed, fall silent, and only then take the own node away, so that
-a replica takes over at once.
-"""
+"""One copy of a broker group; `replication.member` has the life of it."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import msgspec
-
-from fairway.broker.place import Place
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
-from fairway.broker.standing import Standing
-from fairway.errors import (
-    CannotListen,
-    DiskFull,
-    FairwayError,
-    Misuse,
-    Refused,
-    StorageFault,
-    WrongDirectory,
-)
-from fairway.protocol import Options
-from fairway.registry.layout import GroupRecord, group_path, hex_id, members_path
-from fairway.registry.layout import Member as MemberRecord
-from fairway.registry.port import Registry, RegistryError, SessionState
+from fairway.broker.switches import Switches
+from fairway.errors import Misuse
+from fairway.protocol.admin import Describe, Scan
+from fairway.protocol.tracing import Index, Names, Retrace
 from fairway.replication import law
-from fairway.replication.follower import Diverged, Follower, FollowerOptions, Mended, Remedy, TooFarBehind
-from fairway.replication.leader import Leader, LeaderOptions
-from fairway.replication.node import GroupNode, living
-from fairway.replication.promise import Promise
+from fairway.replication.member import GroupMember
+from fairway.replication.membership import Face, MemberOptions, MemberWorld
+from fairway.replication.standing import Standing
 from fairway.scheduling import Order
-from fairway.storage import cutting, wiping
 from fairway.storage.directory import Identity
 from fairway.storage.flusher import Durability
-from fairway.storage.recovery import Finding
-from fairway.world.clock import Clock
 from fairway.world.disk import Disk
-from fairway.world.net import Net
-from fairway.world.rng import Rng
 
-NS_PER_MS = 1_000_000
-_CLOSE_S = 2.0  # for a registry to end a session
+__all__ = ["BrokerMember", "MemberOptions", "MemberWorld"]
 
-
-@dataclass(frozen=True, slots=True)
-class MemberOptions:
-    """What makes a broker one copy of several."""
-
-    group: str
-    advertise: tuple[str, int] | None = None  # where others reach it; None: where it listens
-    min_in_sync: int | None = None  # None: as the group has it
-    session_ms: int = 6_000  # as the registry's session was asked for
-    look_ms: int = 1_000  # between two looks at the registry, although nothing is heard of it
-    beat_ms: int = 2_000  # between two changes of the own node for the sake of its figures
-    backoff_ms: int = 50  # before a master is dialed again; doubled up to `look_ms`
-    hand_over_ms: int = 5_000  # for everything to be committed, at a stop
-    leader: LeaderOptions = field(default_factory=LeaderOptions)
-    follower: FollowerOptions = field(default_factory=FollowerOptions)
+_READS = (Scan, Describe, Index, Names, Retrace)
 
 
-@dataclass(frozen=True, slots=True)
-class MemberWorld:
-    """The world as a copy sees it. The directory may be opened several times, one after another."""
-
-    clock: Clock
-    open_disk: Callable[[], Disk]
-    net: Net
-    rng: Rng
-    registry: Registry
-
-
-class BrokerMember:
+class BrokerMember(GroupMember[Broker]):
     """One copy. `await BrokerMember.start(...)`, then `await member.stop()`."""
+
+    kind = law.BROKER
 
     def __init__(
         self, world: MemberWorld, options: BrokerOptions, membership: MemberOptions, order: Order | None = None
     ) -> None:
         if options.store.durability is Durability.MEMORY:
             raise Misuse("durability `memory` is for a broker without replicas: leave it out, or leave out the group")
-        self.options = options
-        self.membership = membership
-        self.standing = Standing(membership.group)
-        self.broker: Broker | None = None
-        self.role = "waiting"
-        self.findings: list[str] = []  # what was cut off or set aside
-        self._world = world
+        face = Face(options.host, options.port, options.http_port, options.connection.name)
+        super().__init__(world, membership, face, Standing(membership.group, _READS))
+        self._options = options
         self._order = order
-        self._node = GroupNode(world.registry, membership.group)
-        self._promise: Promise | None = None
-        self._disk: Disk | None = None
-        self._place = Place(world.registry, world.clock, membership.group, membership.session_ms)
-        self._ruling_since_ns: int | None = None
-        self._rest_until_ns = 0  # there was no room on the disk
-        self._following: law.Follow | None = None
-        self._follower: Follower | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._remedy: Remedy | None = None
-        self._changed = asyncio.Event()
-        self._failed = asyncio.Event()
-        self._fault: FairwayError | None = None
-        self._is_stopping = False
-        self._started_ms = world.clock.wall_ms()
-        self._beaten_ns = 0
-        self._load: tuple[int, int, int] = (0, 0, 0)  # when, and how much there had been
+        self._switches = Switches(world.registry, world.clock)
+        self._measured: tuple[int, int, int] = (0, 0, 0)  # when, and how much there had been
 
     @classmethod
     async def start(
@@ -123,439 +46,38 @@ class BrokerMember:
     ) -> BrokerMember:
         """Open the directory, listen, and begin to take part. What this copy does is decided by and by."""
         member = cls(world, options, membership, order)
-        world.registry.on_session = member._on_session
-        await member._first_look()
-        await member._open()
-        group = membership.group
-        for path in (group_path(group), members_path(group)):
-            world.registry.watch(path, member._changed.set)
-        member._begin("life", member._live())
+        await member.begin()
         return member
 
-    @property
-    def directory(self) -> str:
-        return hex_id(self._opened.store.identity.directory_id)
-
-    @property
-    def port(self) -> int:
-        return self.options.port if self.broker is None else self.broker.port
-
-    @property
-    def address(self) -> tuple[str, int]:
-        host, port = self.membership.advertise or (self.options.host, 0)
-        return host, port or self.port
-
-    @property
-    def _opened(self) -> Broker:
-        if self.broker is None:
-            raise Misuse("the data directory is being opened")
-        return self.broker
-
-    def sentence(self) -> str:
-        """What it does, for people."""
-        group, leader = self.membership.group, self.standing.leader
-        if leader is not None:
-            copies = f"in sync: {', '.join(leader.in_sync)}"
-            about = f"leads group {group} under epoch {leader.epoch}, {copies}"
-            return about if self.standing.is_open else f"{about}; it is not open to clients yet"
-        if self._following is not None:
-            return f"follows {self._following.address} in group {group}, under epoch {self._following.epoch}"
-        return f"waits in group {group}: {self.standing.why}"
-
-    async def failed(self) -> None:
-        """Return when this copy cannot go on: then `stop` raises what happened."""
-        await self._failed.wait()
-
-    # --- opening -----------------------------------------------------------------------------------------------------
-
-    async def _first_look(self) -> None:
-        """The group's node, for a new directory takes the ids of its logs from there."""
-        while True:
-            try:
-                await self._node.read(fresh=True)
-                return
-            except (RegistryError, Refused):
-                await asyncio.sleep(self.membership.backoff_ms / 1_000)
-
-    async def _open(self) -> None:
-        """The directory, as one that follows. One that is empty takes the group's logs."""
-        record = self._node.record
-        adopt = None
-        if record is not None and record.messages_id:
-            adopt = Identity(0, record.messages_id, record.actions_id)
-        self._disk = self._world.open_disk()
-        world = BrokerWorld(self._world.clock, self._disk, self._world.net, self._world.rng)
-        self.broker = broker = await Broker.follow(world, self.options, self.standing, adopt, self._order)
-        self._promise = Promise(self._disk)
-        self.options = replace(self.options, port=broker.port)
-        self._follower = Follower(
-            broker.store,
-            self._promise,
-            self._world.net,
-            self._world.clock,
-            self.membership.group,
-            broker.desk.watches.release_all,
-            self._follower_options(),
-        )
-        self._begin("fault", self._watch_for_faults(broker))
-
-    def _follower_options(self) -> FollowerOptions:
-        hello = Options(name=self.options.connection.name)
-        return replace(self.membership.follower, connection=hello)
-
-    async def _watch_for_faults(self, broker: Broker) -> None:
-        await broker.failed()
-        fault = broker.store.fault or StorageFault("the store has failed")
-        if isinstance(fault, DiskFull):
-            self._rest_until_ns = self._world.clock.monotonic_ns() + self.membership.look_ms * NS_PER_MS
-            self._step_down(f"there is no room on its disk: {fault}")
-        else:
-            self._fail(fault)
-
-    def _fail(self, fault: FairwayError) -> None:
-        if self._fault is None:
-            self._fault = fault
-            self._stop_leading()
-            self._stop_following()
-            self._failed.set()
-
-    def _let_go(self) -> None:
-        """Of the directory and everybody who is connected, at once."""
-        self._stop_leading()
-        self._stop_following()
-        self._cancel("fault")
-        broker, self.broker = self.broker, None
-        if broker is not None:
-            broker.abandon()
-
-    # --- turns -------------------------------------------------------------------------------------------------------
-
-    async def _live(self) -> None:
-        while not self._is_stopping and self._fault is None:
-            self._changed.clear()
-            try:
-                wait_ms = await self._turn()
-            except (RegistryError, Refused) as trouble:
-                self._say(f"the registry does not answer: {trouble}")
-                wait_ms = self.membership.backoff_ms
-            except CannotListen as trouble:  # it did listen there before
-                self._say(str(trouble))
-                wait_ms = self.membership.look_ms
-            except FairwayError as fault:
-                self._fail(fault)
-                return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_ms / 1_000):
-                    await self._changed.wait()
-
-    async def _turn(self) -> int:
-        """Look and act; for how long to wait unless something happens."""
-        if self._remedy is not None:
-            await self._apply_remedy(self._remedy)
-        if self.broker is None:
-            await self._node.read(fresh=True)
-            if self._world.clock.monotonic_ns() < self._rest_until_ns:
-                return self.membership.look_ms
-            await self._open()
-        if not await self._place.take(self._record()):
-            if self._place.why:
-                self._say(self._place.why)
-            return self.membership.backoff_ms
-        record = await self._node.read(fresh=True)
-        alive = await living(self._world.registry, self.membership.group)
-        if self.broker is None:
-            return 0  # deposed meanwhile
-        if record is not None and (why := law.foreign(self.membership.group, record, self._me())) is not None:
-            await self._adopt_or_refuse(why)
-            return 0
-        return await self._act(record, alive)
-
-    def _me(self) -> law.Me:
-        store = self._opened.store
-        epoch = max(store.messages.log.epoch, store.actions.log.epoch)
-        promised = 0 if self._promise is None else self._promise.epoch
-        leader = self.standing.leader
-        return law.Me(
-            self.directory,
-            store.identity.messages_id,
-            store.identity.actions_id,
-            max(epoch, promised),
-            has_promised=promised > 0,
-            leads=0 if leader is None or leader.is_over else leader.epoch,
-        )
-
-    async def _act(self, record: GroupRecord | None, alive: dict[str, MemberRecord]) -> int:
-        group, me = self.membership.group, self._me()
-        decision = law.decide(group, record, alive, me, is_patient=self._is_patient(alive))
-        if me.leads and not isinstance(decision, law.Lead):
-            self._step_down("the registry says that another leads")
-            return 0
-        match decision:
-            case law.Lead():
-                if self.standing.leader is not None:
-                    self.standing.leader.refresh(frozenset(alive))
-                return self.membership.look_ms
-            case law.Follow():
-                self._follow(decision)
-                return self.membership.look_ms
-            case law.Wait(why):
-                self._stop_following()
-                self._say(why)
-                return self.membership.look_ms if self._ruling_since_ns is None else self.membership.backoff_ms
-            case law.Create() | law.Stand() if not self._is_certain():
-                self._say("its session at the registry is not certain")  # it would have to step down at once
-                return self.membership.backoff_ms
-            case law.Create():
-                await self._stand(law.founded(me, min_in_sync=self.membership.min_in_sync))
-            case law.Stand():
-                if record is not None:
-                    await self._stand(law.succeeded(record, alive, me, min_in_sync=self.membership.min_in_sync))
-        return 0
-
-    def _is_certain(self) -> bool:
-        return self._world.clock.monotonic_ns() < self._world.registry.certain_until_ns()
-
-    def _is_patient(self, alive: dict[str, MemberRecord]) -> bool:
-        """Whether to wait for one that was deposed by hand. It learns of it in no time, or its session ends."""
-        ruling = [each for each in alive.values() if each.role == law.MASTER and each.directory != self.directory]
-        if not ruling:
-            self._ruling_since_ns = None
-            return True
-        now_ns = self._world.clock.monotonic_ns()
-        if self._ruling_since_ns is None:
-            self._ruling_since_ns = now_ns
-        return now_ns - self._ruling_since_ns < 2 * self.membership.session_ms * NS_PER_MS
-
-    def _say(self, why: str) -> None:
-        """What it waits for."""
-        self.standing.why = why
-        self.standing.master = ""
-        if self.standing.leader is None:
-            self.role = "waiting"
-
-    async def _adopt_or_refuse(self, why: str) -> None:
-        """Another one has made the group meanwhile. Who has nothing yet takes over the ids of its logs."""
-        store = self._opened.store
-        if store.ends() != (0, 0):
-            raise WrongDirectory(why)
-        self._let_go()
-        self._changed.set()
-
-    # --- the own node ------------------------------------------------------------------------------------------------
-
-    def _on_session(self, _state: SessionState) -> None:
-        self._changed.set()
-
-    def _record(self) -> MemberRecord:
-        """What the own node says; its figures are renewed now and then."""
-        broker = self._opened
-        host, port = self.address
-        leader = self.standing.leader
-        follower = self._follower
-        if leader is None and self._following is not None and follower is not None:
-            self.role = "catching up" if not follower.is_streaming or follower.is_catching_up else "follower"
-        shown = MemberRecord(
-            self.directory,
-            host,
-            port,
-            self.role,
-            0 if leader is None else leader.epoch,
-            name=self.options.connection.name,
-            http_port=self.options.http_port,
-            why_read_only="" if leader is None else leader.why_read_only(),
-            started_ms=self._started_ms,
-        )
-        now_ns = self._world.clock.monotonic_ns()
-        before = self._place.shown
-        is_due = before is None or now_ns - self._beaten_ns >= self.membership.beat_ms * NS_PER_MS
-        if not is_due and before is not None:
-            return msgspec.structs.replace(shown, ends=before.ends, load=before.load)
-        self._beaten_ns = now_ns
-        return msgspec.structs.replace(shown, ends=list(broker.store.ends()), load=self._measure(broker, now_ns))
-
-    def _measure(self, broker: Broker, now_ns: int) -> dict[str, float]:
-        """Since the last time."""
-        before_ns, messages, size = self._load
-        passed_s = max(now_ns - before_ns, 1) / 1e9
-        self._load = (now_ns, broker.produce.messages, broker.produce.bytes)
-        return {
-            "messages_per_s": max(round((broker.produce.messages - messages) / passed_s), 0),
-            "bytes_per_s": max(round((broker.produce.bytes - size) / passed_s), 0),
-            "free_bytes": broker.store.free_bytes(),
-            "subjects": len(broker.store.messages.views.subjects),
-        }
-
-    # --- following ---------------------------------------------------------------------------------------------------
-
-    def _follow(self, master: law.Follow) -> None:
-        if self._following == master:
-            return
-        self._stop_following()
-        self._following = master
-        self.standing.master = master.address
-        self._begin("follow", self._keep_following(master))
-
-    async def _keep_following(self, master: law.Follow) -> None:
-        """Dial again and again, until somebody else is to be followed."""
-        backoff_ms = self.membership.backoff_ms
-        follower = self._follower
-        while follower is not None and self._following == master:
-            try:
-                await follower.run(master)
-            except (Diverged, TooFarBehind, Mended) as remedy:
-                self._remedy = remedy
-                self._changed.set()
-                return
-            except StorageFault as fault:
-                self._fail(fault)
-                return
-            except FairwayError as trouble:
-                self.standing.why = str(trouble)
-            self._changed.set()
-            await asyncio.sleep(backoff_ms / 1_000)
-            backoff_ms = min(2 * backoff_ms, self.membership.look_ms)
-
-    def _stop_following(self) -> None:
-        """From this moment on nothing is acknowledged to anybody."""
-        self._following = None
-        self._cancel("follow")
-        if self._follower is not None:
-            self._follower.stop()
-
-    async def _apply_remedy(self, remedy: Remedy) -> None:
-        """Cut off what only this copy has, or begin anew; then open the directory again."""
-        record = self._node.record
-        if isinstance(remedy, TooFarBehind):
-            await self._place.leave()  # what begins anew is another copy, under another id
-        self._let_go()
-        disk = self._world.open_disk()
-        try:
-            if isinstance(remedy, Diverged):
-                self.findings += map(_told, cutting.cut(disk, remedy.messages_at, remedy.actions_at))
-            elif isinstance(remedy, TooFarBehind) and record is not None:
-                adopt = Identity(0, record.messages_id, record.actions_id)
-                aside = wiping.wipe(disk, self._world.rng, adopt, *remedy.first_bases)
-                self.findings += [f"set aside: {name}" for name in aside]
-        finally:
-            disk.close()
-        self.findings.append(str(remedy))
-        self._remedy = None
-
-    # --- leading -----------------------------------------------------------------------------------------------------
-
-    async def _stand(self, to: GroupRecord) -> None:
-        """Take over, if nobody else is faster."""
-        self._stop_following()
-        session = self._place.session  # as it was when those that live were counted, this copy among them
-        if self._follower is not None:
-            await self._follower.end_catch_up()
-        if not await self._node.change(to) or self.broker is None or self._promise is None:
-            return
-        await self._promise.keep(to.epoch)
-        broker = self._opened
-        loop = asyncio.get_running_loop()
-        leader = Leader(
-            self._node.twin(),
-            broker.store,
-            self._world.registry,
-            self._world.clock,
-            loop.call_later,
-            self._step_down,
-            self.membership.leader,
-            session=session,
-        )
-        self.standing.leader, self.standing.is_open = leader, False
-        self.role = law.MASTER
-        broker.store.lead(to.epoch)
-        leader.start()
-        if not leader.is_over:
-            self._begin("open", self._let_in(broker, leader))
-
-    async def _let_in(self, broker: Broker, leader: Leader) -> None:
-        """Clients, as soon as everything that is in the logs is committed."""
-        try:
-            for log in (broker.store.messages.log, broker.store.actions.log):
-                await log.flusher.durable(log.end)
-        except FairwayError:  # of the store, and others see to that
-            return
-        if leader.is_over or self.broker is not broker:
-            return
-        broker.begin_life()
-        self.standing.is_open = True
-        self._changed.set()
-
-    def _stop_leading(self) -> None:
-        leader, self.standing.leader = self.standing.leader, None
-        self.standing.is_open = False
-        self._cancel("open")
-        if leader is not None:
-            leader.close()
-            self.role = "waiting"
-
-    def _step_down(self, why: str) -> None:
-        """Not a word more to anybody; what follows is decided in the next turn."""
-        self._let_go()
-        self._say(why)
-        self._changed.set()
-
-    # --- the end -----------------------------------------------------------------------------------------------------
+    async def begin(self) -> None:
+        await super().begin()
+        self._begin("switches", self._switches.run())
 
     async def stop(self) -> None:
-        """Hand over, if this copy leads; checkpoint, let go. Raises what has ended it, if anything has."""
-        self._is_stopping = True
-        self._cancel("life")
-        if self.standing.is_master and self._fault is None:
-            await self._hand_over()
-        self._stop_following()
-        broker = self.broker
-        is_whole = broker is not None and self._is_all_committed(broker)
-        if broker is not None:
-            broker.fall_silent()
-        self._stop_leading()
-        await self._place.leave()
-        self._cancel("fault")
-        try:
-            if broker is not None and is_whole:
-                await broker.stop()
-            elif broker is not None:
-                broker.abandon()
-        finally:
-            with suppress(FairwayError, TimeoutError):  # it may be ending itself
-                async with asyncio.timeout(_CLOSE_S):
-                    await self._world.registry.close()
-        if self._fault is not None:
-            raise self._fault
+        self._cancel("switches")
+        await super().stop()
 
-    async def _hand_over(self) -> None:
-        """Take no more, and wait for a while until everything is committed."""
-        broker = self._opened
-        self.standing.is_open, self.standing.is_leaving = False, True
-        with suppress(TimeoutError, FairwayError):
-            async with asyncio.timeout(self.membership.hand_over_ms / 1_000):
-                for log in (broker.store.messages.log, broker.store.actions.log):
-                    await log.flusher.durable(log.end)
+    @property
+    def broker(self) -> Broker | None:
+        """None while the directory is being opened."""
+        return self.server
 
-    @staticmethod
-    def _is_all_committed(broker: Broker) -> bool:
-        """Else there is nothing that a last checkpoint could say."""
-        logs = (broker.store.messages.log, broker.store.actions.log)
-        return broker.store.fault is None and all(log.committed_end >= log.end for log in logs)
+    async def _serve(self, disk: Disk, adopt: Identity | None) -> Broker:
+        world = BrokerWorld(self._world.clock, disk, self._world.net, self._world.rng)
+        options = replace(self._options, port=self.face.port)
+        broker = await Broker.follow(world, options, self.standing, adopt, self._order)
+        broker.desk.is_off, self._switches.on_change = self._switches.is_off, broker.wake_switched
+        return broker
 
-    # --- tasks -------------------------------------------------------------------------------------------------------
-
-    def _begin(self, name: str, work: object) -> None:
-        self._cancel(name)
-        self._tasks[name] = asyncio.get_running_loop().create_task(work, name=f"fairway-{name}")  # type: ignore[arg-type]
-
-    def _cancel(self, name: str) -> None:
-        """Unless it is the one that asks."""
-        task = self._tasks.pop(name, None)
-        if task is not None and task is not asyncio.current_task():
-            task.cancel()
-
-
-def _told(finding: Finding) -> str:
-    """What was cut off, for people."""
-    start, end = finding.damage.start, finding.damage.end
-    kept = "" if finding.aside is None else f", and is kept in {finding.aside}"
-    return f"what was in the {finding.log} from {start} to {end} was {finding.damage.why}{kept}"
+    def _load(self, server: Broker, now_ns: int) -> dict[str, float]:
+        before_ns, messages, size = self._measured
+        passed_s = max(now_ns - before_ns, 1) / 1e9
+        produced = server.produce
+        self._measured = (now_ns, produced.messages, produced.bytes)
+        return {
+            "messages_per_s": max(round((produced.messages - messages) / passed_s), 0),
+            "bytes_per_s": max(round((produced.bytes - size) / passed_s), 0),
+            "free_bytes": server.store.free_bytes(),
+            "subjects": len(server.store.messages.views.subjects),
+            "rotten_spans": len(server.store.rotten),
+        }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from fairway.broker.describe import dead_letters_of
 from fairway.broker.groups import GroupHost
+from fairway.replication.figures import families
 from fairway.serving.exposition import Exposition
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _GROUP_FIGURES: Final = (
     ("dying", "gauge", "Messages on their way to dead letter."),
     ("lost_total", "counter", "Messages that retention took before the group had them."),
     ("parked", "gauge", "Messages that wait behind others of their keys."),
-    ("is_full", "gauge", "1: as many are parked as may be, and the group waits."),
+    ("is_full", "gauge", "1: as many are behind others of their keys as may be, and the group waits."),
     ("declined_total", "counter", "Messages declined, because others of their keys did what they asked for."),
     ("rate_per_s", "gauge", "Messages per second that the group may have; 0: without limit."),
     ("halted", "gauge", "Keys that wait behind a dead letter; 1 for a group of strict order."),
@@ -53,9 +54,17 @@ class Metrics:
         self._storage(out)
         self._chores(out)
         self._groups(out)
+        self._copies(out)
         if self._broker.delay is not None:
             self._broker.delay.show(out)
         return out.text()
+
+    def _copies(self, out: Exposition) -> None:
+        """Of one copy of several."""
+        standing = self._broker.standing
+        if standing is not None:
+            for each in families(standing, self._broker.store):
+                out.family(*each)
 
     def _traffic(self, out: Exposition) -> None:
         broker, meters = self._broker, self._broker.meters

@@ -29,6 +29,7 @@ from fairway.storage.message_log import StoredBatch
 EMPTY = messages.Pulled(0, [], [])
 SKIPPED_MESSAGES_MAX = SKIPPED_BATCHES_MAX  # passed over and not noted; no more than what one look passes over
 _TRIES_MAX = 8  # a pull decides again when what it chose cannot be read or is too much; each try leaves some out
+_RUN_CUT = 4  # and so a try is not the last before there are no runs: what fits of the heads alone is what is chosen
 _PASSED = frozenset({Kind.PARK, Kind.DECLINE})
 _ROOMY_FRAME_BYTES = 128 * limits.KIB  # beside the batches that were chosen by their size there is room in it
 
@@ -50,7 +51,8 @@ class Puller:
         """WAIT: there is nothing now, or the group's rate allows nothing."""
         verdict = Verdict.WAIT
         paced_max = self._pace.messages_max(host) if host.law.config.rate_per_s else None
-        if paced_max == 0 and self._may_wait(host, name, message.arrived):
+        is_shut = paced_max == 0 or self._desk.is_switched_off(host)
+        if is_shut and self._may_wait(host, name, message.arrived):
             return verdict
         for source in self._inboxes.sources(host, name, message.arrived):
             verdict = self._pull_from(source, request, message, name, actor, paced_max)
@@ -82,8 +84,9 @@ class Puller:
         messages_max = self._inboxes.messages_max(source, message.messages_max)
         if paced_max is not None:
             messages_max = min(messages_max, max(paced_max, 1))  # where there are none, something is sent again
+        asked_max, run_max = messages_max, message.run_max
         for _ in range(_TRIES_MAX):
-            pulled = self._decide(source, message, name, messages_max, actor)
+            pulled = self._decide(source, message, name, messages_max, actor, run_max)
             if pulled is None:
                 return Verdict.AGAIN
             refused = refusal(pulled)
@@ -97,6 +100,8 @@ class Puller:
                 return self._skip(source, request, pulled)
             fitting_count = self._fitting(source, pulled, message.bytes_max, frame_bytes_max)
             if fitting_count is not None:
+                if messages_max < asked_max:  # shorter runs leave room for others, and may be too much again
+                    run_max //= _RUN_CUT
                 messages_max = fitting_count
                 if pulled.is_again:  # to a smaller frame than the first time: the rest is anybody's
                     rest = fitting.beyond(pulled.lots, fitting_count)
@@ -106,21 +111,30 @@ class Puller:
             if batches is None:
                 return Verdict.AGAIN
             absent = fitting.missing(pulled.lots, batches)
-            if absent:
+            is_roomy = frame_bytes_max >= limits.FRAME_BYTES_MAX
+            large = [] if absent or is_roomy else fitting.too_large(pulled.lots, batches, frame_bytes_max)
+            if (absent or large) and self._breaks_runs(source, name, pulled):
+                run_max = 1
+            elif absent:
                 self._leave_out(source, name, absent, pulled)
-                continue
-            if frame_bytes_max < limits.FRAME_BYTES_MAX:
-                large = fitting.too_large(pulled.lots, batches, frame_bytes_max)
-                if large:
-                    messages_max = self._keep_back(source, name, large, pulled, frame_bytes_max) or messages_max
-                    continue
-            self._hand_out(request, source, pulled, batches, actor)
-            self._reader.rest(actor)
-            return Verdict.DONE
+            elif large:
+                messages_max = self._keep_back(source, name, large, pulled, frame_bytes_max) or messages_max
+            else:
+                self._hand_out(request, source, pulled, batches, actor)
+                self._reader.rest(actor)
+                return Verdict.DONE
         return Verdict.AGAIN
 
+    def _breaks_runs(self, source: GroupHost, name: Consumer, pulled: Pulled) -> bool:
+        """Whether messages of one key are in it that come one after another: what cannot go out must not be passed by
+        those behind it, so they stay."""
+        behind = [lot for lot in pulled.lots if lot.is_behind]
+        if pulled.is_again:
+            self._settle(source, name, Settlement.RELEASE, behind)
+        return bool(behind)
+
     def _decide(
-        self, source: GroupHost, message: Pull, name: Consumer, messages_max: int, actor: Actor
+        self, source: GroupHost, message: Pull, name: Consumer, messages_max: int, actor: Actor, run_max: int
     ) -> Pulled | None:
         """None: what the law must know is being fetched."""
         law = source.law
@@ -142,6 +156,7 @@ class Puller:
             number_after=0 if other is None else other.law.last_number(name),
             keys=found.keys,
             beside=() if other is None else self._beside(law, other.law, fresh),
+            run_max=run_max,
         )
 
     def _beside(self, law: Group, other: Group, fresh: Range | None) -> Collection[int]:
@@ -244,7 +259,7 @@ class Puller:
         written = self._desk.carry_out(source, pulled)
         fence = pulled.number if source.law.is_ordered else 0
         lots = [
-            messages.Lot(lot.first, lot.attempt, [messages.Span(first, count) for first, count in lot.ranges], fence)
+            messages.Lot(lot.first, lot.attempt, [messages.Span(*each) for each in lot.ranges], fence, lot.is_behind)
             for lot in pulled.lots
         ]
         attached = [messages.AttachedBatch(each.entry.first_sequence, each.entry.appended_ms) for each in batches]

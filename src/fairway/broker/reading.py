@@ -21,6 +21,7 @@ from functools import partial
 
 from fairway.broker.fetching import Fetches, Piece, Shelf
 from fairway.broker.recent import Recent
+from fairway.errors import Refused
 from fairway.groups import GroupConfig, Handout, Range
 from fairway.limits import KIB, LOT_MESSAGES_MAX, MIB
 from fairway.scheduling import Actor
@@ -203,7 +204,7 @@ class Reader:
             spans = self._merge(absent)
             self._fetch(actor, [self._with_ahead(*spans[0])] if _is_one(spans, entries) else spans, found)
             return None
-        batches = self._parse(subject_id, entries, found)
+        batches = self._parse(actor, subject_id, entries, found)
         if shelf is not _EMPTY:
             if not shelf.reaches_beyond(entries[-1].position + entries[-1].size):
                 self._fetches.clear(actor)
@@ -241,7 +242,7 @@ class Reader:
             self._fetch(actor, [_first_span(entries)], [])
             return None
         self._fetches.clear(actor)
-        return present, self._parse(subject_id, present, found)
+        return present, self._parse(actor, subject_id, present, found)
 
     def _look(self, actor: Actor, shelf: Shelf, position: int, size: int) -> Piece:
         """What is at hand of that stretch."""
@@ -265,13 +266,20 @@ class Reader:
                 self._behind.popitem(last=False)
         return Piece(position, len(data), data) if data is not None else Piece(position, 0, b"")
 
-    def _parse(self, subject_id: int, entries: Iterable[Entry], found: Iterable[Piece]) -> list[StoredBatch]:
+    def _parse(
+        self, actor: Actor, subject_id: int, entries: Iterable[Entry], found: Iterable[Piece]
+    ) -> list[StoredBatch]:
         at_hand = {piece.position: piece.data for piece in found}
         log = self._messages.log
         wanted = list(entries)
-        batches = self._messages.read_entries(
-            subject_id, wanted, lambda position, size: at_hand[position] or log.read(position, size)
-        )
+        try:
+            batches = self._messages.read_entries(
+                subject_id, wanted, lambda position, size: at_hand[position] or log.read(position, size)
+            )
+        except Refused:  # damage that is about to be mended: what was fetched before is of no use then
+            if self._fetches is not None:
+                self._fetches.clear(actor)
+            raise
         if len(batches) < len(wanted):
             self._answers.clear()  # damage was met: what was found before may hold it
         return batches

@@ -34,7 +34,6 @@ from fairway.broker.reading import Reader
 from fairway.broker.retracing import KEY as RETRACING
 from fairway.broker.retracing import WATCHED, RetraceProcessor
 from fairway.broker.scan import SCAN_WEIGHT, ScanProcessor
-from fairway.broker.standing import Standing
 from fairway.broker.steering import SteeringProcessor
 from fairway.errors import FairwayError, StorageFault
 from fairway.names import Subject
@@ -44,7 +43,8 @@ from fairway.protocol.handshake import INBOX
 from fairway.protocol.messages import Heartbeat, Join, Leave, Produce, Pull, SettleAll
 from fairway.protocol.routing import Route
 from fairway.protocol.tracing import Index, Names, Retrace
-from fairway.replication.leader import Leader
+from fairway.replication import standing as copies
+from fairway.replication.standing import Standing
 from fairway.scheduling import Order, Processor, Scheduler, SchedulerOptions
 from fairway.serving.alone import OF_META, LoneRoutes
 from fairway.serving.budget import Allowance
@@ -155,6 +155,7 @@ class Broker:
         self._failed = asyncio.Event()
         self._sync_timer: asyncio.TimerHandle | None = None
         store.on_fault = self._on_fault
+        self.on_committed = self.desk.watches.release_all
         for lane in range(_SCAN_LANES):
             self.scheduler.set_weight(("scan", lane), SCAN_WEIGHT)
         self.scheduler.set_weight(RETRACING, SCAN_WEIGHT)
@@ -221,7 +222,7 @@ class Broker:
         broker = cls(world, options, store, groups, order, standing=standing)
         try:
             await broker._doors.open(options.host, options.port, options.http_port)
-        except FairwayError:
+        except BaseException:  # also where it is called off
             broker.abandon()
             raise
         return broker
@@ -230,6 +231,12 @@ class Broker:
         """Everything in the logs is committed: bring the groups to life."""
         self.desk.begin_life(is_lazy=self.options.store.durability is Durability.MEMORY)
         self.housekeeper.start()
+
+    def wake_switched(self, subject: Subject) -> None:
+        """A group of it was switched off or on, on all brokers: pulls that wait look again."""
+        state = self.store.messages.views.subjects.find(subject)
+        if state is not None:
+            self.desk.wake_subject(state.id)
 
     @property
     def port(self) -> int:
@@ -273,7 +280,7 @@ class Broker:
         """Put a request into the mailbox of its actor; `Refused` and `Misuse` are answered by the session."""
         message = received.message
         if self.standing is not None and (leader := self.standing.admit(message)) is not None:
-            self._ask_leader(leader, session, received)
+            copies.answer(leader, self._request(session, received, received.message))
         elif concerns_delay(received):
             if self.delay is None:
                 raise NO_DESK
@@ -310,15 +317,6 @@ class Broker:
             self._dispatch(key, asked, self._lone)
         else:
             self._dispatch(("steer",), self._request(session, received, received.message), self.steer)
-
-    def _ask_leader(self, leader: Leader, session: Session, received: RequestReceived) -> None:
-        """What a replica asks. It waits for no actor: whoever waits for an answer here waits for the replica."""
-        request = self._request(session, received, received.message)
-        try:
-            leader.answer(request)
-        except FairwayError:
-            request.end()
-            raise
 
     @staticmethod
     def _may_name(message: Configure | Switch) -> bool:
@@ -403,6 +401,7 @@ class Broker:
             durability=self.options.store.durability.value,
             free_bytes=self.store.free_bytes(),
             connections_max=self.options.connections_max,
+            rotten_spans=len(self.store.rotten),
         )
 
     # --- the end -----------------------------------------------------------------------------------------------------
@@ -416,6 +415,13 @@ class Broker:
     async def failed(self) -> None:
         """Return when the store has failed: then `stop` raises what happened."""
         await self._failed.wait()
+
+    def failure(self) -> FairwayError:
+        """What that is."""
+        return self.store.fault or StorageFault("the store has failed")
+
+    async def come_to_rest(self) -> None:
+        """Nothing is begun that has to come to its end before another copy leads."""
 
     def fall_silent(self) -> None:
         """Accept nobody, take no requests, let no timer ring: what is durable is still answered."""

@@ -14,7 +14,7 @@ from fairway.broker.scan import place
 from fairway.errors import Code, Refused
 from fairway.groups import Decision
 from fairway.groups.config import decode
-from fairway.names import Consumer, Subject
+from fairway.names import MOMENTS, Consumer, Subject
 from fairway.names import Group as GroupName
 from fairway.protocol import Message
 from fairway.protocol.admin import (
@@ -74,6 +74,13 @@ class SteeringProcessor:
         host = self._desk.host(message.subject, message.group)
         was = host.law.cursor
         to = place(self._desk, host.subject_id, message.whence, message.value)
+        end = self._desk.store.messages.end_sequence(host.subject_id)
+        if to > end and message.subject != MOMENTS:  # else what comes until then would be passed over in silence
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"there is no sequence {to} in {message.subject}, which ends at {end} here: seek to {end}, or to "
+                "'latest', to begin with what comes next",
+            )
         decision = host.law.seek(to, now_ms=self._desk.clock.wall_ms())
         answer = Sought(to, was, decision.held, decision.waiting, decision.dying_count)
         self._carry_out(request, host, decision, answer)

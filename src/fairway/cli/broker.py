@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fairway.delay.service import Delay, DelayWorld
     from fairway.storage.recovery import Finding
     from fairway.storage.store import Store
+    from fairway.world.disk import Disk
     from fairway.world.real_disk import RealDisk
 
 _SPARE_DESCRIPTORS = 512  # for segments, indexes, buckets and the loop itself
@@ -205,7 +206,6 @@ def delay_options(options: Options) -> DelayOptions:
 async def _serve(verb: str, data: Path, options: Options) -> None:
     """Start, say so, wait, stop. Raises the fault that ended it, if one did."""
     from fairway.broker.server import Broker, BrokerWorld
-    from fairway.replication.promise import Promise
     from fairway.storage import directory
     from fairway.world.clock import RealClock
     from fairway.world.net import RealNet
@@ -215,11 +215,7 @@ async def _serve(verb: str, data: Path, options: Options) -> None:
     asked = asked_to_end()
     disk = open_disk(data)
     directory.identify(disk)  # before anything is made in a directory that is not ours
-    if Promise(disk).epoch:
-        raise Misuse(
-            f"{data} is a copy of a group, and alone it would write what the others do not have: start it with "
-            "--registry and --group"
-        )
+    check_alone(disk, data)
     delay = _open_delay(data, options) if verb == "up" else None
     try:
         world = BrokerWorld(RealClock(), disk, RealNet(), RealRng())
@@ -239,6 +235,17 @@ async def _serve(verb: str, data: Path, options: Options) -> None:
             await delay.stop()
     finally:
         await started.stop()
+
+
+def check_alone(disk: Disk, data: Path) -> None:
+    """`Misuse` where a directory belongs to a group."""
+    from fairway.replication.promise import Promise
+
+    if Promise(disk).epoch:
+        raise Misuse(
+            f"{data} is a copy of a group, and alone it would write what the others do not have: start it with "
+            "--registry and --group"
+        )
 
 
 def _open_delay(data: Path, options: Options) -> Delay | None:

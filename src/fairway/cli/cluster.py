@@ -8,6 +8,7 @@ import typer
 
 from fairway.cli import meta_client, output
 from fairway.cli.client import AsJson, Patience, Url
+from fairway.cli.cluster_check import troubles
 from fairway.cli.settings import ConfigFile, resolve
 from fairway.errors import FairwayError
 from fairway.world import host
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(invoke_without_command=True)
 
 Watch = Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")]
-Check = Annotated[bool, typer.Option("--check", help="Exit status 4 unless all is well.")]
+Check = Annotated[bool, typer.Option("--check", help="Exit status 4 unless all is well, and say what is not.")]
 Interval = Annotated[float, typer.Option("--interval-s", min=0.1, metavar="SECONDS", help="Between two looks.")]
 Servers = Annotated[str, typer.Argument(metavar="GROUP", help="The group of servers.", show_default=False)]
 Off = Annotated[bool, typer.Option("--off", help="Undo it: the group takes messages again.")]
@@ -56,11 +57,14 @@ def cluster(
             _watch(options, interval_s, as_json=json)
             return
         found = meta_client.everything(options)
+        wrong = troubles(found)
         if json:
             output.write_json(document(found))
         else:
             output.console().print(shown(found))
-        if check and (found.is_old or not all(is_well(group) for group in found.groups)):
+        if check and not json:
+            typer.echo("\n".join(wrong) or "all is well: every group is led and takes messages, all copies are in sync")
+        if check and wrong:
             raise typer.Exit(output.Exit.DAMAGE)
 
 
@@ -118,11 +122,6 @@ def _watch(options: Options, interval_s: float, *, as_json: bool) -> None:
                     live.console.print(f"{error}; still waiting", soft_wrap=True)
 
 
-def is_well(group: GroupRoute) -> bool:
-    """Whether nobody has to do anything about it; one that is being drained is as it was wanted."""
-    return group.is_writable or (group.is_draining and bool(group.master))
-
-
 def document(found: Routed) -> dict[str, object]:
     """For programs."""
     groups = []
@@ -133,7 +132,15 @@ def document(found: Routed) -> dict[str, object]:
             each["lag_bytes"] = lag_bytes(copy, ends)
         groups.append(named)
     subjects = [output.named(subject) for subject in found.subjects]
-    return {"is_old": found.is_old, "metas": found.metas, "groups": groups, "subjects": subjects}
+    wrong = troubles(found)
+    return {
+        "is_old": found.is_old,
+        "is_well": not wrong,
+        "troubles": wrong,
+        "metas": found.metas,
+        "groups": groups,
+        "subjects": subjects,
+    }
 
 
 def shown(found: Routed) -> RichGroup:
@@ -173,10 +180,16 @@ def _rows(group: GroupRoute) -> list[tuple[str, ...]]:
                 else ("yes" if copy.is_in_sync else "no"),
                 " ".join(f"{end:,}" for end in copy.ends),
                 "" if lag is None else output.size(lag),
-                group.why if not number else "",
+                "; ".join(filter(None, (group.why if not number else "", _rot(copy)))),
             )
         )  # fmt: skip
     return rows or [(group.name, group.kind, str(group.epoch), "", "", "", "", "", "", group.why)]
+
+
+def _rot(copy: Copy) -> str:
+    """What its disk has lost, and nobody has brought back."""
+    spans = int(copy.load.get("rotten_spans", 0))
+    return f"its disk has lost {spans:,} spans: replace it" if spans else ""
 
 
 def _master_ends(group: GroupRoute) -> list[int]:

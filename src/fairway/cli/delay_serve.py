@@ -20,6 +20,7 @@ from fairway.cli.broker import (
     HttpPort,
     LogData,
     LowWaterMib,
+    MinInSync,
     PendingMax,
     Port,
     Registry,
@@ -27,13 +28,12 @@ from fairway.cli.broker import (
 )
 from fairway.cli.options import Options, flag
 from fairway.cli.settings import ConfigFile, resolve
-from fairway.errors import Misuse
+from fairway.errors import FairwayError, Misuse
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fairway.client.url import Address
-    from fairway.delay.joining import Joining
     from fairway.delay.server import ServerOptions
 
 HELP = """Run a delay server alone. Prints one line with its address when it is ready.
@@ -42,7 +42,7 @@ It takes delayed messages of clients that name it (fairway://BROKER?delay=HOST:P
 when it is due. SIGTERM or Ctrl-C stops it cleanly, with exit status 0; what is pending stays on its disk.
 
 With --registry and --group in the place of --broker it is part of a cluster: clients of the cluster find it, and it
-finds the broker groups.
+finds the broker groups. It is one copy of several then: it leads, or follows the one that does and takes over from it.
 """
 _REMEDY = "give --broker HOST:PORT, or NAME=HOST:PORT for each of several broker groups, with spaces between them"
 
@@ -63,6 +63,7 @@ def serve(  # noqa: PLR0913, PLR0917  (typer takes the flags from here)
     registry: Registry = None,
     group: Group = None,
     advertise: Advertise = None,
+    min_in_sync: MinInSync = None,
     session_ms: SessionMs = None,
     allow_remote: AllowRemote = None,
     config: ConfigFile = None,
@@ -72,13 +73,16 @@ def serve(  # noqa: PLR0913, PLR0917  (typer takes the flags from here)
     with output.failures("delay serve"):
         options = resolve(config, **flags).options
         directory = broker_verbs.data_directory(options)
-        is_joining = options.registry is not None or options.group is not None
-        if is_joining:
-            check_joining(options)
-        brokers = {} if is_joining else parse_brokers(options.broker)
         from fairway.world import service
 
-        service.run(_serve(directory, options, brokers))
+        if options.registry is None and options.group is None:
+            service.run(_serve(directory, options, parse_brokers(options.broker)))
+        else:
+            if options.broker is not None:
+                raise Misuse("a registry and --broker: leave out --broker, for the meta servers know the broker groups")
+            from fairway.cli import member
+
+            service.run(member.serve_delay(directory, options, server_options(options)))
 
 
 def parse_brokers(raw: str | None) -> dict[str, tuple[Address, ...]]:
@@ -94,39 +98,6 @@ def parse_brokers(raw: str | None) -> dict[str, tuple[Address, ...]]:
             raise Misuse(f"{word!r} has no name of its own: {_REMEDY}")
         found[name or places] = tuple(Address.parse(each) for each in places.split(","))
     return found
-
-
-def check_joining(options: Options) -> str:
-    """The group of a delay server in a cluster; `Misuse` says what is missing or too much."""
-    from fairway import names
-
-    if options.group is None:
-        raise Misuse("a registry and no group: name this delay server with --group NAME, unlike any other")
-    if options.registry is None:
-        raise Misuse("a group and no registry: say where the cluster has it, with --registry URL")
-    if options.registry.startswith("sqlite:"):
-        raise Misuse("sqlite: is for the meta server that keeps the registry: give --registry meta://HOST:PORT of that")
-    if options.broker is not None:
-        raise Misuse("a registry and --broker: leave out --broker, for the meta servers know the broker groups")
-    return str(names.Group.parse(options.group))
-
-
-async def _joining(options: Options) -> Joining:
-    """With a session at the registry."""
-    from fairway.client.url import Address
-    from fairway.delay.joining import Joining
-    from fairway.lookup.opening import META, open_registry, parse_meta
-    from fairway.world.clock import RealClock
-    from fairway.world.net import RealNet
-    from fairway.world.rng import RealRng
-
-    url, group = str(options.registry), check_joining(options)
-    advertise = None if options.advertise is None else Address.parse(options.advertise)
-    metas = parse_meta(url) if url.startswith(META) else ()
-    registry = await open_registry(
-        url, RealNet(), RealClock(), RealRng(), session_ms=options.session_ms, name=f"delay {group}"
-    )
-    return Joining(registry, group, advertise, metas)
 
 
 def server_options(options: Options) -> ServerOptions:
@@ -155,17 +126,16 @@ async def _serve(data: Path, options: Options, brokers: dict[str, tuple[Address,
     from fairway.delay.server import DelayServer
 
     asked = broker_verbs.asked_to_end()
-    joining = None if brokers else await _joining(options)
     world = broker_verbs.delay_world(data, options)
-    started = await DelayServer.start(world, server_options(options), brokers, joining, _remark)
+    try:
+        broker_verbs.check_alone(world.log_disk or world.disk, data)
+    except FairwayError:
+        world.close()
+        raise
+    started = await DelayServer.start(world, server_options(options), brokers)
     broker_verbs.say_findings(started.delay.engine.store, started.delay.engine.log.findings)
     http = f" and http://{Address(options.host, started.http_port)}" if started.http_port is not None else ""
     where = Address(options.host, started.port)
-    whither = f"group {joining.group} at {options.registry}" if joining else f"sends to {', '.join(brokers)}"
-    typer.echo(f"fairway delay: ready at {where}{http}, data in {data}, {whither}")
+    typer.echo(f"fairway delay: ready at {where}{http}, data in {data}, sends to {', '.join(brokers)}")
     await broker_verbs.first_of(asked, started.failed)
     await started.stop()
-
-
-def _remark(sentence: str) -> None:
-    typer.echo(f"fairway delay: {sentence}", err=True)

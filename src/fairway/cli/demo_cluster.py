@@ -1,9 +1,9 @@
 """`make cluster`, `fairway demo cluster`: a whole cluster on this machine, orders through it, live; and what to kill.
 
-Orders are sent to a subject that both broker groups carry, some of them by way of the delay server, and a consumer in
+Orders are sent to a subject that both broker groups carry, some of them by way of the delay servers, and a consumer in
 this process takes them all. Each has a number, so that in the end it is known of every one that was stored whether it
 came. Without an end of its own it goes on until Ctrl-C, and whoever is killed meanwhile comes back after a while; with
-one, it kills the master of a broker group itself when half of the time is over.
+one, it kills two masters itself when half of the time is over, of a broker group and of the delay servers.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ _SETTLE_S = 60.0  # for all groups to be led, and their copies to be in sync
 _DRAIN_S = 30.0  # for what was stored to be consumed
 _KILL_FROM_S = 12.0  # a show that is shorter has no time for a failover
 _COPIES = 2
+_KILLED = ("g1", "d1")  # the groups whose masters are
 
 Seconds = Annotated[
     float | None, typer.Option("--seconds", min=1, metavar="N", help="End by itself after so long; else Ctrl-C.")
@@ -53,14 +54,15 @@ DataDirectory = Annotated[
 
 
 def cluster(seconds: Seconds = None, data: DataDirectory = None) -> None:
-    """Watch a cluster: ZooKeeper, two meta servers, two broker groups of two, a delay server, orders through it all.
+    """Watch a cluster: ZooKeeper, two meta servers, two broker groups of two, a delay pair, orders through it all.
 
-    Everything runs on this machine and is gone at the end. With --seconds the master of a group is killed halfway. Exit
-    status 0: every order that was stored was received. Needs Java and pyspark, whose jars have a ZooKeeper.
+    Everything runs on this machine and is gone at the end. With --seconds masters are killed halfway, of a broker group
+    and of the delay pair. Exit status 0: every order that was stored was received. Needs Java and pyspark, whose jars
+    have a ZooKeeper.
     """
     with output.failures("demo cluster"), _directory(data) as root, host.asked_to_end() as ending:
         out = output.console()
-        out.print("starting ZooKeeper, two meta servers, four brokers and a delay server ...")
+        out.print("starting ZooKeeper, two meta servers, four brokers and two delay servers ...")
         with demo_servers.running(root) as servers:
             is_whole = _Show(out, servers, ending).run(seconds)
     if not is_whole:
@@ -88,7 +90,7 @@ class _Show:
         self._ending = ending
         self._clock = RealClock()
         self._options = Options(url=servers.url)
-        self._killed: _Killing | None = None
+        self._killed: dict[str, _Killing] = {}  # masters, by group
 
     def run(self, seconds: float | None) -> bool:
         """Whether every order that was stored was received."""
@@ -154,7 +156,7 @@ class _Show:
                 found = self._look()
                 update(self._view(found, traffic), is_due)
                 if seconds is not None and seconds >= _KILL_FROM_S and elapsed_s >= seconds / 2:
-                    self._follow_killing(found)
+                    self._follow_killings(found)
 
     @contextmanager
     def _screen(self) -> Iterator[_Update]:
@@ -181,22 +183,32 @@ class _Show:
         known = [("zookeeper", self._servers.zookeeper_pid), *servers]
         return "processes: " + ", ".join(f"{name} {pid or 'away'}" for name, pid in known)
 
-    def _follow_killing(self, found: Routed | None) -> None:
-        """Kill the master of the first group, once; then see how long it takes until another one leads."""
-        group = _group(found, "g1")
-        if self._killed is None:
-            master = None if group is None else self._servers.at(group.master)
-            if group is not None and master is not None:
-                self._killed = _Killing(group.epoch, self._clock.monotonic_ns())
-                self._out.print(f"kill -9 {master.pid}: {master.name}, which leads g1 under epoch {group.epoch}")
+    def _follow_killings(self, found: Routed | None) -> None:
+        """Kill the masters of two groups, once; then see how long it takes until another one leads."""
+        for name in _KILLED:
+            group = _group(found, name)
+            if group is not None:
+                self._follow_killing(group)
+
+    def _follow_killing(self, group: GroupRoute) -> None:
+        killed, name = self._killed.get(group.name), group.name
+        if killed is None:
+            master = self._servers.at(group.master)
+            if master is not None:
+                self._killed[name] = _Killing(group.epoch, self._clock.monotonic_ns())
+                self._out.print(f"kill -9 {master.pid}: {master.name}, which leads {name} under epoch {group.epoch}")
                 master.kill()
-        elif self._killed.took_s is None and group is not None and self._killed.is_over(group):
-            self._killed.took_s = (self._clock.monotonic_ns() - self._killed.at_ns) / 1e9
+        elif killed.took_s is None and killed.is_over(group):
+            killed.took_s = (self._clock.monotonic_ns() - killed.at_ns) / 1e9
             heir = self._servers.at(group.master)
             self._out.print(
-                f"{heir.name if heir is not None else group.master} leads g1 under epoch {group.epoch}, "
-                f"{self._killed.took_s:.1f} s later, of which a session takes {SESSION_MS / 1_000:g} s to end"
+                f"{heir.name if heir is not None else group.master} leads {name} under epoch {group.epoch}, "
+                f"{killed.took_s:.1f} s later, of which a session takes {SESSION_MS / 1_000:g} s to end"
             )
+
+    def _is_awaiting(self) -> bool:
+        """Whether nobody has taken over yet from one that was killed."""
+        return any(each.took_s is None for each in self._killed.values())
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -204,9 +216,8 @@ class _Show:
         """Until all that was stored is received and every group is led again, or for a while."""
         end_ns = self._clock.monotonic_ns() + int(_DRAIN_S * 1e9)
         while self._clock.monotonic_ns() < end_ns:
-            is_awaiting = self._killed is not None and self._killed.took_s is None
-            if is_awaiting:
-                self._follow_killing(self._look())
+            if self._is_awaiting():
+                self._follow_killings(self._look())
             elif traffic.is_complete():
                 return
             self._servers.revive()
@@ -215,28 +226,32 @@ class _Show:
     def _sum_up(self, traffic: Traffic) -> bool:
         for sentence in traffic.sum_up():
             self._out.print(sentence, soft_wrap=True)
-        if self._killed is not None and self._killed.took_s is None:
-            self._out.print("nobody took over from the master that was killed: see the logs with --data DIR")
+        if self._is_awaiting():
+            self._out.print("nobody took over from a master that was killed: see the logs with --data DIR")
             return False
         return not traffic.lost
 
     def _say_what_to_try(self, found: Routed) -> None:
-        group = _group(found, "g1")
-        master = None if group is None else self._servers.at(group.master)
+        pid, delay_pid = (self._pid_of_master(_group(found, name)) for name in _KILLED)
         tries = {
             f"export FAIRWAY_URL={self._servers.url} PATH=.venv/bin:$PATH": "",
             "fairway cluster --watch": "who leads, who follows, who is behind",
-            f"kill -9 {master.pid if master else 'PID'}": "the master of g1: the other copy takes over in seconds",
-            f"kill -STOP {master.pid if master else 'PID'}": "the same for one that only hangs; -CONT wakes it up",
+            f"kill -9 {pid}": "the master of g1: the other copy takes over in seconds",
+            f"kill -STOP {pid}": "the same for one that only hangs; -CONT wakes it up",
+            f"kill -9 {delay_pid}": "the master of d1: what waits there is sent by the other copy",
             f"fairway subject show {SUBJECT}": "which broker groups carry it",
             "fairway cluster drain g2": "no new messages to g2; undone with --off",
             f"fairway tail {SUBJECT} --json": "what is sent",
-            "fairway delay count": "what waits at the delay server",
+            "fairway delay count": "what waits at the delay servers",
         }
         self._out.print(f"Everything is up. Whoever is killed comes back after {AWAY_S:g} s. In another shell:")
         for command, what in tries.items():
             self._out.print(f"  {command:48} # {what}" if what else f"  {command}", markup=False, soft_wrap=True)
         self._out.print()
+
+    def _pid_of_master(self, group: GroupRoute | None) -> str:
+        master = None if group is None else self._servers.at(group.master)
+        return "PID" if master is None else str(master.pid)
 
 
 class _Killing:
@@ -257,4 +272,4 @@ def _group(found: Routed | None, name: str) -> GroupRoute | None:
 
 def _is_settled(group: GroupRoute) -> bool:
     in_sync = sum(copy.is_in_sync for copy in group.copies)
-    return group.is_writable and in_sync == (1 if group.kind == "delay" else _COPIES)
+    return group.is_writable and in_sync == _COPIES

@@ -4,7 +4,7 @@
     m1, m2          meta servers
     g1-a, g1-b      a broker group, two copies
     g2-a, g2-b      another
-    d1              a delay server
+    d1-a, d1-b      a group of delay servers, two copies
 
 One that somebody kills is away for a while, so that one sees what the others do, and then comes back on its directory.
 """
@@ -144,8 +144,11 @@ class Cluster:
             for group in ("g1", "g2")
             for copy in "ab"
         ]
-        delay = Server("d1", "d1", root, "delay", "serve", *self._data("d1"), *member, "--group", "d1")
-        self.servers = [*metas, *brokers, delay]
+        delays = [
+            Server(name, "d1", root, "delay", "serve", *self._data(name), *member, "--group", "d1")
+            for name in ("d1-a", "d1-b")
+        ]
+        self.servers = [*metas, *brokers, *delays]
         self.url = "meta://" + ",".join(meta.address for meta in metas)
 
     def _data(self, name: str) -> tuple[str, str]:

@@ -177,6 +177,9 @@ def _broker(options: Options) -> Iterator[Check]:
         yield _verdict("clock", f"{output.age(apart_ms / 1_000)} from the broker's", is_ok=is_ok, remedy=remedy)
     if state.free_bytes:
         yield _room("broker's disk", state.free_bytes, is_full=state.is_read_only)
+    if state.rotten_spans:
+        remedy = "`fairway verify` shows what was in them; replace the disk"
+        yield _verdict("broker's logs", f"{state.rotten_spans:,} spans have rotted", is_ok=False, remedy=remedy)
     if state.durability:
         remedy = "a power cut takes the last 100 ms: restart with --durability sync unless that was meant"
         yield _verdict("durability", state.durability, is_ok=state.durability == "sync", remedy=remedy)

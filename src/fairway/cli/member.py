@@ -1,73 +1,136 @@
-"""`fairway broker --registry URL --group NAME`: one copy of several, until it is told to end."""
+"""`fairway broker` and `fairway delay serve` with `--registry URL --group NAME`: one copy of several, until it is told
+to end."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from fairway.cli.options import Options
-from fairway.errors import FairwayError, Misuse
+from fairway.errors import Misuse
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from fairway.broker.member import BrokerMember, MemberOptions
+    from fairway.broker.member import BrokerMember
     from fairway.broker.server import BrokerOptions
+    from fairway.delay.member import DelayMember
+    from fairway.delay.server import ServerOptions
+    from fairway.protocol import Options as ConnectionOptions
+    from fairway.replication.member import GroupMember
+    from fairway.replication.membership import MemberOptions, MemberWorld
+
+    MemberT = TypeVar("MemberT", bound=GroupMember[Any])
 
 _WATCH_S = 0.5
 _BEAT_MS_MIN = 1_000
+_CLOSE_S = 2.0  # for a registry to end a session
 _ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104
 
 
 async def serve(data: Path, options: Options, broker: BrokerOptions) -> None:
     """Start, say what it does whenever that changes, wait, hand over, stop. Raises what ended it, if anything did."""
-    from fairway.broker.member import BrokerMember, MemberWorld
-    from fairway.cli.broker import asked_to_end, first_of, open_disk
-    from fairway.lookup.opening import open_registry
-    from fairway.world.clock import RealClock
-    from fairway.world.net import RealNet
-    from fairway.world.rng import RealRng
-    from fairway.world.service import settle_memory
+    from fairway.broker.member import BrokerMember
 
     membership = member_options(options)
+    quick = replace(broker, connection=_with_quick_pulse(broker.connection, membership))
+
+    def make(world: MemberWorld) -> BrokerMember:
+        return BrokerMember(world, quick, membership)
+
+    await _serve("broker", data, options, make, lambda member: say_ready(member, data))
+
+
+async def serve_delay(data: Path, options: Options, server: ServerOptions) -> None:
+    """The same with a delay server. Where the logs have a directory of their own, the copy is known by that."""
+    from fairway.cli.broker import open_disk
+    from fairway.delay.member import DelayMember
+    from fairway.lookup.opening import META, parse_meta
+
+    membership = member_options(options)
+    hall = replace(server.hall, connection=_with_quick_pulse(server.connection, membership))
+    url = str(options.registry)
+    metas = parse_meta(url) if url.startswith(META) else ()
+    logs = data if options.log_data is None else Path(options.log_data)
+
+    def make(world: MemberWorld) -> DelayMember:
+        beside = None if options.log_data is None else lambda: open_disk(data)
+        return DelayMember(world, replace(server, hall=hall), membership, metas, beside)
+
+    await _serve("delay", logs, options, make, lambda member: say_delay_ready(member, data))
+
+
+async def _serve(
+    verb: str,
+    logs: Path,
+    options: Options,
+    make: Callable[[MemberWorld], MemberT],
+    say: Callable[[MemberT], None],
+) -> None:
+    from fairway.cli.broker import asked_to_end, first_of
+    from fairway.cli.starting import unless_asked
+    from fairway.world.service import settle_memory
+
     asked = asked_to_end()
-    clock, net, rng = RealClock(), RealNet(), RealRng()
-    name = f"broker {membership.group}"
-    registry = await open_registry(str(options.registry), net, clock, rng, session_ms=membership.session_ms, name=name)
-    world = MemberWorld(clock, lambda: open_disk(data), net, rng, registry)
-    try:
-        member = await BrokerMember.start(world, _with_quick_pulse(broker, membership), membership)
-    except FairwayError:
-        await registry.close()
-        raise
+    member = await unless_asked(asked, _start(verb, logs, options, make))
+    if member is None:
+        return
     settle_memory()
-    say_ready(member, data)
+    say(member)
 
     async def tell() -> None:
-        await _tell(member)
+        await _tell(verb, member)
 
     await first_of(asked, member.failed, tell)
     await member.stop()
 
 
-def _with_quick_pulse(broker: BrokerOptions, membership: MemberOptions) -> BrokerOptions:
-    """Clients give up a master that stands still soon after its replicas do: after three beats."""
-    from dataclasses import replace
+async def _start(verb: str, logs: Path, options: Options, make: Callable[[MemberWorld], MemberT]) -> MemberT:
+    """With a session at the registry, which is over where it does not start."""
+    import asyncio
+    from contextlib import suppress
 
-    beat_ms = min(max(membership.session_ms // 2, _BEAT_MS_MIN), broker.connection.heartbeat_ms)
-    return replace(broker, connection=replace(broker.connection, heartbeat_ms=beat_ms))
+    from fairway.cli.broker import open_disk
+    from fairway.lookup.opening import open_registry
+    from fairway.replication.membership import MemberWorld
+    from fairway.world.clock import RealClock
+    from fairway.world.net import RealNet
+    from fairway.world.rng import RealRng
+
+    clock, net, rng = RealClock(), RealNet(), RealRng()
+    name = f"{verb} {options.group}"
+    registry = await open_registry(str(options.registry), net, clock, rng, session_ms=options.session_ms, name=name)
+    try:
+        member = make(MemberWorld(clock, lambda: open_disk(logs), net, rng, registry))
+        await member.begin()
+    except BaseException:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await registry.close()
+        raise
+    return member
+
+
+def _with_quick_pulse(connection: ConnectionOptions, membership: MemberOptions) -> ConnectionOptions:
+    """Clients give up a master that stands still soon after its replicas do: after three beats."""
+    beat_ms = min(max(membership.session_ms // 2, _BEAT_MS_MIN), connection.heartbeat_ms)
+    return replace(connection, heartbeat_ms=beat_ms)
 
 
 def member_options(options: Options) -> MemberOptions:
     """What a copy makes of the settings."""
-    from fairway.broker.member import MemberOptions
     from fairway.names import Group
+    from fairway.replication.membership import MemberOptions
 
     if options.group is None:
-        raise Misuse("a registry and no group: name the group that this broker is a copy of, with --group NAME")
+        raise Misuse("a registry and no group: name the group that this server is a copy of, with --group NAME")
     if options.registry is None:
         raise Misuse("a group and no registry: say where its copies find one another, with --registry URL")
+    if options.registry.startswith("sqlite:"):
+        raise Misuse("sqlite: is for the meta server that keeps the registry: give --registry meta://HOST:PORT of that")
     if options.host in _ANYWHERE and options.advertise is None:
         raise Misuse(f"{options.host} is no address that others could dial: add --advertise HOST:PORT")
     return MemberOptions(
@@ -93,7 +156,21 @@ def say_ready(member: BrokerMember, data: Path) -> None:
     )
 
 
-async def _tell(member: BrokerMember) -> None:
+def say_delay_ready(member: DelayMember, data: Path) -> None:
+    from fairway.cli.broker import say_findings
+    from fairway.client.url import Address
+
+    if member.server is not None:
+        say_findings(member.server.store, member.server.delay.engine.log.findings)
+    face = member.face
+    http = f" and http://{Address(face.host, face.http_port)}" if face.http_port is not None else ""
+    typer.echo(
+        f"fairway delay: ready at {Address(*member.address)}{http}, data in {data}, "
+        f"copy {member.directory} of group {member.membership.group}"
+    )
+
+
+async def _tell(verb: str, member: GroupMember[Any]) -> None:
     """For ever: a line on stderr whenever the copy does something else."""
     import asyncio
 
@@ -106,5 +183,5 @@ async def _tell(member: BrokerMember) -> None:
         sentence = member.sentence()
         if sentence != said:
             said = sentence
-            typer.echo(f"fairway broker: {sentence}", err=True)
+            typer.echo(f"fairway {verb}: {sentence}", err=True)
         await asyncio.sleep(_WATCH_S)

@@ -16,7 +16,7 @@ from fairway.errors import Misuse
 from fairway.world import host as host_machine
 
 if TYPE_CHECKING:
-    from fairway.meta.server import MetaOptions, MetaWorld
+    from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 
 HELP = """Run a meta server: it says who lives, and which broker group carries which subject. Listens at 20882.
 
@@ -105,16 +105,24 @@ async def _open_world(url: str, session_ms: int) -> MetaWorld:
     return MetaWorld(clock, net, rng, registry)
 
 
+async def _start(url: str, session_ms: int, options: MetaOptions) -> MetaServer:
+    from fairway.meta.server import MetaServer
+
+    world = await _open_world(url, session_ms)
+    return await MetaServer.start(world, options, lambda sentence: typer.echo(f"fairway meta: {sentence}", err=True))
+
+
 async def _serve(settings: Settings) -> None:
     """Start, say so, wait, stop."""
+    from fairway.cli.starting import unless_asked
     from fairway.client.url import Address
-    from fairway.meta.server import MetaServer
 
     asked = broker_verbs.asked_to_end()
     options = meta_options(settings)
     url = check_registry(settings.options.registry)
-    world = await _open_world(url, settings.options.session_ms)
-    started = await MetaServer.start(world, options, lambda sentence: typer.echo(f"fairway meta: {sentence}", err=True))
+    started = await unless_asked(asked, _start(url, settings.options.session_ms, options))
+    if started is None:
+        return
     http = f" and http://{Address(options.host, started.http_port)}" if started.http_port is not None else ""
     typer.echo(f"fairway meta: ready at meta://{Address(options.host, started.port)}{http}, registry {url}")
     await broker_verbs.first_of(asked, started.failed)

@@ -152,11 +152,12 @@ def relay(
     from fairway.world import host
 
     with output.failures("outbox relay"), _engine(database) as engine:
+        from fairway.sql.opening import split
         from fairway.sql.relay import Relay
         from fairway.sql.relaying import RelayOptions
 
         options = resolve(config, url=url).options
-        name, schema = _split(table)
+        name, schema = split(table)
         how = RelayOptions(lease_s=lease_s, answer_s=lease_s / 2)
         working = Relay(engine, options.url, table=name, schema=schema, options=how)
         with host.asked_to_end() as ending, working:
@@ -194,21 +195,11 @@ def _until_empty(working: Relay, wait: Callable[[float], bool]) -> None:
 def _engine(database: str) -> Iterator[Engine]:
     """An engine; what a database says is a sentence and an exit status."""
     try:
-        import sqlalchemy as sa
+        from fairway.sql.opening import engine_at
     except ModuleNotFoundError:
         raise FairwayError(f"an outbox needs SQLAlchemy: {output.install('sql')}") from None
-    try:
-        engine = sa.create_engine(database)
-    except sa.exc.ArgumentError as error:
-        raise Misuse(f"--database {database!r} is no address: {error}; write DIALECT+DRIVER://USER@HOST/NAME") from None
-    except ModuleNotFoundError as error:
-        raise FairwayError(f"the driver {error.name} is not installed: pip install {error.name}") from None
-    try:
+    with engine_at(database, "--database") as engine:
         yield engine
-    except sa.exc.DBAPIError as error:
-        raise FairwayError(f"the database {engine.url.render_as_string()} says: {error.orig}") from error
-    finally:
-        engine.dispose()
 
 
 @contextmanager
@@ -220,15 +211,11 @@ def _opened(verb: str, database: str, table: str) -> Iterator[Outbox]:
 
 
 def _outbox(engine: Engine, table: str) -> Outbox:
+    from fairway.sql.opening import split
     from fairway.sql.outbox import Outbox
 
-    name, schema = _split(table)
+    name, schema = split(table)
     return Outbox(engine, table=name, schema=schema)
-
-
-def _split(table: str) -> tuple[str, str | None]:
-    schema, dot, name = table.rpartition(".")
-    return name, schema if dot else None
 
 
 # --- telling ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`fairway broker promote GROUP`: name another master by hand.
+"""`fairway broker promote GROUP`: name another master by hand, of brokers or of delay servers.
 
 A copy that is in sync takes over without a loss: the master is deposed, steps down, and follows. One that is not may
 lack messages that were acknowledged; that is done only where it is said that they may go.
@@ -118,7 +118,6 @@ def choose(
 def _made_anew(group: str, alive: Mapping[str, Member], to: str | None, *, accepts_data_loss: bool) -> GroupRecord:
     """A registry that has lost the group: it begins again with one copy, which says whose logs they are."""
     from fairway.registry.layout import GroupRecord
-    from fairway.replication import law
 
     if to is None or not accepts_data_loss:
         raise NotPromoted(
@@ -127,4 +126,5 @@ def _made_anew(group: str, alive: Mapping[str, Member], to: str | None, *, accep
         )
     if to not in alive:
         raise NotPromoted(f"copy {to} of group {group} does not live: start it first")
-    return GroupRecord(law.BROKER, max((each.epoch for each in alive.values()), default=0) + 1, to, [to], members=[to])
+    epoch = max((each.epoch for each in alive.values()), default=0) + 1
+    return GroupRecord(alive[to].kind, epoch, to, [to], members=[to])

@@ -1,4 +1,5 @@
-"""`fairway spool status|drain`: what waits on this host's disk for the broker, and to the broker with it."""
+"""`fairway spool status|drain|retry|discard`: what waits on this host's disk for the broker; to the broker with it, or
+away with what was set aside."""
 
 from __future__ import annotations
 
@@ -7,14 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairway.cli import output
+from fairway.cli import meta_client, output
 from fairway.cli.client import AsJson, Patience, Url
 from fairway.cli.settings import ConfigFile, resolve
-from fairway.errors import Unreachable
+from fairway.client.url import META_SCHEME
+from fairway.errors import FairwayError, Misuse, Unreachable
 
 if TYPE_CHECKING:
     from fairway import Client
-    from fairway.client.spool_survey import SpoolReport
+    from fairway.cli.options import Options
+    from fairway.client.spool_again import Changed
+    from fairway.client.spool_survey import JournalReport, SpoolReport
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -27,6 +31,18 @@ Directory = Annotated[
 Timeout = Annotated[
     float | None, typer.Option("--timeout-s", min=0, metavar="SECONDS", help="Give up after so long; else never.")
 ]
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[ID]...", help="Batches, JOURNAL/NUMBER as `spool status` shows them.", show_default=False),
+]
+Pinned = Annotated[
+    str | None,
+    typer.Option("--group", metavar="GROUP", help="What waits for this broker group, which was given up for good."),
+]
+MayRepeat = Annotated[
+    bool, typer.Option("--may-repeat", help="Also what may be stored already: it may be stored twice then.")
+]
+Everything = Annotated[bool, typer.Option("--all", help="All that was set aside.")]
 
 
 @app.callback()
@@ -66,12 +82,104 @@ def drain(
     with output.failures("spool drain"):
         before = _surveyed(directory)
         orphaned = sum(each.messages for each in before.journals if each.process is None)
-        delivered, is_done, trouble = 0, True, ""
+        options = resolve(config, url=url, patience_s=patience_s).options
+        delivered, is_done, trouble, to = 0, True, "", options.url
         if any(each.process is None for each in before.journals):
-            options = resolve(config, url=url, patience_s=patience_s).options
-            delivered, is_done, trouble = _drained(directory, options.url, options.patience_s, orphaned, timeout_s)
+            delivered, is_done, trouble = _drained(directory, to, options.patience_s, orphaned, timeout_s)
         after = _surveyed(directory)
-    _tell(delivered, is_done, trouble, after, json=json)
+    _tell(delivered, is_done, trouble, after, to, json=json)
+
+
+@app.command("retry")
+def retry(
+    directory: Directory,
+    ids: Ids = None,
+    group: Pinned = None,
+    may_repeat: MayRepeat = False,
+    json: AsJson = False,
+    url: Url = None,
+    patience_s: Patience = None,
+    config: ConfigFile = None,
+) -> None:
+    """Put back what was set aside, all of it or these batches: `spool drain` sends it again, or the next client.
+
+    What may be stored already needs --may-repeat. With --group, it is what waits for that broker group that is put
+    back; the meta server (--url meta://HOST:PORT) is asked, and must not know the group any more.
+
+    Exit status 1 if something stays as it was: there is no such id, or its process lives.
+    """
+    from fairway.client import spool_again
+    from fairway.world.clock import RealClock
+    from fairway.world.rng import RealRng
+
+    with output.failures("spool retry"):
+        if group is None:
+            done = spool_again.retry(str(directory), ids or None, RealClock(), RealRng(), may_repeat=may_repeat)
+        elif ids:
+            raise Misuse("name the ids of batches that were set aside, or a --group, not both")
+        else:
+            options = resolve(config, url=url, patience_s=patience_s).options
+            _check_given_up(directory, group, options, may_repeat=may_repeat)
+            done = spool_again.retry_pinned(str(directory), group, RealClock(), RealRng())
+    what = f"put back: `fairway spool drain {directory}` sends them, or the next client that names the spool"
+    if_none = "nothing was set aside" if group is None else f"nothing waits for broker group {group}"
+    _tell_changed("spool retry", done, what, if_none, json=json)
+
+
+@app.command("discard")
+def discard(directory: Directory, ids: Ids = None, everything: Everything = False, json: AsJson = False) -> None:
+    """Delete what was set aside: its messages are never sent. Exit status 1 if something stays as it was."""
+    from fairway.client import spool_again
+    from fairway.world.clock import RealClock
+    from fairway.world.rng import RealRng
+
+    with output.failures("spool discard"):
+        if bool(ids) == everything:
+            raise Misuse("name the ids of batches, or say --all; `fairway spool status` shows what was set aside")
+        done = spool_again.discard(str(directory), ids or None, RealClock(), RealRng())
+    _tell_changed("spool discard", done, "deleted", "nothing was set aside", json=json)
+
+
+def _check_given_up(directory: Path, group: str, options: Options, *, may_repeat: bool) -> None:
+    """Only the group can tell whether it has what waits for it: while it may come back, that is what is asked."""
+    from fairway.protocol.routing import Asker, Route, Routed
+
+    waiting = sum(each.pinned.get(group, 0) for each in _surveyed(directory).journals)
+    if not waiting:
+        return
+    if not may_repeat:
+        raise Misuse(
+            f"{output.count(waiting, 'message')} may be stored in broker group {group} already: sent again, they may "
+            "be stored twice. Say --may-repeat if they may"
+        )
+    if not options.url.startswith(META_SCHEME):
+        raise Misuse(
+            f"{options.url} is no meta server, and one must say that group {group} is gone: --url meta://HOST:PORT"
+        )
+    found = meta_client.ask(options, Route(Asker.TOOL, []), Routed)
+    if any(each.name == group for each in found.groups):
+        raise FairwayError(
+            f"the meta server knows broker group {group}, which can tell what it has stored: start its servers, and "
+            f"drain; or give it up first, with `fairway cluster decommission {group}`"
+        )
+    if found.is_old:
+        raise FairwayError(f"the registry cannot be reached, so nobody knows whether group {group} is gone: try again")
+
+
+def _tell_changed(verb: str, done: Changed, what: str, if_none: str, *, json: bool) -> None:
+    is_short = bool(done.unknown or done.left)
+    if json:
+        output.write_json(done)
+    else:
+        batches, messages = output.count(len(done.ids), "batch"), output.count(done.messages, "message")
+        if done.ids or not is_short:
+            typer.echo(f"{batches} with {messages} {what}" if done.ids else if_none)
+        if done.may_repeat and verb == "spool retry":
+            typer.echo(f"{output.count(done.may_repeat, 'message')} may be stored twice, under the same id")
+        for sentence in [*(f"{each} is not among what was set aside" for each in done.unknown), *done.left]:
+            typer.echo(f"fairway {verb}: {sentence}", err=True)
+    if is_short:
+        raise typer.Exit(output.Exit.FAILED)
 
 
 def _surveyed(directory: Path) -> SpoolReport:
@@ -117,7 +225,7 @@ def _delivered(client: Client) -> tuple[int, str]:
     return (0, "") if state is None else (state.delivered, state.trouble)
 
 
-def _tell(delivered: int, is_done: bool, trouble: str, after: SpoolReport, *, json: bool) -> None:
+def _tell(delivered: int, is_done: bool, trouble: str, after: SpoolReport, url: str, *, json: bool) -> None:
     left = sum(each.messages for each in after.journals if each.process is None)
     if json:
         output.write_json({"delivered": delivered, "left": left, "trouble": trouble, "spool": after})
@@ -126,6 +234,8 @@ def _tell(delivered: int, is_done: bool, trouble: str, after: SpoolReport, *, js
         for each in after.journals:
             if each.process is not None:
                 typer.echo(f"journal {each.name}: process {each.process} lives, and sends its own {each.messages:,}")
+            elif each.messages:
+                typer.echo(_why_left(each, url))
         if trouble:
             typer.echo(f"fairway spool drain: {trouble}", err=True)
         if not after.is_sound:
@@ -136,10 +246,30 @@ def _tell(delivered: int, is_done: bool, trouble: str, after: SpoolReport, *, js
         raise typer.Exit(output.Exit.FAILED)
 
 
+def _why_left(journal: JournalReport, url: str) -> str:
+    """What became of a dead process's journal that is not empty."""
+    what = f"journal {journal.name}: {journal.messages:,} left"
+    if journal.is_cluster is not url.startswith(META_SCHEME):
+        whose, remedy = (
+            ("a cluster", "meta://HOST:PORT") if journal.is_cluster else ("one broker", "fairway://HOST:PORT")
+        )
+        return f"{what}, by a client of {whose}: drain it with --url {remedy}"
+    if journal.pinned:
+        groups = ", ".join(f"{name} ({messages:,})" for name, messages in journal.pinned.items())
+        return (
+            f"{what}, of which some may be stored in broker group {groups}: it alone can tell, so they wait for it; if "
+            "it was given up for good: `fairway spool retry --group`"
+        )
+    return what
+
+
 def _show(report: SpoolReport) -> None:
+    from fairway.client.spool_again import batch_id
+
     table = output.table(
-        f"spool {report.directory}", "journal", "process", "messages>", "batches>", "size>", "oldest (UTC)", "trouble"
-    )
+        f"spool {report.directory}", "journal", "process", "messages>", "batches>", "size>", "oldest (UTC)",
+        "pinned to", "trouble",
+    )  # fmt: skip
     rows = [
         (
             each.name,
@@ -148,16 +278,24 @@ def _show(report: SpoolReport) -> None:
             f"{each.batches:,}",
             output.size(each.size_bytes),
             output.moment(each.since_ms),
+            ", ".join(f"{name} ({messages:,})" for name, messages in each.pinned.items()),
             "; ".join(filter(None, [each.trouble, *(f"damaged: {name}" for name in each.damaged)])),
         )
         for each in report.journals
     ]
     output.show_rows(table, rows, f"nothing is in the spool {report.directory}")
     aside = [
-        (journal.name, str(each.number), each.subject, f"{each.messages:,}", output.moment(each.time_ms), each.reason)
+        (
+            batch_id(journal.name, each.number),
+            each.subject,
+            f"{each.messages:,}",
+            output.moment(each.time_ms),
+            each.reason,
+        )
         for journal in report.journals
         for each in journal.set_aside
     ]
     if aside:
-        titles = ("journal", "batch>", "subject", "messages>", "when (UTC)", "why")
+        titles = ("id", "subject", "messages>", "when (UTC)", "why")
         output.show_rows(output.table("set aside", *titles), aside, "")
+        typer.echo(f"to send it again, once the cause is mended: `fairway spool retry {report.directory}`")

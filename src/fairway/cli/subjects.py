@@ -116,7 +116,7 @@ def _remarks(group: GroupState) -> str:
     if group.rate_per_key:
         remarks.append(f"{group.rate_per_key:g}/s a key")
     if group.is_full:
-        remarks.append(f"waits: {group.parked:,} parked")
+        remarks.append("waits: parked_max is reached")
     if group.halted:
         remarks.append(f"{output.count(group.halted, 'key')} halted")
     return ", ".join(remarks)

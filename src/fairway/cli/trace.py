@@ -1,4 +1,4 @@
-"""`fairway trace ID`: one message's life as a timeline, from the broker's logs and, if need be, from an archive."""
+"""`fairway trace ID`: one message's life as a timeline, from the logs of brokers and, if need be, from an archive."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairway.cli import output
-from fairway.cli.client import AsJson, Patience, Url, connected, describe
-from fairway.cli.settings import ConfigFile
-from fairway.errors import Code, FairwayError, Refused
+from fairway.cli.client import AsJson, Patience, Url, connected
+from fairway.cli.settings import ConfigFile, resolve
+from fairway.errors import FairwayError
 
 if TYPE_CHECKING:
-    from fairway import Client, DelayedMessage
+    from fairway import DelayedMessage
     from fairway.batch import MessageId
     from fairway.cli.trace_story import InGroup, Story
-    from fairway.protocol.admin import SubjectState
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="Its id, 26 characters.", show_default=False)]
 OfSubject = Annotated[
@@ -46,46 +45,31 @@ def trace(
 ) -> None:
     """One message's life: when it was stored, who got it, what came of it, in every group.
 
-    From the broker's own logs, without Spark; `fairway pipeline trace` does it for many.
+    From the broker's own logs, without Spark; of a cluster, meta://HOST:PORT, from those of every broker group.
+    `fairway pipeline trace` does it for many.
     """
     with connected("trace", config, url, patience_s) as client:
         from fairway.batch import MessageId
-        from fairway.cli import trace_find
+        from fairway.cli import trace_find, trace_homes
         from fairway.cli.trace_story import Telling
 
-        wanted = MessageId.parse(id)
-        subjects = _subjects(client, subject, is_lenient=archive is not None)
-        found = trace_find.find(client, wanted, subjects, subject, archive)
-        if found is None:
-            raise FairwayError(_unknown(wanted, subject, archive))
-        if isinstance(found, trace_find.Found):
-            telling = Telling(client, wanted, subjects)
-            story = telling.tell(found, is_to_end=to_end)
-        else:
-            story = None
+        wanted, options = MessageId.parse(id), resolve(config, url=url, patience_s=patience_s).options
+        with trace_homes.asked(client, options, subject, is_lenient=archive is not None) as asked:
+            found = trace_find.find(asked, wanted, subject, archive)
+            story = Telling(asked, wanted).tell(found, is_to_end=to_end) if isinstance(found, list) and found else None
+        if not found:
+            raise FairwayError(_unknown(wanted, subject, archive, asked.unasked))
     if story is not None:
         output.write_json(story) if json else _show(story)
-    elif not isinstance(found, trace_find.Found):
+    elif not isinstance(found, list):
         output.write_json({"pending": found}) if json else _show_pending(found)
 
 
-def _subjects(client: Client, subject: str | None, *, is_lenient: bool) -> list[SubjectState]:
-    """Where a message may be: what the broker keeps for itself only where it is named."""
-    from fairway.protocol.admin import Depth
-
-    try:
-        _, found = describe(client, Depth.GROUPS, subject)
-    except Refused as refused:
-        if refused.code is not Code.NO_SUCH_SUBJECT or not is_lenient:
-            raise
-        return []
-    return [each for each in found if subject is not None or ":" not in each.name]
-
-
-def _unknown(id: MessageId, subject: str | None, archive: str | None) -> str:
+def _unknown(id: MessageId, subject: str | None, archive: str | None, unasked: dict[str, str]) -> str:
     where = f"{subject} has" if subject is not None else "the broker has"
     hint = f", nor {archive}" if archive is not None else "; --archive DIR looks in an archive, too"
-    return f"no message {id}: {where} none of that id{hint}"
+    silent = "".join(f". {each} could not be asked: {why}" for each, why in unasked.items())
+    return f"no message {id}: {where} none of that id{hint}{silent}"
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------
@@ -94,6 +78,7 @@ def _unknown(id: MessageId, subject: str | None, archive: str | None) -> str:
 def _show(story: Story) -> None:
     message, out = story.message, output.console()
     facts = [f"{message.subject}, sequence {message.sequence:,}"]
+    facts += [f"broker group {story.broker_group}"] if story.broker_group is not None else []
     facts += [f"key {message.key}"] if message.key is not None else []
     facts += [f"tags {' '.join(message.tags)}"] if message.tags else []
     facts += ["in the archive only"] if story.is_archived_only else []
@@ -104,21 +89,25 @@ def _show(story: Story) -> None:
     for each in story.events:
         wait = "" if before is None else f"+{_span(each.at - before)}"
         detail = f"again at {each.due_at:%H:%M:%S}" if each.due_at is not None else ""
-        detail = ": ".join(filter(None, (detail, each.detail)))
+        elsewhere = "" if each.broker_group is None else f"in broker group {each.broker_group}"
+        detail = ": ".join(filter(None, (elsewhere, detail, each.detail)))
         attempt = "" if each.attempt is None else str(each.attempt)
         rows.append((_clock(each.at), wait, each.event, each.group or "", each.consumer or "", attempt, detail))
         before = each.at
     typer.echo(", ".join(facts))
     output.fill(table, rows, len(rows))
     out.print(table)
+    is_in_many = len({group.broker_group for group in story.groups}) > 1
     for group in story.groups:
-        typer.echo(_sentence(group))
+        typer.echo(_sentence(group, f" in broker group {group.broker_group}" if is_in_many else ""))
     if not story.groups and story.is_of_this_log:
         typer.echo("no group consumes it")
+    for name, why in story.unasked.items():
+        typer.echo(f"{name} could not be asked, and may know more: {why}")
 
 
-def _sentence(group: InGroup) -> str:
-    parts = [f"{group.group}: {group.state}"]
+def _sentence(group: InGroup, where: str) -> str:
+    parts = [f"{group.group}{where}: {group.state}"]
     if group.total_ms is not None:
         parts.append(f"acked {_span(timedelta(milliseconds=group.total_ms))} after its creation")
     if group.due_at is not None:

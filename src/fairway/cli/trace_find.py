@@ -17,14 +17,14 @@ import msgspec
 from fairway.batch import MessageId
 from fairway.cli import messages, output
 from fairway.cli.messages import ShownMessage
-from fairway.errors import Code, FairwayError, InvariantViolated, Misuse, Refused
-from fairway.protocol.admin import Depth
+from fairway.errors import Code, FairwayError, InvariantViolated, Misuse, Refused, Unreachable
 from fairway.protocol.messages import Message, Whence
 from fairway.protocol.tracing import Index, Indexed
 from fairway.storage.index_file import ENTRY, ENTRY_BYTES
 
 if TYPE_CHECKING:
     from fairway import Client, DelayedMessage
+    from fairway.cli.trace_homes import Asked, Home
     from fairway.protocol.admin import SubjectState
     from fairway.protocol.delivery import Page
     from fairway.spark.jobs.manifest import State
@@ -46,47 +46,55 @@ def ask(client: Client, message: Message, answer_type: type[AnswerT]) -> AnswerT
 
 
 class Found(NamedTuple):
-    """A message, whether the broker still has it, and whether it is the broker's own: an archive may be of a log that
-    the broker had before it began anew."""
+    """A message, who has it, whether the broker still has it, and whether it is the broker's own: an archive may be of
+    a log that the broker had before it began anew."""
 
     message: ShownMessage
+    home: Home | None
     is_live: bool = True
-    is_of_this_log: bool = True
+
+    @property
+    def is_of_this_log(self) -> bool:
+        return self.home is not None
 
 
-def find(
-    client: Client, id: MessageId, subjects: Sequence[SubjectState], subject: str | None, archive: str | None
-) -> Found | DelayedMessage | None:
-    """Wherever it is, what is quick first. `subjects` are those of the broker to look in; `subject`, if only one is
-    meant, is its name in the archive, too."""
-    shown = _each(client, id, subjects, "looking at the index", _in_index)
-    if shown is None and archive is not None:
+def find(asked: Asked, id: MessageId, subject: str | None, archive: str | None) -> list[Found] | DelayedMessage:
+    """Wherever it is, what is quick first; one for each broker group that has it, and nothing if nobody has. `subject`,
+    if only one is meant, is its name in the archive, too."""
+    found = _everywhere(asked.homes, id, "looking at the index", _in_index)
+    if not found and archive is not None:
         archived = in_archive(archive, id, subject)
         if archived is not None:
-            message, log_id = archived
-            kept = _message(client, message.subject, message.sequence)
-            is_of_this_log = log_id == f"{client.describe(depth=Depth.SUBJECTS).broker.log_id:016x}"
-            return Found(message, kept is not None and kept.id == message.id, is_of_this_log)
-    if shown is None:
-        pending = _among_delayed(client, id)
+            return [_archived(*archived, asked.homes)]
+    if not found:
+        pending = _among_delayed(asked, id)
         if pending is not None:
             return pending
-        shown = _each(client, id, subjects, "looking into messages", _in_batches)
-    return None if shown is None else Found(shown)
+        found = _everywhere(asked.homes, id, "looking into messages", _in_batches)
+    return found
 
 
-def _each(
-    client: Client, id: MessageId, subjects: Sequence[SubjectState], title: str, look: Look
-) -> ShownMessage | None:
-    """Subject by subject, with a bar for who waits."""
-    with output.slow_bar(title, sum(each.committed_end - each.first_sequence for each in subjects)) as advance:
+def _archived(message: ShownMessage, log_id: str, homes: Sequence[Home]) -> Found:
+    """By the id of its log: an archive may call a broker group otherwise than the cluster does."""
+    home = next((each for each in homes if each.has_log(log_id)), None)
+    kept = None if home is None else _message(home.client, message.subject, message.sequence)
+    return Found(message, home, kept is not None and kept.id == message.id)
+
+
+def _everywhere(homes: Sequence[Home], id: MessageId, title: str, look: Look) -> list[Found]:
+    """In every broker group, subject by subject, with a bar for who waits."""
+    found: list[Found] = []
+    total = sum(each.committed_end - each.first_sequence for home in homes for each in home.subjects)
+    with output.slow_bar(title, total) as advance:
         done = 0
-        for each in subjects:
-            found = look(client, id, each, lambda at, before=done: advance(before + at))  # type: ignore[misc]
-            if found is not None:
-                return found
-            done += each.committed_end - each.first_sequence
-    return None
+        for home in homes:
+            shown: ShownMessage | None = None
+            for each in home.subjects:
+                if shown is None:
+                    shown = look(home.client, id, each, lambda at, before=done: advance(before + at))  # type: ignore[misc]
+                done += each.committed_end - each.first_sequence
+            found += [] if shown is None else [Found(shown, home)]
+    return found
 
 
 def copies_of(client: Client, id: MessageId, subject: str) -> Iterator[ShownMessage]:
@@ -100,12 +108,15 @@ def copies_of(client: Client, id: MessageId, subject: str) -> Iterator[ShownMess
             raise
 
 
-def _among_delayed(client: Client, id: MessageId) -> DelayedMessage | None:
-    """What waits for its time; nothing, where no delay server is asked."""
+def _among_delayed(asked: Asked, id: MessageId) -> DelayedMessage | None:
+    """What waits for its time, with any delay server; nothing, where there is none to ask."""
     try:
-        pending = islice(client.delayed.list(), _PENDING_MAX)
+        pending = islice(asked.client.delayed.list(), _PENDING_MAX)
         return next((each for each in pending if each.id == str(id)), None)
     except Refused:
+        return None
+    except (Unreachable, TimeoutError) as error:
+        asked.unasked["delay servers"] = str(error)
         return None
 
 
@@ -193,7 +204,7 @@ def _in_files(root: Path, id: MessageId, subject: str | None) -> tuple[ShownMess
             rows = ds.dataset(str(root / each.path), format="parquet").to_table(filter=ds.field("id") == str(id))
             for row in rows.to_pylist():
                 found = _of_row(each.subject, row)
-                spans = state.ranges.get(each.subject, [])
+                spans = state.ranges_of(each.subject, each.broker_group)
                 logs = [span.log_id for span in spans if span.first <= found.sequence < span.end]
                 return found, logs[0] if logs else ""
             done += each.rows

@@ -1,8 +1,8 @@
-"""One message's story: what the broker's logs tell of it, put together from its place, its copies and its events."""
+"""One message's story: what the logs of brokers tell of it, put together from its place, its copies and its events."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,14 +14,14 @@ from fairway.cli.trace_find import Found, ask, copies_of
 from fairway.cli.trace_life import Following, Life, Place
 from fairway.client.trail import Answer, Trail
 from fairway.client.trail_names import Ids, Names, Resolver
-from fairway.protocol import tracing
 from fairway.protocol.messages import Whence
 from fairway.protocol.tracing import Named, Retrace, Retraced
 
 if TYPE_CHECKING:
     from fairway import Client
     from fairway.batch import MessageId
-    from fairway.protocol.admin import GroupState, SubjectState
+    from fairway.cli.trace_homes import Asked, Home
+    from fairway.protocol.admin import GroupState
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,6 +35,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     due_at: datetime | None = None
     detail: str | None = None
     subject: str | None = None  # where it is another one than the message's: the group's inbox
+    broker_group: str | None = None  # where it is another one than the message's
 
 
 class InGroup(msgspec.Struct, frozen=True):
@@ -46,6 +47,7 @@ class InGroup(msgspec.Struct, frozen=True):
     acks: int = 0
     due_at: datetime | None = None
     total_ms: int | None = None  # from creation to the first ack
+    broker_group: str | None = None  # in a cluster: which has the message
 
 
 class Story(msgspec.Struct, frozen=True):
@@ -56,73 +58,100 @@ class Story(msgspec.Struct, frozen=True):
     is_of_this_log: bool  # False: of one that the broker had before it began anew, so nobody can tell what happened
     events: list[Event]
     groups: list[InGroup]
+    broker_group: str | None = None  # in a cluster: which has the message
+    unasked: dict[str, str] = {}  # who could not be asked, and why
 
 
-class _Told(NamedTuple):
-    """What the action log says."""
+class _Part(NamedTuple):
+    """What one broker group says: of the message, if that is there, and of copies of it in inboxes."""
 
+    broker_group: str | None
+    message: ShownMessage | None
+    groups: dict[str, GroupState]
+    copies: dict[str, list[ShownMessage]]  # by the group that they are for
     names: Names
     lives: list[Life]
-    from_ms: int  # since when it says anything
+    from_ms: int  # since when its action log says anything
+
+    def lives_in(self, group: str) -> list[Life]:
+        return [life for life in self.lives if self.names.group(life.group_id) == group]
 
 
 class Telling:
-    """Puts a story together. `subjects` have their groups."""
+    """Puts a story together."""
 
-    def __init__(self, client: Client, id: MessageId, subjects: Sequence[SubjectState]) -> None:
-        self._client = client
+    def __init__(self, asked: Asked, id: MessageId) -> None:
+        self._asked = asked
         self._id = id
-        self._subjects = {each.name: each for each in subjects}
 
-    def tell(self, found: Found, *, is_to_end: bool) -> Story:
-        message = found.message
-        if not found.is_of_this_log:
-            return Story(message, True, False, _beginning(message), [])
-        subject = self._subjects.get(message.subject)
-        groups = {} if subject is None else {each.name: each for each in subject.groups}
-        copies = {
-            group: list(copies_of(self._client, self._id, f"inbox:{group}:{message.subject}")) for group in groups
-        }
-        # A cursor below the message was moved back: nobody is done with it, whatever was done before.
-        is_to_end |= any(each.cursor <= message.sequence for each in groups.values())
-        told = self._told(message, groups, copies, is_to_end)
-        names = {*groups, *(told.names.group(life.group_id) or "" for life in told.lives if life.steps)}
-        ended = [_in_group(name, message, told, groups.get(name), copies.get(name, [])) for name in sorted(names)]
-        return Story(message, not found.is_live, True, _in_order(message, told, copies), ended)
+    def tell(self, finds: Sequence[Found], *, is_to_end: bool) -> Story:
+        """Of at least one find. Where several broker groups have the message, it begins with the one stored first."""
+        first, *others = sorted(finds, key=lambda each: each.message.appended_at)
+        message, unasked = first.message, self._asked.unasked
+        if first.home is None:
+            return Story(message, True, False, _beginning(message), [], unasked=unasked)
+        same = {each.home.name: each.message for each in others if each.home is not None}
+        parts = [self._part(first.home, message.subject, message, is_to_end=is_to_end)]
+        for home in self._asked.homes:
+            if home is not first.home:
+                own = same.get(home.name)
+                parts.append(self._part(home, own.subject if own else message.subject, own, is_to_end=is_to_end))
+        ended = [each for part in parts for each in _in_groups(part, parts)]
+        return Story(message, not first.is_live, True, _in_order(parts), ended, first.home.name, unasked)
 
-    def _told(
-        self,
-        message: ShownMessage,
-        groups: dict[str, GroupState],
-        copies: dict[str, list[ShownMessage]],
-        is_to_end: bool,
-    ) -> _Told:
-        places = {Place(message.subject, message.sequence): list(groups)}
+    def _part(self, home: Home, subject: str, message: ShownMessage | None, *, is_to_end: bool) -> _Part:
+        state = next((each for each in home.subjects if each.name == subject), None)
+        groups = {} if state is None else {each.name: each for each in state.groups}
+        copies = {group: list(copies_of(home.client, self._id, f"inbox:{group}:{subject}")) for group in groups}
+        places: dict[Place, list[str]] = {}
+        if message is not None:
+            places[Place(subject, message.sequence)] = list(groups)
+            # A cursor below the message was moved back: nobody is done with it, whatever was done before.
+            is_to_end |= any(each.cursor <= message.sequence for each in groups.values())
         for group, of in copies.items():
             places |= {Place(each.subject, each.sequence): [group] for each in of}
-        trail = Trail(self._retrace, None, is_strict=False)
-        names, since_ms = Names(), ms_of(message.appended_at)
-        resolver = Resolver(self._names, trail, names, trail.look(Whence.TIME, since_ms).segment_base)
-        lives = Following(trail, names, resolver, places).follow(since_ms, places, is_to_end=is_to_end)
-        consumers = {(each.group_id, each.consumer_id) for life in lives for each in life.steps if each.consumer_id}
-        resolver.resolve(Ids(set(), set(), consumers))
-        return _Told(names, lives, trail.told_from_ms())
-
-    def _retrace(self, asked: Retrace) -> Answer:
-        return lambda: ask(self._client, asked, Retraced)
-
-    def _names(self, asked: tracing.Names) -> Named:
-        return ask(self._client, asked, Named)
+        stored = [each for each in (message, *(copy for of in copies.values() for copy in of)) if each is not None]
+        if not stored:
+            return _Part(home.name, None, groups, {}, Names(), [], 0)
+        since_ms = min(ms_of(each.appended_at) for each in stored)
+        told = _follow(home.client, since_ms, places, is_to_end=is_to_end)
+        return _Part(home.name, message, groups, copies, *told)
 
 
-def _in_order(message: ShownMessage, told: _Told, copies: dict[str, list[ShownMessage]]) -> list[Event]:
+def _follow(
+    client: Client, since_ms: int, places: Mapping[Place, list[str]], *, is_to_end: bool
+) -> tuple[Names, list[Life], int]:
+    """What an action log says; and since when it says anything."""
+
+    def retrace(asked: Retrace) -> Answer:
+        return lambda: ask(client, asked, Retraced)
+
+    trail, names = Trail(retrace, None, is_strict=False), Names()
+    begin = trail.look(Whence.TIME, since_ms).segment_base
+    resolver = Resolver(lambda asked: ask(client, asked, Named), trail, names, begin)
+    lives = Following(trail, names, resolver, places).follow(since_ms, places, is_to_end=is_to_end)
+    consumers = {(each.group_id, each.consumer_id) for life in lives for each in life.steps if each.consumer_id}
+    resolver.resolve(Ids(set(), set(), consumers))
+    return names, lives, trail.told_from_ms()
+
+
+# --- the timeline -----------------------------------------------------------------------------------------------------
+
+
+def _in_order(parts: Sequence[_Part]) -> list[Event]:
     """By time; what falls into the same millisecond stays in the order in which it must have been."""
-    lives = sorted(told.lives, key=lambda life: life.place.subject != message.subject)
-    own = [life for life in lives if life.place.subject == message.subject]
-    events = _beginning(message)
-    events += [each for life in own for each in _events(life, told.names, message)]
-    events += [_copied(each, group) for group in copies for each in copies[group]]
-    events += [each for life in lives[len(own) :] for each in _events(life, told.names, message)]
+    main = parts[0]
+    events = [] if main.message is None else _beginning(main.message)
+    for part in parts:
+        elsewhere = None if part is main else part.broker_group
+        subject = "" if part.message is None else part.message.subject
+        if part.message is not None and part is not main:
+            events.append(Event(part.message.appended_at, "stored", broker_group=elsewhere))
+        lives = sorted(part.lives, key=lambda life: life.place.subject != subject)
+        own = [life for life in lives if life.place.subject == subject]
+        events += [each for life in own for each in _events(life, part.names, subject, elsewhere)]
+        events += [_copied(each, group, elsewhere) for group in part.copies for each in part.copies[group]]
+        events += [each for life in lives[len(own) :] for each in _events(life, part.names, subject, elsewhere)]
     return sorted(events, key=lambda each: each.at)
 
 
@@ -130,14 +159,14 @@ def _beginning(message: ShownMessage) -> list[Event]:
     return [Event(message.created_at, "created"), Event(message.appended_at, "stored")]
 
 
-def _copied(copy: ShownMessage, group: str) -> Event:
+def _copied(copy: ShownMessage, group: str, elsewhere: str | None) -> Event:
     """Into the group's inbox."""
     is_redriven = "fairway.dead.sequence" in copy.headers
     word = "redriven" if is_redriven else "replayed" if "fairway.replay.id" in copy.headers else "sent again"
-    return Event(copy.appended_at, word, group, subject=copy.subject)
+    return Event(copy.appended_at, word, group, subject=copy.subject, broker_group=elsewhere)
 
 
-def _events(life: Life, names: Names, message: ShownMessage) -> list[Event]:
+def _events(life: Life, names: Names, subject: str, elsewhere: str | None) -> list[Event]:
     return [
         Event(
             moment_of(each.at_ms),
@@ -147,20 +176,36 @@ def _events(life: Life, names: Names, message: ShownMessage) -> list[Event]:
             each.attempt or None,
             moment_of(each.due_ms) if each.due_ms else None,
             each.detail,
-            None if each.subject == message.subject else each.subject,
+            None if each.subject == subject else each.subject,
+            elsewhere,
         )
         for each in life.steps
     ]
 
 
-def _in_group(
-    name: str, message: ShownMessage, told: _Told, group: GroupState | None, copies: Sequence[ShownMessage]
-) -> InGroup:
+# --- where it stands --------------------------------------------------------------------------------------------------
+
+
+def _in_groups(part: _Part, parts: Sequence[_Part]) -> list[InGroup]:
+    """Of a broker group that has the message. What lies elsewhere in inboxes alone counts with the first of them."""
+    if part.message is None:
+        return []
+    told = [part, *(each for each in parts if each.message is None and part is parts[0])]
+    names = {
+        *part.groups,
+        *(each.names.group(life.group_id) or "" for each in told for life in each.lives if life.steps),
+    }
+    return [_in_group(name, part.message, part, told) for name in sorted(names)]
+
+
+def _in_group(name: str, message: ShownMessage, part: _Part, told: Sequence[_Part]) -> InGroup:
     """The last copy says where it stands."""
-    lives = [life for life in told.lives if told.names.group(life.group_id) == name]
-    latest = (copies[-1].subject, copies[-1].sequence) if copies else (message.subject, message.sequence)
-    last = next((life for life in lives if life.place == latest and life.steps), None)
-    state = last.state if last is not None else _untold(message, told, None if copies else group)
+    copies = [(each, copy) for each in told for copy in each.copies.get(name, [])]
+    where, latest = max(copies, key=lambda each: each[1].appended_at, default=(part, message))
+    lives = [life for each in told for life in each.lives_in(name)]
+    place = (latest.subject, latest.sequence)
+    last = next((life for life in where.lives_in(name) if life.place == place and life.steps), None)
+    state = last.state if last is not None else _untold(message, part, None if copies else part.groups.get(name))
     acked = [life.acked_ms for life in lives if life.acked_ms]
     return InGroup(
         name,
@@ -169,15 +214,16 @@ def _in_group(
         sum(life.acks for life in lives),
         moment_of(last.due_ms) if last is not None and last.due_ms and state == trace_life.RETRYING else None,
         min(acked) - ms_of(message.created_at) if acked else None,
+        part.broker_group,
     )
 
 
-def _untold(message: ShownMessage, told: _Told, group: GroupState | None) -> str:
+def _untold(message: ShownMessage, part: _Part, group: GroupState | None) -> str:
     """Where nothing is told of it, the group's cursor says whether it is to come. What a filter passes over is noted
     only when something behind it is handed out."""
     if group is None or group.cursor <= message.sequence:
         return trace_life.WAITING
-    return trace_life.SKIPPED if told.from_ms <= ms_of(message.appended_at) else trace_life.UNKNOWN
+    return trace_life.SKIPPED if part.from_ms <= ms_of(message.appended_at) else trace_life.UNKNOWN
 
 
 def moment_of(ms: int) -> datetime:

@@ -52,7 +52,7 @@ from fairway.client.merging import is_elsewhere
 from fairway.client.settings import ConsumerSettings, id_of, options_of
 from fairway.client.spool import SpoolOptions, SpoolState
 from fairway.client.spool import options_of as options_of_spool
-from fairway.client.spool_keeper import Spooling
+from fairway.client.spool_keeper import AnySpooling
 from fairway.errors import BufferFull, Misuse, Refused, Unreachable
 from fairway.protocol.admin import Configured, Depth, Described, Redriven, Sought, Switched
 from fairway.protocol.consuming import Consuming
@@ -100,7 +100,7 @@ class AioClient:
         self._target = url.parse_any(where)
         self._patience_s = seconds_of(patience)
         self._options = options or ClientOptions()
-        self._options.check(self._target)
+        self._options.check()
         self._net = net
         self._clock = clock
         self._rng = rng
@@ -108,7 +108,7 @@ class AioClient:
         self._consumers: list[AioConsumer] = []
         self._way_or_none: AioWay | None = None
         self._fleet: AioFleet | None = None  # where it is a cluster
-        self._spooling: Spooling | None = None
+        self._spooling: AnySpooling | None = None
         self._delay_way: AioWay | None = None  # to a delay server that is elsewhere, once it was needed
         self._is_closed = False
 
@@ -122,7 +122,8 @@ class AioClient:
             self._fleet = AioFleet(Fleet(way, self._new_way, self._clock, self._rng), self._options.producer)
         try:
             if self._options.spool is not None:
-                self._spooling = way.spooling(self._options.spool, self._rng)
+                fleet = None if self._fleet is None else self._fleet.inner
+                self._spooling = way.spooling(self._options.spool, self._rng, fleet)
             await way.wait_connected(self._patience_s)
         except BaseException as error:
             if isinstance(error, Unreachable) and self._spooling is not None:
@@ -314,12 +315,10 @@ class AioClient:
 
     async def _drained(self, way: AioWay, end_ns: int) -> None:
         """Before the end: as long as it goes on by itself. The rest is for whoever uses the spool next."""
-        spooling, line = self._spooling, way.core.line
+        spooling = self._spooling
         if spooling is not None:
             spool = spooling.spool
-            await way.link.wait(
-                lambda: not (spool.messages and line.is_open and spool.draining.trouble is None), way.left_s(end_ns)
-            )
+            await way.link.wait(lambda: not spool.is_going_on, way.left_s(end_ns))
 
     def _raise_unseen(self) -> None:
         unseen = [error for way in self._ways() for error in way.producing.take_unseen()]

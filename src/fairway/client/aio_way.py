@@ -9,8 +9,9 @@ from typing import TypeVar
 from fairway.client.aio_pending import AioBatch, AioPending
 from fairway.client.asking import AnswerT, Command
 from fairway.client.core import ClientOptions, Core, Duration, Goal, no_answer, seconds_of, unreachable
+from fairway.client.fleet import Fleet
 from fairway.client.spool import SpoolOptions
-from fairway.client.spool_keeper import Spooling
+from fairway.client.spool_keeper import AnySpooling, FleetSpooling, Spooling
 from fairway.errors import BufferFull, Misuse
 from fairway.protocol.backoff import NS_PER_MS
 from fairway.protocol.frames import Bytes
@@ -55,14 +56,18 @@ class AioWay:
         if not core.is_connected():
             raise unreachable(self._goal, core.line.trouble)
 
-    def spooling(self, options: SpoolOptions, rng: Rng) -> Spooling:
-        """Another way than this one, for what cannot go to the broker now."""
+    def spooling(self, options: SpoolOptions, rng: Rng, fleet: Fleet[AioWay] | None) -> AnySpooling:
+        """Another way than this one, for what cannot go to the broker now; in a cluster, than all ways of the fleet."""
         loop = asyncio.get_running_loop()
 
         def post(callback: Callable[..., None], *args: object) -> None:
             loop.call_soon_threadsafe(self._on_post, callback, *args)
 
-        made = Spooling(options, self.core, self._clock, rng, post=post, on_change=self.link.stir)
+        made: AnySpooling = (
+            Spooling(options, self.core, self._clock, rng, post=post, on_change=self.link.stir)
+            if fleet is None
+            else FleetSpooling(options, fleet, self._clock, rng, post=post)
+        )
         made.start()
         return made
 

@@ -94,6 +94,11 @@ class Questions:
         self._waiting.append(question)  # type: ignore[arg-type]
         return question
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits to be asked something; what was asked may be on its way."""
+        return all(each.is_abandoned for each in (*self._waiting, *(later[2] for later in self._later)))
+
     def opened(self, now_ns: int) -> None:
         """Nothing to say first."""
 
@@ -111,7 +116,7 @@ class Questions:
             raise InvariantViolated(f"an answer to {token!r}, which is not a question")
         if isinstance(outcome, Lost) and type(token.message) in HARMLESS_TWICE:
             self._waiting.append(token)
-        elif isinstance(outcome, Refused) and outcome.code is Code.NOT_MASTER:
+        elif isinstance(outcome, Refused) and outcome.code in _ELSEWHERE:
             token.refused = outcome
             self._waiting.append(token)  # there is no room until the line has found another
         elif isinstance(outcome, Refused) and _is_passing(token, outcome):
@@ -124,6 +129,9 @@ class Questions:
 
     def next_deadline(self) -> int | None:
         return self._later[0][0] if self._later else None
+
+
+_ELSEWHERE = frozenset({Code.NOT_MASTER, Code.DRAINING})  # nothing was done: the line looks for another
 
 
 def _is_passing(question: Question[Message], refused: Refused) -> bool:

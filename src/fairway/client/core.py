@@ -12,7 +12,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from fairway.client.asking import AnswerT, Question, Questions
 from fairway.client.spool import SpoolOptions
-from fairway.client.url import META_SCHEME, SCHEME, Address, Target
+from fairway.client.url import META_SCHEME, SCHEME, Address
 from fairway.errors import InvariantViolated, Misuse, Unreachable
 from fairway.protocol.line import Line, LineOptions
 from fairway.protocol.pending import Pending, PendingBatch
@@ -53,13 +53,8 @@ class ClientOptions:
     line: LineOptions = field(default_factory=LineOptions)
     spool: SpoolOptions | None = None
 
-    def check(self, target: Target) -> None:
+    def check(self) -> None:
         """What the parts cannot know of each other."""
-        if target.meta and self.spool is not None:
-            raise Misuse(
-                "a spool keeps what one broker group does not take, and a client of a cluster has several: "
-                "connect to one group (fairway://HOST:PORT,HOST:PORT) to spool, or leave the spool out"
-            )
         if self.producer.when_full == "spool" and self.spool is None:
             raise Misuse("when_full='spool' needs a spool: fairway.connect(url, spool='/var/lib/app/spool')")
 
@@ -81,6 +76,9 @@ class Mute:
 
     def next_deadline(self) -> int | None:
         return self._producing.next_deadline()
+
+
+_OWN_SESSIONS = 2  # of a line: what is sent, and what is asked
 
 
 class Core(Generic[PendingT, BatchT]):
@@ -120,6 +118,11 @@ class Core(Generic[PendingT, BatchT]):
 
     def is_connected(self) -> bool:
         return self.line.connections > 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody would miss a connection: nothing is to be sent or asked, and no consumer is on the line."""
+        return self.line.sessions == _OWN_SESSIONS and self.questions.is_idle and not self.producing.unsettled()
 
 
 @dataclass(frozen=True, slots=True)

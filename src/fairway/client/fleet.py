@@ -26,7 +26,7 @@ from fairway.lookup.routes import Routes
 from fairway.names import Subject
 from fairway.protocol.lane import Parcel
 from fairway.protocol.pending import BatchReceipt
-from fairway.protocol.routing import Asker, GroupRoute
+from fairway.protocol.routing import Asker, GroupRoute, SubjectRoute
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
 
@@ -51,11 +51,15 @@ class Fleet(Generic[WayT]):
         self._lock = meta.link.lock
         self._ways: dict[str, WayT] = {}
         self._steered: dict[str, _Course] = {}
+        self._routed: set[str] = set()  # the groups that some route names, or did; asked, and its order does not matter
         self._spots: dict[str, Spot[WayT]] = {}
         self._due_spots: dict[str, Spot[WayT]] = {}
         self._followers: list[Follower[WayT]] = []
         self._is_called = False
         self._is_closed = False
+        self.on_way: Callable[[str, WayT], None] | None = None  # called with the lock, for each that is made
+        self.on_place: Callable[[Spot[WayT], SubjectRoute], None] | None = None  # with the lock, before it is so
+        self.on_routes: Callable[[], None] | None = None  # called without it, when all is as meta servers say
         self._routes = {
             Asker.PRODUCER: Routes(Asker.PRODUCER, rng, self._changed, may_create=True),
             Asker.CONSUMER: Routes(Asker.CONSUMER, rng, self._changed),
@@ -76,14 +80,21 @@ class Fleet(Generic[WayT]):
     def spot(self, subject: str, *, is_due: bool = False) -> Spot[WayT]:
         """Where messages of a subject go. Asks for it the first time; until that is answered they go nowhere."""
         spots = self._due_spots if is_due else self._spots
-        return spots.get(subject) or self._new_spot(spots, subject, is_due)
+        return spots.get(subject) or self._new_spot(subject, is_due)
 
-    def _new_spot(self, spots: dict[str, Spot[WayT]], subject: str, is_due: bool) -> Spot[WayT]:
+    def _new_spot(self, subject: str, is_due: bool) -> Spot[WayT]:
         name = str(Subject.parse(subject))
         with self._lock:
-            spot = spots.setdefault(name, Spot(name, self.meta, is_due=is_due))
+            return self.seek(name, is_due=is_due)
+
+    def seek(self, name: str, *, is_due: bool) -> Spot[WayT]:
+        """The same for who has the lock of the meta way."""
+        spots = self._due_spots if is_due else self._spots
+        spot = spots.get(name)
+        if spot is None:
+            spot = spots[name] = Spot(name, self.meta, is_due=is_due)
             self._routes[Asker.SCHEDULER if is_due else Asker.PRODUCER].want(name)
-        self.meta.link.stir()
+            self.meta.link.stir()
         return spot
 
     def settle(self, spot: Spot[WayT]) -> None:
@@ -147,6 +158,8 @@ class Fleet(Generic[WayT]):
                 way = self._ways[route.name] = self._new_way(Goal(course.addresses, f"{route.kind} group {route.name}"))
                 way.producing.broker_group = route.name
                 way.producing.on_failure = partial(self._on_failure, route.name, way)
+                if self.on_way is not None:
+                    self.on_way(route.name, way)
                 return way
             if course == known or course.epoch < known.epoch:
                 return way
@@ -172,6 +185,20 @@ class Fleet(Generic[WayT]):
                 if lent:
                     self._hand_on(spot, way, other, lent)
         way.link.stir()  # what is left there goes on in its time
+        self._let_rest(name, way)
+
+    def _let_rest(self, name: str, way: WayT) -> None:
+        """A group that no route names any more was given up, most likely: nobody is dialed there until one does, unless
+        something is to be settled."""
+        with way.link.lock:
+            is_idle = way.core.is_idle
+        with self._lock:
+            is_named = any(routes.group(name) is not None for routes in self._routes.values())
+            if is_named or not is_idle or name not in self._routed:
+                return
+            self._routed.discard(name)
+            self._steered[name] = _NOWHERE
+        way.link.redirect((), None)
 
     def close(self) -> None:
         """No more ways are made."""
@@ -193,6 +220,7 @@ class Fleet(Generic[WayT]):
             if self._is_closed:
                 return
             groups = [route for routes in self._routes.values() for route in routes.groups.values()]
+            self._routed.update(route.name for route in groups)
             spots = [*self._spots.values(), *self._due_spots.values()]
             followers = [*self._followers]
         found = ((route.name, self._way_to(route)) for route in groups)
@@ -203,6 +231,8 @@ class Fleet(Generic[WayT]):
             route = self._routes[Asker.CONSUMER].subject(follower.subject)
             if route is not None:
                 follower.follow({name: ways[name] for name in route.groups if name in ways}, route.paused)
+        if self.on_routes is not None:
+            self.on_routes()
         self.meta.link.stir()  # for those who wait for a place
 
     def _place(self, spot: Spot[WayT], ways: dict[str, WayT]) -> None:
@@ -211,6 +241,8 @@ class Fleet(Generic[WayT]):
             return
         if route.writable or route.is_read_only or not spot.ways:
             with self._lock:
+                if self.on_place is not None:
+                    self.on_place(spot, route)
                 spot.place(route, [ways[name] for name in route.writable], self.meta)
                 if not spot.ways:
                     self.meta.producing.trouble(spot.why, self._clock.monotonic_ns())
@@ -243,3 +275,6 @@ class _Course(NamedTuple):
         leader = Address.parse(route.master) if route.master else None
         others = tuple(Address.parse(each) for each in route.replicas)
         return cls(route.epoch, others if leader is None else (leader, *others), leader)
+
+
+_NOWHERE = _Course(-1, (), None)  # whatever is heard of the group later is news: one made anew begins with epoch 1

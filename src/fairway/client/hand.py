@@ -41,7 +41,7 @@ class Source(Protocol):
     @property
     def waiting_count(self) -> int: ...
 
-    def take_messages(self, most: int | None = None) -> list[Message]: ...
+    def take_messages(self, most: int | None = None, now_ns: int | None = None) -> list[Message]: ...
 
     def wish(self, count: int) -> None: ...
 
@@ -97,9 +97,9 @@ class Hand:
     def _some(self, most: int) -> list[Message]:
         return [message for message, _ in zip(self._sound(), range(most), strict=False)]
 
-    def _grab(self, most: int) -> bool:
+    def _grab(self, most: int, now_ns: int) -> bool:
         """Take a handful from the session; False: it has none."""
-        found = self._session.take_messages(most)
+        found = self._session.take_messages(most, now_ns)
         if not found and self._session.is_finished and not self._is_stopped:
             raise self._session.error or Misuse("this consumer has ended")
         self._in_hand.extend(found)

@@ -167,11 +167,11 @@ class Herd(Generic[WayT]):
 
     # --- as a session ------------------------------------------------------------------------------------------------
 
-    def take_messages(self, most: int | None = None) -> list[Message]:
+    def take_messages(self, most: int | None = None, now_ns: int | None = None) -> list[Message]:
         """From all that have something, in equal shares; who was first is last the next time."""
         if self.is_paused or self._is_off:
             return []
-        ready = [leg for leg in self._legs if leg.session.waiting_count]
+        ready = [leg for leg in self._legs if leg.session.may_have_some]
         if len(self._legs) > 1:
             self._legs = (*self._legs[1:], self._legs[0])
         taken: list[Message] = []
@@ -180,7 +180,7 @@ class Herd(Generic[WayT]):
                 share = None if most is None else -(-(most - len(taken)) // (len(ready) - number))
                 if share != 0:
                     with leg.lock:
-                        taken += leg.session.take_messages(share)
+                        taken += leg.session.take_messages(share, now_ns)
         return taken
 
     def wish(self, count: int) -> None:

@@ -157,6 +157,7 @@ def _broker(states: Sequence[BrokerState]) -> BrokerState:
         durability=kinds.pop() if len(kinds) == 1 else "mixed",
         free_bytes=min(state.free_bytes for state in states),
         connections_max=sum(state.connections_max for state in states),
+        rotten_spans=sum(state.rotten_spans for state in states),
     )
 
 

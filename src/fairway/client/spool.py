@@ -24,6 +24,7 @@ from fairway.batch import MessageId
 from fairway.client.spool_drain import Draining
 from fairway.client.spool_journal import Journal
 from fairway.client.spool_record import HEADER_BYTES
+from fairway.client.spool_way import Choice
 from fairway.errors import DiskFull, FairwayError, Misuse, StorageFault
 from fairway.protocol.backoff import NS_PER_MS
 from fairway.protocol.diversion import Buffer, Handed, Way
@@ -35,9 +36,8 @@ from fairway.world.rng import Rng
 if TYPE_CHECKING:
     from fairway.world.yard import Yard
 
-_GRACE_NS = 1_000 * NS_PER_MS  # for the direct way, after a drain, although too many wait
 _FULL_MS = 1_000  # after the disk was full, until it is tried again
-_ENTRY_BYTES = HEADER_BYTES + 64 + limits.NAME_CHARS_MAX  # at most, beside the batch itself
+_ENTRY_BYTES = HEADER_BYTES + 64 + 2 * limits.NAME_CHARS_MAX  # at most, beside the batch itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,55 @@ def yard_at(directory: str, *, post: Callable[..., object] | None = None) -> Yar
     return Yard(directory, post=post)
 
 
+class Keeping:
+    """A client's own journal, and what it has room for."""
+
+    def __init__(self, options: SpoolOptions, own: Journal, clock: Clock) -> None:
+        self.options = options
+        self.own = own
+        self.busy = 0  # calls whose batches are on their way to it
+        self.full_until_ns = 0
+        self.full_sentence = ""  # why nothing more is kept now
+        self._clock = clock
+
+    def check(self) -> StorageFault | None:
+        """Why nothing will ever be kept again."""
+        if self.own.fault is None:
+            return None
+        fault = StorageFault(f"the spool {self.options.directory} has failed: {self.own.fault}")
+        fault.__cause__ = self.own.fault
+        return fault
+
+    def room_for(self, messages: int, size_bytes: int) -> bool:
+        options, own = self.options, self.own
+        if self.full_until_ns and self._clock.monotonic_ns() < self.full_until_ns:
+            return False
+        self.full_until_ns = 0
+        self.full_sentence = ""
+        used = own.size_bytes + size_bytes + _ENTRY_BYTES
+        if own.messages + messages > options.messages_max or used > options.bytes_max:
+            self.full_sentence = (
+                f"the spool {options.directory} is full: {own.messages} messages of {options.messages_max}, "
+                f"{own.size_bytes} bytes of {options.bytes_max}"
+            )
+            return False
+        return True
+
+    def keep(self, handed: Sequence[Handed], done: Callable[[FairwayError | None], None]) -> None:
+        def kept(fault: StorageFault | None) -> None:
+            self.busy -= 1
+            if isinstance(fault, DiskFull):
+                self.full_until_ns = self._clock.monotonic_ns() + _FULL_MS * NS_PER_MS
+                self.full_sentence = f"the spool has no room: {fault}"
+            done(fault)
+
+        self.busy += 1
+        self.own.keep(handed, kept)
+
+    def receipt(self, subject: str, count: int, first_id: MessageId) -> SpoolBatchReceipt:
+        return SpoolBatchReceipt.of(subject, count, first_id, self.options.directory, self._clock.wall_ms())
+
+
 class Spool:
     """One client's. Called under the face's lock, or on its loop, but for `close`."""
 
@@ -110,110 +159,84 @@ class Spool:
         """`on_finished`: a journal of a dead process is empty, and may go."""
         self.options = options
         self.draining = Draining(rng, on_change=on_change, on_success=on_success)
-        self.way = Way.HOLD  # until it is known what dead processes left behind
         self.fault: FairwayError | None = None
-        self._clock = clock
+        self._keeping = Keeping(options, own, clock)
+        self._choice = Choice(options, self)
         self._is_connected = is_connected
         self._on_finished = on_finished
-        self._after_ns = options.after_ms * NS_PER_MS
         self._own = own  # drained once it is known what goes before it
         self._before: list[Journal] = []  # of the dead, from before our first message: they go first
         self._others: list[Journal] = []  # found later
         self._has_looked_round = False
-        self._has_diverted = False
-        self._is_keeping = False  # batches are on their way to our journal
-        self._look_ns: int | None = None  # when some batch may have waited too long
-        self._direct_ns = -self._after_ns  # since when batches go to the broker, after they did not
-        self._full_until_ns = 0
-        self._full_sentence = ""
 
     # --- Diversion ---------------------------------------------------------------------------------------------------
+
+    @property
+    def way(self) -> Way:
+        return self._choice.way
 
     def look(self, buffer: Buffer, now_ns: int) -> None:
         """Choose the way: see `diversion`."""
         self._let_go()
-        if self._own.fault is not None and self.fault is None:
-            self.fault = StorageFault(f"the spool {self.options.directory} has failed: {self._own.fault}")
-            self.fault.__cause__ = self._own.fault
-        if self.way is Way.DIVERT:
-            is_at_rest = self._has_looked_round and not self._is_keeping
-            if is_at_rest and self._is_connected() and self.draining.is_nearly_done:
-                self.way = Way.HOLD
-                self._look_ns = None
-        elif self.way is Way.HOLD and self._has_looked_round and self.is_empty and self._is_connected():
+        self.fault = self.fault or self._keeping.check()
+        before = self.way
+        self._choice.look(buffer, now_ns)
+        if before is Way.HOLD and self.way is Way.DIRECT:
             self._own.forget_streams()
-            self.way = Way.DIRECT
-            if self._has_diverted:
-                self._direct_ns = now_ns
-        elif self._must_divert(buffer, now_ns):
-            self.way = Way.DIVERT
-            self._has_diverted = True
-
-    def _must_divert(self, buffer: Buffer, now_ns: int) -> bool:
-        """By absence, count or time. After a drain the direct way is tried for a while, whatever waits: a batch that is
-        too large for the spool must get through some day."""
-        if not buffer.messages:
-            self._look_ns = None
-            return False
-        if buffer.is_failing and not self._is_connected():
-            return True
-        if buffer.is_crammed or buffer.messages > self.options.buffer_messages:
-            self._look_ns = self._direct_ns + min(self._after_ns, _GRACE_NS)
-        elif self._look_ns is None or now_ns >= self._look_ns:
-            oldest_ns = buffer.oldest_ns()
-            self._look_ns = None if oldest_ns is None else max(oldest_ns, self._direct_ns) + self._after_ns
-        return self._look_ns is not None and now_ns >= self._look_ns
 
     def next_look_ns(self) -> int | None:
         if self.way is Way.DIVERT:
-            return self._full_until_ns or None
-        return self._look_ns
+            return self._keeping.full_until_ns or None
+        return self._choice.next_look_ns()
 
     @property
     def trouble(self) -> str:
         """Why nothing more is kept now."""
-        return self._full_sentence
+        return self._keeping.full_sentence
 
     def room_for(self, messages: int, size_bytes: int) -> bool:
-        options, own = self.options, self._own
-        if self._full_until_ns and self._clock.monotonic_ns() < self._full_until_ns:
-            return False
-        self._full_until_ns = 0
-        self._full_sentence = ""
-        used = own.size_bytes + size_bytes + _ENTRY_BYTES
-        if own.messages + messages > options.messages_max or used > options.bytes_max:
-            self._full_sentence = (
-                f"the spool {self.options.directory} is full: {own.messages} messages of {options.messages_max}, "
-                f"{own.size_bytes} bytes of {options.bytes_max}"
-            )
-            return False
-        return self.fault is None
+        return self._keeping.room_for(messages, size_bytes) and self.fault is None
 
     def keep(self, handed: Sequence[Handed], done: Callable[[FairwayError | None], None]) -> None:
-        def kept(fault: StorageFault | None) -> None:
-            self._is_keeping = False
-            if isinstance(fault, DiskFull):
-                self._full_until_ns = self._clock.monotonic_ns() + _FULL_MS * NS_PER_MS
-                self._full_sentence = f"the spool has no room: {fault}"
-            done(fault)
-
-        self._is_keeping = True
-        self._own.keep(handed, kept)
+        self._keeping.keep(handed, done)
 
     def receipt(self, subject: str, count: int, first_id: MessageId) -> SpoolBatchReceipt:
-        return SpoolBatchReceipt.of(subject, count, first_id, self.options.directory, self._clock.wall_ms())
+        return self._keeping.receipt(subject, count, first_id)
+
+    # --- how it stands -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_connected(self) -> bool:
+        return self._is_connected()
+
+    @property
+    def must_divert(self) -> bool:
+        return False  # there is but one way, and all goes behind what is kept
+
+    @property
+    def may_hold(self) -> bool:
+        return self._has_looked_round and not self._keeping.busy and self.draining.is_nearly_done
+
+    @property
+    def may_go(self) -> bool:
+        return self._has_looked_round and self.is_empty
 
     # --- figures -----------------------------------------------------------------------------------------------------
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is left of what must arrive before our next message."""
-        return self._own.is_empty and not self._before and not self._is_keeping
+        return self._own.is_empty and not self._before and not self._keeping.busy
 
     @property
     def is_drained(self) -> bool:
         """Whether nothing is left at all, of ours or of the dead."""
-        return self._has_looked_round and not self._is_keeping and not self.messages
+        return self._has_looked_round and not self._keeping.busy and not self.messages
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether it drains by itself just now."""
+        return bool(self.messages) and self.is_connected and self.draining.trouble is None
 
     @property
     def messages(self) -> int:
@@ -229,7 +252,7 @@ class Spool:
             draining.messages,
             draining.duplicates,
             draining.asides,
-            "; ".join([*faults, *filter(None, [self._full_sentence, "" if refused is None else str(refused)])]),
+            "; ".join([*faults, *filter(None, [self._keeping.full_sentence, "" if refused is None else str(refused)])]),
         )
 
     # --- journals of the dead ----------------------------------------------------------------------------------------

@@ -41,12 +41,12 @@ WINDOW: Final = 16  # batches of one subject in flight
 LOADED_MAX: Final = 64  # batches in memory, of all subjects: one that is refused for now lets so many others pass
 LOADED_BYTES_MAX: Final = 16 * limits.MIB
 _FIRST_MS, _MOST_MS = 20, 5_000  # between attempts
-_AGAIN_MS = 2_000  # when the disk has no room for what is to be set aside
+AGAIN_MS = 2_000  # when the disk has no room for what is to be set aside
 
-_LATER: Final = frozenset(
+LATER: Final = frozenset(
     {Code.BUSY, Code.READ_ONLY, Code.NOT_MASTER, Code.EXPIRED, Code.DRAINING, Code.TOO_MANY_CONNECTIONS}
 )
-_ELSEWHERE: Final = frozenset({Code.DRAINING, Code.NOT_MASTER})  # the line looks for another, and waits for that
+ELSEWHERE: Final = frozenset({Code.DRAINING, Code.NOT_MASTER})  # the line looks for another, and waits for that
 
 
 class Parcel:
@@ -98,6 +98,7 @@ class Flow:
         """The next one to send; None: not now. Those of a new stream wait for those of the one before."""
         if self.is_broken or self.is_held or now_ns < self.retry_ns or self.in_flight >= WINDOW:
             return None
+        self.retry_ns = 0
         if self._next >= len(self.parcels):
             return None
         parcel = self.parcels[self._next]
@@ -121,6 +122,11 @@ class Flow:
         self.is_broken = True
         if isinstance(trouble, Lost):
             parcel.is_doubtful = True
+
+    def remove(self, parcels: Iterable[Parcel]) -> None:
+        """They go another way, while nothing is under way."""
+        gone = frozenset(parcels)
+        self.parcels = deque(parcel for parcel in self.parcels if parcel not in gone)
 
     def begin_again(self) -> None:
         """All answers are there: from the first that is not stored."""
@@ -267,10 +273,10 @@ class Draining:
 
     def _judge(self, flow: Flow, head: Parcel, refused: Refused, now_ns: int) -> None:
         journal, code = head.journal, refused.code
-        if code in _LATER:
-            wait_ns = 0 if code in _ELSEWHERE else flow.backoff.next_ns(refused.retry_after_ms)
+        if code in LATER:
+            wait_ns = 0 if code in ELSEWHERE else flow.backoff.next_ns(refused.retry_after_ms)
             flow.retry_ns = now_ns + wait_ns
-        elif _is_clean(head, code):
+        elif is_clean(head, code):
             self._restream(journal, flow, head)
         else:
             self._set_aside(journal, flow, head, refused, now_ns)
@@ -302,13 +308,13 @@ class Draining:
                 flow.parcels.remove(head)
                 self._let_go(head)
             else:
-                flow.retry_ns = now_ns + _AGAIN_MS * NS_PER_MS
+                flow.retry_ns = now_ns + AGAIN_MS * NS_PER_MS
             self._on_change()
 
         journal.set_aside(head.entry, reason, head.producer_id, is_unknown, kept)
 
 
-def _is_clean(head: Parcel, code: Code) -> bool:
+def is_clean(head: Parcel, code: Code) -> bool:
     """Whether it is certainly not stored under its number, and may have another one."""
     if code is Code.SEQUENCE_GAP:
         return not head.is_doubtful or head.producer_id not in head.journal.murky

@@ -5,6 +5,8 @@
     journal.load(found)                                  the next entries, off the caller's thread
     journal.mark_sent(number, done)                      noted before entries up to there are sent for the first time
     journal.note_done(number)                            the entry is where it belongs; noted with the next sync
+    journal.place(placed, done)                          in a cluster, in the place of `mark_sent`: which entries are
+                                                         about to be sent, where to and under which number
 
 Segments of bounded size; one whose entries are all done is removed. Nothing grows with the age of a journal.
 
@@ -16,19 +18,23 @@ Called under its owner's lock, or from one loop, which is where the disk brings 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-import msgspec
-
 from fairway import limits
+from fairway.batch.layout import is_delayed
+from fairway.client.spool_aside import Aside, aside_name, aside_parts, read_aside
 from fairway.client.spool_record import (
+    CLUSTER_VERSION,
+    VERSION,
     BadRecord,
+    ClusterMarks,
     CutShort,
     Entry,
     Kind,
     Marks,
+    Placed,
     Record,
     Restream,
     entry_body,
@@ -39,34 +45,26 @@ from fairway.client.spool_record import (
     parse,
 )
 from fairway.client.spool_recovery import ASIDE, CHUNK_BYTES, KEPT, Damage, Survey, segment_name
-from fairway.errors import DiskFull, RemoteProtocolError, StorageFault, invariant
+from fairway.errors import DiskFull, StorageFault, invariant
 from fairway.protocol.diversion import Handed
 from fairway.world.clock import Clock
 from fairway.world.disk import Disk, Done, File
 
 SEGMENT_BYTES = 4 * limits.MIB
 MARK_ROOM_BYTES = 64 * limits.KIB  # claimed behind each segment: some hundred marks, each for up to a MiB of entries
+PLACES_PART = 4  # of a segment, in a cluster: the smallest entry has 192 bytes, where it goes and its end 25 to 45
 DONE_NOTED_EVERY = 16  # entries: far fewer than the broker remembers of a stream
 
 Found: TypeAlias = Callable[[list[Entry]], None]
-
-
-class Aside(msgspec.Struct, frozen=True):
-    """An entry that the broker will never take, and why. Its data follows in the file."""
-
-    number: int
-    subject: str
-    messages: int
-    reason: str
-    is_unknown: bool  # it may be stored: nobody can tell any more
-    producer_id: int
-    time_ms: int
 
 
 class _Job(NamedTuple):
     entry: Handed | None  # None: marks alone
     done: Done
     numbered: Callable[[int], None] | None = None  # told which entry it is, just before it is done
+    placed: Sequence[Placed] = ()
+    instead: int | None = None  # of the entry with this number
+    is_needed: bool = False  # marks that somebody builds on: without room for them he is told
 
 
 class _Segment:
@@ -81,13 +79,32 @@ class _Segment:
         self.pending = 0  # entries
 
 
+class _Pending(NamedTuple):
+    """An entry that is not done."""
+
+    messages: int
+    segment: _Segment
+    subject: str
+    is_due: bool  # its messages are, later
+    was_sent: bool  # before it was written
+    group: str  # of brokers that it is meant for, or was sent to; empty: nobody has said yet, or there is but one
+
+
 class Journal:
     """One journal, owned by this process."""
 
     def __init__(
-        self, disk: Disk, number: int, clock: Clock, *, segment_bytes: int = SEGMENT_BYTES, is_synced: bool = True
+        self,
+        disk: Disk,
+        number: int,
+        clock: Clock,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        is_synced: bool = True,
+        is_cluster: bool = False,
     ) -> None:
         self.disk = disk
+        self.is_cluster = is_cluster  # or was, of who wrote it: where its entries go is written down for each
         self.number = number
         self.fault: StorageFault | None = None
         self.messages = 0  # not done
@@ -96,21 +113,27 @@ class Journal:
         self.since_ms = clock.wall_ms()  # when the oldest that is left was written
         self.damages: list[Damage] = []
         self.murky: set[int] = set()  # streams with an entry whose fate is unknown; never iterated
+        self.placed: dict[int, Placed] = {}  # entries that are not done, by number: where they were last to be sent
+        self.doubts: set[int] = set()  # of them, those that may be stored there; never iterated
+        self.held: Counter[str] = Counter()  # entries that are not done, by group
+        self.unplaced: Counter[tuple[str, bool]] = Counter()  # those without one, by subject and whether they are due
         self._clock = clock
         self._segment_bytes = segment_bytes
         self._is_synced = is_synced
         self._segments: deque[_Segment] = deque()
-        self._pending: dict[int, tuple[int, _Segment]] = {}  # entries that are not done: messages, where
+        self._pending: dict[int, _Pending] = {}  # entries that are not done
         self._next = 0  # number
         self._end = 0
         self._synced_end = 0
         self._cursor = 0  # what lies before it was loaded
         self._restreams: list[Restream] = []
+        self._replaced: set[int] = set()  # entries whose place another has taken: set aside no more; never iterated
         self._done_unnoted: list[int] = []
         self._are_marks_due = False
         self._jobs: list[_Job] = []
         self._is_committing = False
         self._is_loading = False
+        self._is_rewound = False  # while it was loading
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
@@ -123,6 +146,7 @@ class Journal:
         survey = Survey(disk, number)
         journal._read(survey)
         survey.mend()
+        journal.clear_asides()
         journal._begin(survey)
         return journal
 
@@ -144,18 +168,21 @@ class Journal:
             self._take(record, segment)
         self._end = self._synced_end = survey.end
         self.damages = survey.damages
+        self.doubts = set(self.placed)
         for aside in self.asides():
             self._forget(aside.number)  # whether or not that was noted
+            self._next = max(self._next, aside.number + 1)  # also where no segment is left to tell
+            self.is_cluster |= aside.is_cluster
             if aside.is_unknown:
                 self.murky.add(aside.producer_id)
 
     def _take(self, record: Record, segment: _Segment) -> None:
+        self.is_cluster = record.version == CLUSTER_VERSION
         if record.kind == Kind.ENTRY:
-            entry = entry_of(record.body)
-            self._pending[entry.number] = (entry.messages, segment)
-            segment.pending += 1
-            self.messages += entry.messages
-            self._next = max(self._next, entry.number + 1)
+            number, subject, messages, was_sent, data, group, instead = entry_of(record.body)
+            self._replace(instead)
+            self._add(number, _Pending(messages, segment, subject, is_delayed(data), was_sent, group))
+            self._next = max(self._next, number + 1)
             return
         marks = marks_of(record.body)
         for number in marks.done:
@@ -164,6 +191,7 @@ class Journal:
         self._next = max(self._next, marks.sent)
         if marks.restreams:
             self._restreams = marks.restreams
+        self._note_placed(marks.placed)
 
     def _begin(self, survey: Survey) -> None:
         kept = frozenset(survey.bases)
@@ -196,28 +224,40 @@ class Journal:
     @property
     def size_bytes(self) -> int:
         """On disk."""
-        return sum(segment.end - segment.base for segment in self._segments)
+        return sum(segment.end - segment.base for segment in tuple(self._segments))  # also for other threads
 
     @property
     def has_more(self) -> bool:
         """Whether there is something to load."""
         return self._cursor < self._synced_end and bool(self._pending)
 
+    def holds(self, number: int) -> bool:
+        """Whether that entry is not done."""
+        return number in self._pending
+
+    def doubtful(self) -> dict[int, str]:
+        """Entries that were sent before and may be stored; in a cluster with the group of brokers that would know."""
+        doubts, placed, before = self.doubts, self.placed, self.sent_before
+        return {
+            number: kept.group
+            for number, kept in self._pending.items()
+            if number in doubts or number < before or (kept.was_sent and number not in placed)
+        }
+
+    def pinned(self) -> dict[str, int]:
+        """In a cluster: how many messages that are, by group."""
+        found: Counter[str] = Counter()
+        for number, group in self.doubtful().items():
+            found[group] += self._pending[number].messages
+        return dict(sorted(found.items())) if self.is_cluster else {}
+
     def asides(self) -> list[Aside]:
         """What was set aside; blocks."""
-        return [self.read_aside(name)[0] for name in self.disk.listing(ASIDE) if not name.endswith(".tmp")]
+        names = [name for name in self.disk.listing(ASIDE) if not name.endswith(".tmp")]
+        return [self.read_aside(name)[0] for name in names if int(name, 16) not in self._replaced]
 
     def read_aside(self, name: str) -> tuple[Aside, bytes]:
-        file = self.disk.open(f"{ASIDE}/{name}")
-        try:
-            data = file.read(0, file.size)
-        finally:
-            file.close()
-        size = int.from_bytes(data[:4], "little")
-        try:
-            return msgspec.msgpack.decode(data[4 : 4 + size], type=Aside), data[4 + size :]
-        except msgspec.MsgspecError as error:
-            raise RemoteProtocolError(f"{ASIDE}/{name} of journal {self.name} is damaged: {error}") from error
+        return read_aside(self.disk, name, self.name)
 
     def kept_pieces(self) -> list[str]:
         """The names of damaged pieces that were kept, from this opening or earlier ones."""
@@ -249,6 +289,35 @@ class Journal:
         self._restreams = [*self._restreams, Restream(old_id, first, new_id)]
         self._mark(done)
 
+    def place(self, placed: Sequence[Placed], done: Done) -> None:
+        """These are about to be sent: not before `done(None)`. After `DiskFull` they are not to be."""
+        self._jobs.append(_Job(None, done, placed=placed))
+        self._commit()
+
+    def put_back(self, handed: Handed, instead: int, done: Done) -> None:
+        """Keep it in the place of one that was set aside, or is pinned: one record says both. `clear_asides` next."""
+        self._jobs.append(_Job(handed, done, instead=instead))
+        self._commit()
+
+    def give_up(self, numbers: Sequence[int], done: Done) -> None:
+        """Their files in `aside` may go after `done(None)`; before, one whose end was not noted might come back."""
+        if not self._segments:
+            self.disk.remove_later(segment_name(self._end), done)  # not there; behind those that are being removed
+            return
+        self._done_unnoted += numbers
+        self._jobs.append(_Job(None, done, is_needed=True))
+        self._commit()
+
+    def clear_asides(self) -> None:
+        """Remove those whose place another entry has taken; blocks."""
+        for name in self.disk.listing(ASIDE):
+            if int(name, 16) in self._replaced:
+                self.disk.remove(f"{ASIDE}/{name}")
+
+    def may_be_stored(self, entry: Entry) -> bool:
+        """In a cluster: whether it may be where it was last to be sent."""
+        return entry.number in self.doubts or (entry.was_sent and entry.number not in self.placed)
+
     def identity(self, producer_id: int, sequence: int) -> tuple[int, int]:
         """Under which number something goes out that was written under this one."""
         for each in self._restreams:  # in the order in which they were made: one may lead to the next
@@ -273,10 +342,8 @@ class Journal:
 
     def set_aside(self, entry: Entry, reason: str, producer_id: int, is_unknown: bool, done: Done) -> None:
         """The broker will never take it: keep it where people find it, and go on."""
-        note = Aside(
-            entry.number, entry.subject, entry.messages, reason, is_unknown, producer_id, self._clock.wall_ms()
-        )
-        said = msgspec.msgpack.encode(note)
+        now_ms, is_cluster = self._clock.wall_ms(), self.is_cluster
+        note = Aside(entry.number, entry.subject, entry.messages, reason, is_unknown, producer_id, now_ms, is_cluster)
 
         def published(fault: StorageFault | None) -> None:
             if fault is None:
@@ -285,20 +352,47 @@ class Journal:
                 self.note_done(entry.number)
             done(fault)
 
-        parts = [len(said).to_bytes(4, "little"), said, entry.data]
-        self.disk.publish_later(f"{ASIDE}/{entry.number:016x}", parts, published)
+        self.disk.publish_later(aside_name(entry.number), aside_parts(note, entry.data), published)
 
     def _mark(self, done: Done) -> None:
         self._are_marks_due = True
         self._jobs.append(_Job(None, done))
         self._commit()
 
+    def _add(self, number: int, kept: _Pending) -> None:
+        self._pending[number] = kept
+        kept.segment.pending += 1
+        self.messages += kept.messages
+        self._count(kept, 1)
+
     def _forget(self, number: int) -> None:
-        found = self._pending.pop(number, None)
-        if found is not None:
-            messages, segment = found
-            self.messages -= messages
-            segment.pending -= 1
+        kept = self._pending.pop(number, None)
+        self.placed.pop(number, None)
+        self.doubts.discard(number)
+        if kept is not None:
+            self.messages -= kept.messages
+            kept.segment.pending -= 1
+            self._count(kept, -1)
+
+    def _replace(self, number: int | None) -> None:
+        if number is not None:
+            self._forget(number)
+            self._replaced.add(number)
+
+    def _note_placed(self, placed: Sequence[Placed]) -> None:
+        for each in placed:
+            kept = self._pending.get(each.number)
+            if kept is not None:  # else it is done, or cannot be read
+                self.placed[each.number] = each
+                self._count(kept, -1)
+                kept = self._pending[each.number] = kept._replace(group=each.group)
+                self._count(kept, 1)
+
+    def _count(self, kept: _Pending, step: int) -> None:
+        if kept.group:
+            self.held[kept.group] += step
+        else:
+            self.unplaced[kept.subject, kept.is_due] += step
 
     # --- commits -----------------------------------------------------------------------------------------------------
 
@@ -325,8 +419,11 @@ class Journal:
                 self._committed(segment, sum(map(len, parts)), numbers)
                 entries = [job for job in jobs if job.entry is not None]
                 for job, (number, _) in zip(entries, numbers, strict=True):
+                    self._replace(job.instead)
                     if job.numbered is not None:
                         job.numbered(number)
+                for job in jobs:
+                    self._note_placed(job.placed)
                 _tell(jobs, None)
             else:
                 self._done_unnoted = done_noted + self._done_unnoted
@@ -345,7 +442,9 @@ class Journal:
         name = segment_name(self._end)
         file = self.disk.open(name, create=True)
         try:
-            self.disk.reserve(file, max(self._segment_bytes, entry_bytes) + MARK_ROOM_BYTES)
+            size_bytes = max(self._segment_bytes, entry_bytes)
+            places_bytes = size_bytes // PLACES_PART if self.is_cluster else 0
+            self.disk.reserve(file, size_bytes + places_bytes + MARK_ROOM_BYTES)
         except DiskFull:
             file.close()
             self.disk.remove(name)  # an empty one would lie in the middle of the last, should that grow
@@ -355,46 +454,50 @@ class Journal:
         self._segments.append(_Segment(self._end, self._end, file))
         return self._segments[-1]
 
-    def _packed(self, segment: _Segment, jobs: Sequence[_Job]) -> tuple[list[bytes], list[tuple[int, int]]]:
-        """The records of a commit; and which entries they are, with their messages."""
+    def _packed(self, segment: _Segment, jobs: Sequence[_Job]) -> tuple[list[bytes], list[tuple[int, _Pending]]]:
+        """The records of a commit; and which entries they are."""
         parts: list[bytes] = []
-        numbers: list[tuple[int, int]] = []
+        numbers: list[tuple[int, _Pending]] = []
         position, now_ms = self._end, self._clock.wall_ms()
+        version = CLUSTER_VERSION if self.is_cluster else VERSION
 
         def add(kind: Kind, body: bytes) -> None:
             nonlocal position
-            parts.append(pack(kind, self.number, position, self._synced_end, now_ms, body))
+            parts.append(pack(kind, self.number, position, self._synced_end, now_ms, body, version))
             position += len(parts[-1])
 
-        marks = Marks(self._done_unnoted, self.sent, self._restreams)
+        placed = [each for job in jobs for each in job.placed]
         if segment.end == segment.base:
-            add(Kind.HEAD, marks_body(marks))
-        elif self._are_marks_due or self._done_unnoted:
-            add(Kind.MARKS, marks_body(marks))
+            add(Kind.HEAD, marks_body(self._marks([*self.placed.values(), *placed])))
+        elif self._are_marks_due or self._done_unnoted or placed:
+            add(Kind.MARKS, marks_body(self._marks(placed)))
         for job in jobs:
             if job.entry is not None:
                 number = self._next + len(numbers)
-                subject, messages, was_sent, data = job.entry
-                add(Kind.ENTRY, entry_body(Entry(number, subject, messages, was_sent, data)))
-                numbers.append((number, messages))
+                subject, messages, was_sent, data, group = job.entry
+                add(Kind.ENTRY, entry_body(Entry(number, subject, messages, was_sent, data, group, job.instead)))
+                numbers.append((number, _Pending(messages, segment, subject, is_delayed(data), was_sent, group)))
         return parts, numbers
 
-    def _committed(self, segment: _Segment, size: int, numbers: Sequence[tuple[int, int]]) -> None:
+    def _marks(self, placed: list[Placed]) -> Marks:
+        marks = Marks(self._done_unnoted, self.sent, self._restreams)
+        return ClusterMarks(marks.done, marks.sent, marks.restreams, placed) if self.is_cluster else marks
+
+    def _committed(self, segment: _Segment, size: int, numbers: Sequence[tuple[int, _Pending]]) -> None:
         self._end += size
         segment.end = self._synced_end = self._end
-        for number, messages in numbers:
-            self._pending[number] = (messages, segment)
-            segment.pending += 1
-            self.messages += messages
+        for number, kept in numbers:
+            self._add(number, kept)
             self._next = number + 1
         if not self._pending:
             self._sweep()
 
     def _fail(self, jobs: Sequence[_Job], fault: StorageFault) -> None:
-        """No room: entries are refused, marks wait for the next commit. Anything else: nothing works any more."""
+        """No room: entries and places are refused, other marks wait for the next commit. Anything else: nothing works
+        any more."""
         if isinstance(fault, DiskFull):
             for job in jobs:
-                job.done(fault if job.entry is not None else None)
+                job.done(fault if job.entry is not None or job.placed or job.is_needed else None)
             return
         self.fault = fault
         _tell(jobs, fault)
@@ -413,7 +516,10 @@ class Journal:
 
         def fetched(data: bytes | StorageFault) -> None:
             self._is_loading = False
-            if isinstance(data, bytes):
+            if self._is_rewound and isinstance(data, bytes):
+                self.rewind()
+                found([])
+            elif isinstance(data, bytes):
                 self._loaded(segment, start, data, found)
             else:
                 self.fault = data
@@ -421,6 +527,12 @@ class Journal:
 
         end = min(segment.end, self._synced_end)
         self.disk.fetch(segment.file, start - segment.base, min(size_bytes, end - start), fetched)
+
+    def rewind(self) -> None:
+        """Load everything that is not done once more, from the first on."""
+        self._is_rewound = self._is_loading
+        if not self._is_loading:
+            self._cursor = self._segments[0].base if self._segments else self._end
 
     def _loaded(self, segment: _Segment, start: int, data: bytes, found: Found) -> None:
         entries: list[Entry] = []

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol
 
-from fairway.client.spool import Spool, SpoolOptions, yard_at
+from fairway.client.spool import Spool, SpoolOptions, SpoolState, yard_at
+from fairway.client.spool_fleet import FleetSpool
 from fairway.client.spool_journal import Journal
+from fairway.client.ways import WayT
 from fairway.errors import FairwayError, StorageFault
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
@@ -19,6 +21,7 @@ from fairway.world.workers import Ending, Workers
 
 if TYPE_CHECKING:
     from fairway.client.core import Core
+    from fairway.client.fleet import Fleet
     from fairway.world.real_disk import RealDisk
     from fairway.world.yard import Yard
 
@@ -28,8 +31,18 @@ _STOP_S = 5.0  # for the thread to end
 class Keeper:
     """The thread."""
 
-    def __init__(self, options: SpoolOptions, yard: Yard, clock: Clock, post: Callable[..., object]) -> None:
+    def __init__(
+        self,
+        options: SpoolOptions,
+        yard: Yard,
+        clock: Clock,
+        post: Callable[..., object],
+        *,
+        is_cluster: bool = False,
+    ) -> None:
+        """`is_cluster`: the journals to take over are those of clients of a cluster, and else all others."""
         self._options = options
+        self._is_cluster = is_cluster
         self._yard = yard
         self._clock = clock
         self._post = post
@@ -69,6 +82,9 @@ class Keeper:
                 continue
             if journal.is_empty:
                 self._part(name, disk)
+            elif journal.is_cluster is not self._is_cluster:  # where its entries went is not ours to say
+                self._passed_over.add(name)
+                disk.close()
             else:
                 found.append(journal)
         return sorted(found, key=lambda journal: journal.since_ms)  # what came first goes first
@@ -95,6 +111,34 @@ class Keeper:
             self._part(journal.name, journal.disk)  # type: ignore[arg-type]
 
 
+class Spooled(Protocol):
+    """What faces ask of a spool; with the lock."""
+
+    @property
+    def is_drained(self) -> bool: ...
+
+    @property
+    def is_going_on(self) -> bool: ...
+
+    @property
+    def messages(self) -> int: ...
+
+    def state(self) -> SpoolState: ...
+
+
+class AnySpooling(Protocol):
+    """A client's spool, of whichever kind."""
+
+    @property
+    def spool(self) -> Spooled: ...
+
+    def start(self) -> None:
+        """Look for what dead processes left behind, from now on."""
+
+    def close(self) -> None:
+        """When nothing goes this way any more. Not under a lock that `post` needs."""
+
+
 class Spooling:
     """A client's spool, with all that belongs to it."""
 
@@ -113,7 +157,7 @@ class Spooling:
         yard = yard_at(options.directory, post=post)
         number, disk = yard.make(rng)
         self._keeper = Keeper(options, yard, clock, post)
-        self.spool = Spool(
+        self._spool = Spool(
             options,
             Journal(disk, number, clock, is_synced=options.is_synced),
             clock,
@@ -123,13 +167,40 @@ class Spooling:
             on_success=core.producing.note_success,
             on_finished=self._keeper.finished,
         )
-        core.producing.divert(self.spool)
-        core.line.add(self.spool.draining, clock.monotonic_ns())
+        core.producing.divert(self._spool)
+        core.line.add(self._spool.draining, clock.monotonic_ns())
+
+    @property
+    def spool(self) -> Spooled:
+        return self._spool
 
     def start(self) -> None:
-        """Look for what dead processes left behind, from now on."""
-        self._keeper.start(self.spool.adopt)
+        self._keeper.start(self._spool.adopt)
 
     def close(self) -> None:
-        """When nothing goes this way any more. Not under a lock that `post` needs."""
-        self._keeper.stop(self.spool.journals)
+        self._keeper.stop(self._spool.journals)
+
+
+class FleetSpooling(Generic[WayT]):
+    """The same of a client of a cluster."""
+
+    def __init__(
+        self, options: SpoolOptions, fleet: Fleet[WayT], clock: Clock, rng: Rng, *, post: Callable[..., object]
+    ) -> None:
+        """`post` brings what happens on the disk's threads to where the way to the meta server is at home."""
+        yard = yard_at(options.directory, post=post)
+        number, disk = yard.make(rng)
+        own = Journal(disk, number, clock, is_synced=options.is_synced, is_cluster=True)
+        self._keeper = Keeper(options, yard, clock, post, is_cluster=True)
+        self._spool = FleetSpool(options, own, fleet, clock, rng, on_finished=self._keeper.finished)
+
+    @property
+    def spool(self) -> Spooled:
+        return self._spool
+
+    def start(self) -> None:
+        self._keeper.start(self._spool.adopt)
+
+    def close(self) -> None:
+        self._spool.end()
+        self._keeper.stop(self._spool.journals)

@@ -8,6 +8,9 @@ so damage there is rot, and damage above may simply never have arrived.
     MARKS   entries that are done with; how far entries may have been sent; streams that were begun anew
     HEAD    the first of each segment: what of the marks before it still matters
 
+Version 2 is that of a journal of a client of a cluster: an entry names the group of brokers that it was meant for, and
+marks say which entries are about to be sent where, and under which number.
+
 Nothing here needs more than the core install.
 """
 
@@ -25,13 +28,16 @@ from fairway.errors import WrongDirectory
 
 MAGIC = b"FWS1"
 VERSION = 1
+CLUSTER_VERSION = 2
 ALIGNMENT = 8
 
 # magic, version, kind, header length | journal | position | synced end | time ms | body length, body CRC | header CRC
 _COVERED = struct.Struct("<4sBBHQQQqII")
 _WHOLE = struct.Struct("<4sBBHQQQqIII4x")
 HEADER_BYTES = _WHOLE.size
-_ENTRY = struct.Struct("<QIHBxI4x")  # number, messages, length of the subject, was sent, length of the data
+# number, messages, length of the subject, was sent, length of the group, length of the data, how many numbers before it
+# stood the entry that it takes the place of (0: of none)
+_ENTRY = struct.Struct("<QIHBBII")
 _MARK = struct.Struct("<Q")
 BODY_BYTES_MAX = limits.BATCH_RAW_BYTES_MAX + limits.MIB
 
@@ -50,6 +56,7 @@ class Record(NamedTuple):
     synced_end: int
     time_ms: int
     body: bytes
+    version: int = VERSION
 
     @property
     def end(self) -> int:
@@ -64,6 +71,8 @@ class Entry(NamedTuple):
     messages: int
     was_sent: bool
     data: bytes
+    group: str = ""  # of brokers that it was meant for; where it was sent, if it was
+    instead: int | None = None  # of the entry with this number, which is done with from here on
 
 
 class Restream(msgspec.Struct, frozen=True, array_like=True):
@@ -82,6 +91,21 @@ class Marks(msgspec.Struct, frozen=True, array_like=True):
     restreams: list[Restream] = []
 
 
+class Placed(msgspec.Struct, frozen=True, array_like=True):
+    """An entry is about to be sent to a group of brokers, under this number: from here on it may be stored there."""
+
+    number: int
+    group: str
+    stream: int
+    first: int
+
+
+class ClusterMarks(Marks, frozen=True, array_like=True):
+    """The same in a cluster."""
+
+    placed: list[Placed] = []
+
+
 class BadRecord(Exception):
     """The bytes at a position are not the record that belongs there."""
 
@@ -94,11 +118,13 @@ class CutShort(BadRecord):
         self.size_bytes = size_bytes
 
 
-def pack(kind: Kind, journal: int, position: int, synced_end: int, time_ms: int, body: bytes) -> bytes:
+def pack(
+    kind: Kind, journal: int, position: int, synced_end: int, time_ms: int, body: bytes, version: int = VERSION
+) -> bytes:
     """A whole record."""
     body += bytes(-len(body) % ALIGNMENT)
     covered = _COVERED.pack(
-        MAGIC, VERSION, kind, HEADER_BYTES, journal, position, synced_end, time_ms, len(body), checksum(body)
+        MAGIC, version, kind, HEADER_BYTES, journal, position, synced_end, time_ms, len(body), checksum(body)
     )
     return covered + checksum(covered).to_bytes(4, "little") + bytes(4) + body
 
@@ -114,14 +140,15 @@ def parse(data: bytes, offset: int, position: int, journal: int) -> Record:
         raise BadRecord("unreadable header")
     if (own_journal, own_position) != (journal, position) or size % ALIGNMENT or size > BODY_BYTES_MAX:
         raise BadRecord("misplaced")
-    if version != VERSION or header_bytes != HEADER_BYTES or kind not in (Kind.ENTRY, Kind.MARKS, Kind.HEAD):
+    is_known = version in (VERSION, CLUSTER_VERSION) and header_bytes == HEADER_BYTES
+    if not is_known or kind not in (Kind.ENTRY, Kind.MARKS, Kind.HEAD):
         raise WrongDirectory(f"a spool's record at {position} is of a newer format: drain it with what wrote it")
     body = data[offset + HEADER_BYTES : offset + HEADER_BYTES + size]
     if len(body) < size:
         raise CutShort(HEADER_BYTES + size)
     if checksum(body) != body_crc:
         raise BadRecord("damaged body")
-    return Record(kind, position, synced_end, time_ms, body)
+    return Record(kind, position, synced_end, time_ms, body, version)
 
 
 def find(data: bytes, offset: int, position: int, journal: int) -> Record | None:
@@ -138,24 +165,20 @@ def find(data: bytes, offset: int, position: int, journal: int) -> Record | None
 
 
 def entry_body(entry: Entry) -> bytes:
-    subject = entry.subject.encode()
-    head = _ENTRY.pack(entry.number, entry.messages, len(subject), entry.was_sent, len(entry.data))
-    return b"".join((head, subject, bytes(-len(subject) % ALIGNMENT), entry.data))
+    subject, group = entry.subject.encode(), entry.group.encode()
+    back = 0 if entry.instead is None else entry.number - entry.instead
+    head = _ENTRY.pack(entry.number, entry.messages, len(subject), entry.was_sent, len(group), len(entry.data), back)
+    return b"".join((head, subject, group, bytes(-(len(subject) + len(group)) % ALIGNMENT), entry.data))
 
 
 def entry_of(body: bytes) -> Entry:
-    number, messages, subject_bytes, was_sent, data_bytes = _ENTRY.unpack_from(body)
+    number, messages, subject_bytes, was_sent, group_bytes, data_bytes, back = _ENTRY.unpack_from(body)
     subject_end = _ENTRY.size + subject_bytes
-    data_at = subject_end + -subject_bytes % ALIGNMENT
-    subject = body[_ENTRY.size : subject_end].decode()
-    return Entry(number, subject, messages, bool(was_sent), body[data_at : data_at + data_bytes])
-
-
-def entry_size(subject: str, data_bytes: int) -> int:
-    """Bytes of such a record in the journal."""
-    subject_bytes = len(subject.encode())
-    whole = _ENTRY.size + subject_bytes + -subject_bytes % ALIGNMENT + data_bytes
-    return HEADER_BYTES + whole + -whole % ALIGNMENT
+    group_end = subject_end + group_bytes
+    data_at = group_end + -(subject_bytes + group_bytes) % ALIGNMENT
+    subject, group = body[_ENTRY.size : subject_end].decode(), body[subject_end:group_end].decode()
+    data, instead = body[data_at : data_at + data_bytes], number - back if back else None
+    return Entry(number, subject, messages, bool(was_sent), data, group, instead)
 
 
 def marks_body(marks: Marks) -> bytes:
@@ -163,6 +186,6 @@ def marks_body(marks: Marks) -> bytes:
     return _MARK.pack(len(said)) + said
 
 
-def marks_of(body: bytes) -> Marks:
+def marks_of(body: bytes) -> ClusterMarks:
     (size,) = _MARK.unpack_from(body)
-    return msgspec.msgpack.decode(body[_MARK.size : _MARK.size + size], type=Marks)
+    return msgspec.msgpack.decode(body[_MARK.size : _MARK.size + size], type=ClusterMarks)

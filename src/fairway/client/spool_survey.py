@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fairway.client.spool import yard_at
-from fairway.client.spool_journal import Aside, Journal
+from fairway.client.spool_aside import Aside
+from fairway.client.spool_journal import Journal
 from fairway.client.spool_recovery import KEPT
 from fairway.errors import FairwayError, Misuse, NoSuchFile
 from fairway.world.clock import Clock
@@ -30,6 +31,8 @@ class JournalReport(msgspec.Struct, frozen=True):
     set_aside: list[Aside]
     damaged: list[str]  # pieces that could not be read: the files in which they were kept, or will be
     trouble: str  # why it cannot be read; empty where it can
+    is_cluster: bool = False  # its client was one of a cluster, and only such a one drains it
+    pinned: dict[str, int] = {}  # messages that may be stored, by the broker group that would know
 
 
 class SpoolReport(msgspec.Struct, frozen=True):
@@ -91,4 +94,6 @@ def _report(journal: Journal, owner: int | None) -> JournalReport:
         journal.asides(),
         sorted({*fresh, *kept}),
         "",
+        journal.is_cluster,
+        journal.pinned(),
     )

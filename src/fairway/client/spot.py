@@ -36,6 +36,11 @@ class Spot(Generic[WayT]):
         """All that take messages of it; none: nobody knows one."""
         return self._ways
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the groups that these lead to."""
+        return self._names
+
     def place(self, route: SubjectRoute, ways: Sequence[WayT], nowhere: WayT) -> None:
         """These take messages of it, from now on. Who was nowhere stays there: what is there goes first."""
         self.is_ordered = route.is_ordered

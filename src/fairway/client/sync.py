@@ -49,7 +49,7 @@ from fairway.client.pending import SyncBatch, SyncPending
 from fairway.client.settings import ConsumerSettings, id_of, options_of
 from fairway.client.spool import SpoolOptions, SpoolState
 from fairway.client.spool import options_of as options_of_spool
-from fairway.client.spool_keeper import Spooling
+from fairway.client.spool_keeper import AnySpooling
 from fairway.client.sync_fleet import SyncFleet
 from fairway.client.sync_herd import HerdLink
 from fairway.client.sync_way import SyncWay
@@ -107,7 +107,7 @@ class Client:
     ) -> None:
         self._target = url.parse_any(where)
         self._options = options or ClientOptions()
-        self._options.check(self._target)
+        self._options.check()
         self._clock = clock or RealClock()
         self._rng = rng or RealRng()
         self._patience_s = 0.0
@@ -127,11 +127,12 @@ class Client:
         self._spooling = self._new_spooling(self._way)
         self._link = self._way.link  # last: other threads go by it
 
-    def _new_spooling(self, way: SyncWay) -> Spooling | None:
+    def _new_spooling(self, way: SyncWay) -> AnySpooling | None:
         if self._options.spool is None:
             return None
         try:
-            return way.spooling(self._options.spool, self._rng)
+            fleet = None if self._fleet is None else self._fleet.inner
+            return way.spooling(self._options.spool, self._rng, fleet)
         except BaseException:
             way.hang_up(self._clock.monotonic_ns())
             raise
@@ -322,13 +323,10 @@ class Client:
 
     def _drained(self, end_ns: int) -> None:
         """Before the end: as long as it goes on by itself. The rest is for whoever uses the spool next."""
-        spooling, line = self._spooling, self._core.line
+        spooling = self._spooling
         if spooling is not None and not self._link.in_reader:
             spool = spooling.spool
-            self._link.wait(
-                lambda: not (spool.messages and line.is_open and spool.draining.trouble is None),
-                self._way.left_s(end_ns),
-            )
+            self._link.wait(lambda: not spool.is_going_on, self._way.left_s(end_ns))
 
     def _raise_unseen(self) -> None:
         unseen = [error for way in self._ways() for error in way.take_unseen()]

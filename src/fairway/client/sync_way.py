@@ -12,9 +12,10 @@ from typing import TypeVar
 
 from fairway.client.asking import AnswerT, Command
 from fairway.client.core import ClientOptions, Core, Duration, Goal, no_answer, seconds_of, unreachable
+from fairway.client.fleet import Fleet
 from fairway.client.pending import SyncBatch, SyncPending
 from fairway.client.spool import SpoolOptions
-from fairway.client.spool_keeper import Spooling
+from fairway.client.spool_keeper import AnySpooling, FleetSpooling, Spooling
 from fairway.errors import BufferFull
 from fairway.protocol.backoff import NS_PER_MS
 from fairway.protocol.frames import Bytes
@@ -57,10 +58,13 @@ class SyncWay:
         if not core.is_connected():
             raise unreachable(self._goal, core.line.trouble)
 
-    def spooling(self, options: SpoolOptions, rng: Rng) -> Spooling:
-        """Another way than this one, for what cannot go to the broker now."""
-        with self.link.lock:
-            made = Spooling(options, self.core, self._clock, rng, post=self._post, on_change=self.link.stir)
+    def spooling(self, options: SpoolOptions, rng: Rng, fleet: Fleet[SyncWay] | None) -> AnySpooling:
+        """Another way than this one, for what cannot go to the broker now; in a cluster, than all ways of the fleet."""
+        if fleet is not None:
+            made: AnySpooling = FleetSpooling(options, fleet, self._clock, rng, post=self._post)
+        else:
+            with self.link.lock:
+                made = Spooling(options, self.core, self._clock, rng, post=self._post, on_change=self.link.stir)
         made.start()
         return made
 

@@ -27,13 +27,12 @@
     carrier         intents of many streams on one line to a broker group                              (pure)
     courier         a line to each broker group, and which subject goes where
     wayfinding      in a cluster: which broker groups take a subject and where they are, as meta servers say
-    membership      the same: the delay server's own place in the registry
-    joining         the same: both together
     clockwork       calls the engine when its time has come
     desk            takes delayed messages and questions from a server's sessions
     metrics         its figures
     service         a delay server without a port: behind the broker's in `fairway up`
     server          the same with a port of its own
+    member          the same as one copy of several
 
 A message is named by its subject's number and its sequence in the delay server's own message log, for ever: its bucket
 changes when one is split, its name does not.

@@ -183,6 +183,10 @@ class BucketFile:
         grain, start_ms, end_ms = self.span
         return Bucket(self.number, self.log_id, grain, start_ms, end_ms, self.synced_end, self.catalogue_at)
 
+    def abandon(self, fault: StorageFault) -> None:
+        """Write nothing more, and tell those who wait for it."""
+        self._flusher.poison(fault)
+
     def close(self) -> None:
         self._file.close()
 

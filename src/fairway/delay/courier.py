@@ -96,6 +96,7 @@ class Courier:
         self._homeless: dict[str, list[Intent]] = {}  # for targets that nobody has told us the address of
         self._routes: dict[Subject, str] = {}
         self._guide: Guide | None = None
+        self._named: frozenset[str] | None = None  # the targets that a guide speaks of; None: it has not said
 
     def __iter__(self) -> Iterator[Target]:
         return iter(self._targets.values())
@@ -122,10 +123,19 @@ class Courier:
             target.link.redirect(addresses, leader)
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Nobody speaks of the others any more: leave those that owe us no answer."""
-        for name in [name for name in self._targets if name not in names]:
-            if not self._targets[name].carrier.messages:
-                self._targets.pop(name).link.abort()
+        """Nobody speaks of the others any more: leave those that owe us no answer, and the rest when they do not."""
+        self._named = frozenset(names)
+        for name in [*self._targets]:
+            self._leave_unnamed(name)
+
+    def _leave_unnamed(self, name: str) -> None:
+        target = self._targets.get(name)
+        if target is not None and self._is_unnamed(name) and not target.carrier.messages:
+            del self._targets[name]
+            target.link.abort()
+
+    def _is_unnamed(self, name: str) -> bool:
+        return self._named is not None and name not in self._named
 
     def _dial(self, name: str, addresses: Sequence[Address], leader: Address | None = None) -> None:
         now_ns = self._clock.monotonic_ns()
@@ -194,6 +204,8 @@ class Courier:
     def _note_sent(self, intent: Intent, receipt: Produced | None) -> None:
         self._on_sent(intent, receipt)
         self._on_room()
+        if self._is_unnamed(intent.target):  # not now: its line is in the middle of this
+            asyncio.get_running_loop().call_soon(self._leave_unnamed, intent.target)
 
     # --- figures -----------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ the append. An intent names messages, target, stream and sequence, and the check
 again from the buckets after a crash and is the same, byte for byte, so the broker's dedupe window knows it.
 
 The picture of it all in the checkpoint is written in the same events.
+
+In a copy that follows, its master decides, and what comes is *heard*: `following` brings it to the rows.
 """
 
 from __future__ import annotations
@@ -72,6 +74,13 @@ class Event(NamedTuple):
 
     def sequences(self) -> Sequences:
         return np.concatenate([np.arange(first, first + count, dtype=np.uint64) for first, count in self.ranges])
+
+
+class Heard(NamedTuple):
+    """What a master decided: what these messages are by it. PENDING: they have another due time."""
+
+    event: Event
+    state: State
 
 
 @dataclass(slots=True)
@@ -149,8 +158,9 @@ class DispatchLog:
         self.next_number = 1
         self.is_restored = False  # it began with a picture
         self.gone: dict[int, dict[int, int]] = {}  # by bucket and position: a bit for each message that is forgotten
-        self.end = 0  # of what was decided in this life
-        self.last_sent_end = 0  # where the newest SENT ends
+        self.end = 0  # where the newest decision ends
+        self.heard: list[Heard] | None = None  # of a master, and not yet brought to rows; None: nobody else decides
+        self.unmatched: Callable[[], Iterable[Event]] = tuple  # of a master, about messages that have no row yet
         self._rows: Rows | None = None  # once every row is loaded
         self._so_far: list[bytes] = []  # until then, everything
         self._sent: list[Event] = []
@@ -166,8 +176,6 @@ class DispatchLog:
             self._so_far.append(body)
         for each in events:
             self._note(each)
-            if each.kind is EventKind.SENT:
-                self.last_sent_end = end
         return end
 
     def _note(self, event: Event) -> None:
@@ -175,20 +183,30 @@ class DispatchLog:
             self.intents[event.number] = event
             self.next_number = max(self.next_number, event.number + 1)
             self._note_intent(event)
+            self._hear(event, State.INTENDED)
         elif event.kind is EventKind.SENT:
             intent = self.intents.pop(event.number, None)
             if intent is not None:
                 stream = self.streams.get((intent.subject_id, intent.target))
                 if stream is not None and stream.producer_id == intent.producer_id:
                     stream.outstanding -= 1
-                if self._rows is None:
+                if self._rows is None and self.heard is None:
                     self._sent.append(intent)
+                self._hear(intent, State.DISPATCHED)
+        elif event.kind is EventKind.CANCEL:
+            self._hear(event, State.CANCELLED)
+        elif event.kind is EventKind.RESCHEDULE:
+            self._hear(event, State.PENDING)
         elif event.kind is EventKind.GONE:
             bitmap = struct.pack(f"<{2 * len(event.ranges)}Q", *chain.from_iterable(event.ranges))
             self.gone.setdefault(event.number, {})[event.first_sequence] = int.from_bytes(bitmap, "little")
         elif event.kind is EventKind.STREAM:
             stream = Stream(event.producer_id, event.first_sequence, event.time_ms)
             self.streams[event.subject_id, event.target] = stream
+
+    def _hear(self, event: Event, state: State) -> None:
+        if self.heard is not None:
+            self.heard.append(Heard(event, state))
 
     def _note_intent(self, event: Event) -> None:
         end = event.first_sequence + event.messages
@@ -204,7 +222,9 @@ class DispatchLog:
     def replay(self, record: Record) -> None:
         """Take in a record of the log, in order."""
         if record.header.kind == Kind.DISPATCH:
-            self._so_far.append(record.body)
+            self.end = record.header.end
+            if self._rows is None:
+                self._so_far.append(record.body)
             for each in unpack(record.body):
                 self._note(each)
 
@@ -244,7 +264,7 @@ class DispatchLog:
         return ledger
 
     def loaded(self, rows: Rows) -> None:
-        """Every row is there: from now on they say what has become of messages."""
+        """Every row is there: from now on rows say what has become of messages."""
         self._rows = rows
         self._so_far, self._sent = [], []
 
@@ -253,7 +273,8 @@ class DispatchLog:
         head = _PICTURE.pack(_MAGIC, _VERSION, _PICTURE.size, 0, 0, self.next_number)
         if self._rows is None:
             return head + b"".join(self._so_far)
-        return head + b"".join(self._events(self._rows))
+        unmatched = pack(self.unmatched())  # first, for it brings to rows what was heard
+        return head + unmatched + b"".join(self._events(self._rows))
 
     def _events(self, rows: Rows) -> Iterator[bytes]:
         for (subject_id, target), stream in self.streams.items():

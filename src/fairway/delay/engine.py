@@ -5,38 +5,44 @@ puts it into its bucket → `loader` puts its row into the wheel when its hour i
 `dispatching` names it in an intent → the intent is synced and handed to whoever sends it → `sent`.
 
 Whoever owns an engine calls `on_time` after `wait_ms`, and sooner when `on_ready` is called, when a target comes back,
-and when intents were noted as sent."""
+and when intents were noted as sent.
+
+One copy of several *follows* until it leads (`Engine.follow`, `lead`): it makes of its master's logs what a start would
+(`following`), sends nothing and answers nobody. The master of several hands out an intent only when its copies have it;
+so whoever leads next knows of all that was sent, and one that is deposed can send nothing new."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairway import batch, limits
-from fairway.batch import MessageId
-from fairway.delay import browsing
-from fairway.delay.browsing import Browser, Page, Tally
+from fairway.delay import installing
+from fairway.delay.asking import NOT_MASTER, Asking
+from fairway.delay.browsing import Browser
 from fairway.delay.bucket_file import BucketFile
 from fairway.delay.buckets import check_horizon
 from fairway.delay.dispatch_log import DispatchLog, Event
 from fairway.delay.dispatching import Dispatcher, Homes, Intent, Route
+from fairway.delay.following import Following
 from fairway.delay.forgetting import Memory
 from fairway.delay.housekeeping import Housekeeper
 from fairway.delay.loader import Sweeper
 from fairway.delay.moving import Mover
 from fairway.delay.options import DelayOptions
-from fairway.delay.pending import Decision, Filter, Pending
+from fairway.delay.pending import Pending
 from fairway.delay.recovering import Recovery
-from fairway.delay.rows import Place, Rows, State
+from fairway.delay.rows import Place, Rows
 from fairway.delay.schedule_log import ScheduleLog
 from fairway.delay.sheet import Sheet
 from fairway.delay.shelf import Shelf
 from fairway.delay.timekeeper import Timekeeper
 from fairway.delay.wheel import TICK_MS, RowNumbers, Times, Wheel
-from fairway.errors import Code, FairwayError, Refused, StorageFault, WrongDirectory
+from fairway.errors import Code, FairwayError, Misuse, Refused, StorageFault, WrongDirectory
 from fairway.names import Subject
+from fairway.storage.directory import Identity
 from fairway.storage.flusher import Defer
 from fairway.storage.log import Damaged
 from fairway.storage.message_log import Receipt
@@ -47,9 +53,10 @@ from fairway.world.disk import Disk
 from fairway.world.rng import Rng
 
 _AHEAD_MS = 2_000  # pieces are open so long before their messages are due
+_STIRRED_MS = 20  # between two turns of a copy while its master writes
 
 
-class Engine:
+class Engine(Asking):
     """One delay server's data. Lives on one loop; `defer` is that loop's `call_soon`."""
 
     def __init__(
@@ -64,8 +71,14 @@ class Engine:
         options: DelayOptions | None = None,
         on_ready: Callable[[], None] = lambda: None,
         homes: Homes | None = None,
+        follows: bool = False,
+        adopt: Identity | None = None,
     ) -> None:
-        """Recover what is there. With a `schedule_disk`, the message log has `disk` for itself."""
+        """Recover what is there. With a `schedule_disk`, the message log has `disk` for itself. A copy that `follows`
+        may `adopt` the ids of its master's logs."""
+        installing.finish(disk, schedule_disk or disk)
+        self.is_passive = follows
+        self._is_abandoned = False
         self._options = options or DelayOptions()
         self._on_ready = on_ready
         self._time = Timekeeper(clock)
@@ -76,13 +89,24 @@ class Engine:
         self._journal = DispatchLog()
         self._ready: list[Intent] = []
         self._prepared_ms = 0
+        self._is_stirred = False  # what a master writes is being taken in: nobody need say that there is more
         self.scheduled_total = 0  # messages, in this life; like the other totals
-        self.store = Store.open(disk, clock, rng, defer=defer, options=self._options.store, action_view=self._journal)
+        self.store = Store.open(
+            disk,
+            clock,
+            rng,
+            defer=defer,
+            options=self._options.store,
+            action_view=self._journal,
+            follows=follows,
+            adopt=adopt,
+        )
+        self.store.keeps_from = lambda: self._mover.moved_end
         self._journal.write = self._write
         self._check_history()
         if schedule_disk is not None:
             schedule_disk.lock()
-        self._sweeper = Sweeper(self.rows, self.wheel, self._time.now_ms())
+        self._sweeper = Sweeper(self.rows, self.wheel, None if follows else self._time.now_ms())
         self.log = self._schedule_log(schedule_disk or disk, rng, defer)
         self._shelf = Shelf(
             self.log.files, on_damage=self.damaged.append, on_fault=self._poison, on_arrival=self._on_ready
@@ -91,36 +115,42 @@ class Engine:
         self._memory = Memory(
             self.rows, self.log, self._journal, lambda: self._mover.taken_end, self._options.remembered_max
         )
-        self._dispatcher = Dispatcher(
-            self.rows,
-            self._shelf,
-            self._journal,
-            rng,
-            route=route,
-            name=self.name_of,
-            on_intent=self._intended,
-            on_done=self._done,
-            homes=homes,
-        )
-        self._pending = Pending(
-            self.rows,
-            self._journal,
-            open_at=self._open_at,
-            take_off=self._take_off,
-            put_on=self._home,
-            on_done=self._done,
-        )
+        self._dispatcher = self._new_dispatcher(rng, route, homes)
+        self._pending = self._new_pending()
         self._browser = Browser(self.rows, self._obtain)
         self._recovery = self._recover()
-        self._housekeeper = Housekeeper(
-            self.store,
-            self.log,
-            self._shelf,
-            self.rows,
-            self._mover,
-            self._journal,
-            self._memory,
-            messages_per_step=self._options.messages_per_step,
+        self._following = self._new_following() if follows else None
+        self._housekeeper = self._new_housekeeper()
+
+    @classmethod
+    def follow(
+        cls,
+        disk: Disk,
+        clock: Clock,
+        rng: Rng,
+        *,
+        adopt: Identity | None,
+        defer: Defer,
+        route: Route,
+        schedule_disk: Disk | None = None,
+        options: DelayOptions | None = None,
+        on_ready: Callable[[], None] = lambda: None,
+        homes: Homes | None = None,
+    ) -> Engine:
+        """The same for one copy of several, which follows until it is told to `lead`. `adopt`: the logs that it is to
+        have, if it has none yet."""
+        return cls(
+            disk,
+            clock,
+            rng,
+            defer=defer,
+            route=route,
+            schedule_disk=schedule_disk,
+            options=options,
+            on_ready=on_ready,
+            homes=homes,
+            follows=True,
+            adopt=adopt,
         )
 
     def _schedule_log(self, disk: Disk, rng: Rng, defer: Defer) -> ScheduleLog:
@@ -130,10 +160,16 @@ class Engine:
             self.store.identity.messages_id,
             defer=defer,
             poison=self._poison,
-            moved_end=lambda: self._mover.moved_end,
+            moved_end=self._moved_end_with,
             on_listed=self._listed,
             catalogue_messages=self._options.catalogue_messages,
         )
+
+    def _moved_end_with(self, buckets: Iterable[int]) -> int:
+        return self._mover.end_with(buckets)
+
+    def _listed(self, file: BucketFile) -> None:
+        self._mover.listed(file)
 
     def _new_mover(self, defer: Defer) -> Mover:
         return Mover(
@@ -148,8 +184,40 @@ class Engine:
             hold_ms=self._options.hold_ms,
         )
 
-    def _listed(self, file: BucketFile) -> None:
-        self._mover.listed(file)
+    def _new_dispatcher(self, rng: Rng, route: Route, homes: Homes | None) -> Dispatcher:
+        return Dispatcher(
+            self.rows,
+            self._shelf,
+            self._journal,
+            rng,
+            route=route,
+            name=self.name_of,
+            on_intent=self._intended,
+            on_done=self._done,
+            homes=homes,
+        )
+
+    def _new_pending(self) -> Pending:
+        return Pending(
+            self.rows,
+            self._journal,
+            open_at=self._open_at,
+            take_off=self._take_off,
+            put_on=self._home,
+            on_done=self._done,
+        )
+
+    def _new_housekeeper(self) -> Housekeeper:
+        return Housekeeper(
+            self.store,
+            self.log,
+            self._shelf,
+            self.rows,
+            self._mover,
+            self._journal,
+            self._memory,
+            messages_per_step=self._options.messages_per_step,
+        )
 
     def _check_history(self) -> None:
         """Old decisions are in the checkpoint alone. Without one, what was sent would be sent again."""
@@ -173,6 +241,46 @@ class Engine:
             on_damage=self.damaged.append,
             messages_per_step=self._options.messages_per_step,
         )
+
+    def _new_following(self) -> Following:
+        return Following(
+            self.store,
+            self.rows,
+            self._mover,
+            self._journal,
+            self._recovery.ledger,
+            self._recovery.tail_start,
+            on_done=self._done,
+            on_damage=self.damaged.append,
+            messages_per_step=self._options.messages_per_step,
+        )
+
+    # --- copies ------------------------------------------------------------------------------------------------------
+
+    @property
+    def derived_end(self) -> int:
+        """Up to here the message log was committed, and is in buckets or about to be: it is not to be cut below. Known
+        once buckets are loaded."""
+        return self._mover.moved_end if self._following is None else self._following.derived_end
+
+    def on_committed(self) -> None:
+        """More of the store's logs may be committed than before."""
+        if self._following is not None and not self._is_stirred and self._following.is_busy:
+            self._is_stirred = True
+            self._on_ready()
+
+    def lead(self) -> None:
+        """Send from now on what is due. The store leads already, and everything in its logs is committed."""
+        following, store = self._following, self.store
+        if following is None or not self.is_passive:
+            raise Misuse("only a copy that follows comes to lead")
+        if store.follows or store.committed_ends() != (store.messages.log.end, store.actions.log.end):
+            raise Misuse("not everything in the logs is committed: wait for that before this copy leads")
+        following.finish()
+        self._journal.heard = None
+        self.is_passive = self._is_stirred = False
+        self._recovery.lead(following.at)
+        self._on_ready()
 
     # --- what operators see ------------------------------------------------------------------------------------------
 
@@ -234,6 +342,7 @@ class Engine:
             or self._housekeeper.is_busy
             or self._shelf.is_busy
             or self._dispatcher.has_more
+            or (self.is_passive and self._following is not None and self._following.is_busy)
         )
         flushers = (self.store.messages.log.flusher, self.store.actions.log.flusher)
         return self._recovery.is_done and not busy and not any(each.uncommitted_bytes for each in flushers)
@@ -242,6 +351,8 @@ class Engine:
 
     def schedule(self, subject: Subject, data: bytes) -> Receipt:
         """Take a batch; it counts once `store.durable(receipt)` has returned. `Refused`: nothing was appended."""
+        if self.is_passive:
+            raise NOT_MASTER
         header = batch.check(data)
         due = batch.due_times_ms(data, header)
         if due is not None:
@@ -278,17 +389,6 @@ class Engine:
     def _done(self, rows: RowNumbers) -> None:
         self._memory.note(rows, self._time.now_ms())
 
-    def name_of(self, subject_id: int) -> Subject:
-        """The subject of that number, which has or had messages here."""
-        return self.rows.names.get(subject_id) or self.store.messages.views.subjects.by_id(subject_id).name
-
-    def _id(self, subject: Subject) -> int:
-        """0 where nobody ever sent to it."""
-        known = self.store.messages.views.subjects.find(subject)
-        if known is not None:
-            return known.id
-        return next((number for number, name in self.rows.names.items() if name == subject), 0)
-
     # --- dispatching -------------------------------------------------------------------------------------------------
 
     def on_time(self) -> list[Intent]:
@@ -299,17 +399,28 @@ class Engine:
         was_loaded = self.is_loaded
         self._ready += self._recovery.step(is_quiet=not (self._mover.is_busy or self._shelf.is_busy))
         if self.is_loaded and not was_loaded:
-            self._remember()
+            self._loaded(now_ms)
         self._mover.step(now_ms)
-        self._sweeper.step(now_ms)
-        if self._recovery.is_remade:
-            # By the tick, however often this is called: a batch a millisecond would cost more than its messages.
-            self._dispatcher.dispatch(self.wheel.due(now_ms - now_ms % TICK_MS), now_ms)
-            self._prepare(now_ms)
+        if self.is_passive:
+            self._follow_on(now_ms)
+        else:
+            self._sweeper.step(now_ms)
+            self._dispatch(now_ms)
         if self.is_loaded:
             self._housekeeper.step(now_ms)
         ready, self._ready = self._ready, []
         return ready
+
+    def _follow_on(self, now_ms: int) -> None:
+        if self._following is not None and self.is_loaded:
+            self._is_stirred = self._following.is_busy
+            self._following.step(now_ms)
+
+    def _dispatch(self, now_ms: int) -> None:
+        if self._recovery.is_remade:
+            # By the tick, however often this is called: a batch a millisecond would cost more than its messages.
+            self._dispatcher.dispatch(self.wheel.due(now_ms - now_ms % TICK_MS), now_ms)
+            self._prepare(now_ms)
 
     def _prepare(self, now_ms: int) -> None:
         """Fetch what will be due in the next seconds, a stretch at a time."""
@@ -318,13 +429,17 @@ class Engine:
             self._prepared_ms = now_ms + _AHEAD_MS
             self._dispatcher.prepare(self.wheel.between(start_ms, self._prepared_ms))
 
-    def _remember(self) -> None:
-        """A start is done: what earlier lives sent or cancelled is remembered from now on."""
+    def _loaded(self, now_ms: int) -> None:
+        """A start is done, or a copy that leads has what was left: what was sent or cancelled before is remembered from
+        now on."""
         gone = self._journal.gone
         for number in [each for each in gone if each not in self.log.files]:
             del gone[number]
-        for state in (State.DISPATCHED, State.CANCELLED):
-            self._done(self.rows.in_state(state))
+        self._memory.begin(now_ms)
+        if self.is_passive and self._following is not None:
+            self._following.loaded()
+        else:
+            self._following, self._journal.unmatched = None, tuple
 
     def wait_ms(self) -> int:
         """In how many milliseconds `on_time` wants to be called next, at the latest. 0 while a start is under way, or
@@ -338,6 +453,8 @@ class Engine:
         held_ms = self._mover.wait_ms(now_ms)
         if held_ms is not None:
             latest_ms = min(latest_ms, max(held_ms, TICK_MS))
+        if self._is_stirred:
+            latest_ms = min(latest_ms, _STIRRED_MS)
         if next_ms is None:
             return latest_ms
         if next_ms > self._prepared_ms:  # so that its piece is open in time
@@ -376,71 +493,7 @@ class Engine:
     def _write(self, body: bytes, count: int) -> int:
         return self.store.actions.log.append(Kind.DISPATCH, body, self._clock.wall_ms(), count=count).end
 
-    # --- pending -----------------------------------------------------------------------------------------------------
-
-    def cancel(self, message_id: MessageId, subject: Subject | None = None) -> Decision:
-        """The message of that id, if it has that subject."""
-        return self._questions().cancel(self._of_id(message_id, subject))
-
-    def cancel_key(self, subject: Subject, key: str) -> Decision:
-        """All pending messages of that key."""
-        return self._questions().cancel(self._of_key(subject, key))
-
-    def reschedule(self, message_id: MessageId, due_ms: int, subject: Subject | None = None) -> Decision:
-        check_horizon(due_ms, self._time.now_ms(), self._options.horizon_ms)
-        return self._questions().reschedule(self._of_id(message_id, subject), due_ms)
-
-    def reschedule_key(self, subject: Subject, key: str, due_ms: int) -> Decision:
-        check_horizon(due_ms, self._time.now_ms(), self._options.horizon_ms)
-        return self._questions().reschedule(self._of_key(subject, key), due_ms)
-
-    async def settled(self, decision: Decision) -> None:
-        """Return once the answer may be given."""
-        await self.store.actions.log.flusher.durable(decision.end)
-
-    def _of_id(self, message_id: MessageId, subject: Subject | None) -> RowNumbers:
-        rows = self._pending.by_id(message_id)
-        return rows if subject is None else rows[self.rows.subject_id[rows] == self._id(subject)]
-
-    def _of_key(self, subject: Subject, key: str) -> RowNumbers:
-        return self._pending.by_key(self._id(subject), key)
-
-    def pending(self) -> Pending:
-        """For list, count and histogram."""
-        return self._questions()
-
-    def _questions(self) -> Pending:
-        if not self.is_loaded:
-            raise Refused(Code.BUSY, "the delay server is loading its buckets", retry_after_ms=500)
-        self._mover.admit()
-        return self._pending
-
-    async def page(self, which: Filter, after: str = "", items_max: int = 1_000) -> Page:
-        """The pending messages that follow on a cursor, by due time; "" begins. A page may be short, even empty, while
-        its `next` says that there are more. Other turns of the loop come in between, every 5 ms or so."""
-        self._questions()
-        return await self._browser.page(which, after, items_max)
-
-    async def tally(self, which: Filter, width_ms: int = 0) -> Tally:
-        """How many are pending; with a width also by stretches of time. `Refused` (BAD_REQUEST) where the stretches are
-        more than 10,000. Other turns of the loop come in between, every 5 ms or so."""
-        self._questions()
-        return await self._browser.tally(which, width_ms)
-
-    async def batches_of(self, page: Page) -> list[tuple[Subject, bytes]]:
-        """The messages of a page in its order, as batches of one subject each, with their ids and due times. A step is
-        one batch."""
-        return await browsing.batches_of(page, self.name_of)
-
-    def filter(
-        self,
-        subject: Subject | None = None,
-        key_prefix: str | None = None,
-        from_ms: int | None = None,
-        to_ms: int | None = None,
-    ) -> Filter:
-        """A filter by name; a subject that nobody ever sent to matches nothing."""
-        return Filter(None if subject is None else self._id(subject), key_prefix, from_ms, to_ms)
+    # --- pending ------------------------------------------------------------------------------------------------------
 
     def _take_off(self, row: int) -> None:
         """A row is cancelled or put off: nobody holds it as due any more."""
@@ -471,5 +524,14 @@ class Engine:
             self.log.close()
             await self.store.close()
 
+    def abandon(self) -> None:
+        """Let go of the directories as they are: nobody is answered any more, and nothing is written."""
+        self._is_abandoned = True
+        self._ready = []
+        self.log.abandon(self.store.fault or StorageFault("this copy was set aside"))
+        self._mover.abandon()
+        self.store.abandon()
+
     def _poison(self, fault: StorageFault) -> None:
-        self.store.poison(fault)
+        if not self._is_abandoned:
+            self.store.poison(fault)

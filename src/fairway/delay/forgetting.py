@@ -47,6 +47,13 @@ class Memory:
         self._lots: deque[_Lot] = deque()
         self.count = 0
 
+    def begin(self, now_ms: int) -> None:
+        """Every row is there: those that are done with by now have been so for who knows how long."""
+        self._lots.clear()
+        self.count = 0
+        for state in (State.DISPATCHED, State.CANCELLED):
+            self.note(self._rows.in_state(state), now_ms)
+
     def note(self, rows: RowNumbers, now_ms: int) -> None:
         """These have been sent or cancelled."""
         if len(rows):

@@ -49,6 +49,7 @@ class Housekeeper:
         self._looked_ms: int | None = None
         self._to_catalogue: list[BucketFile] = []
         self._actions_end = 0
+        self._dead: dict[int, int] = {}  # by bucket that nobody needs any more: where the decisions end that say so
         self.splits = 0
 
     @property
@@ -69,7 +70,7 @@ class Housekeeper:
             self._log.state(self._mover.moved_end)
         self._log.retry(now_ms)
         if self._split is not None:
-            self._split.step(now_ms, self._mover.moved_end)
+            self._split.step(now_ms, self._settled_end())
             if self._split.is_done:
                 self._split = None
                 self.splits += 1
@@ -95,7 +96,9 @@ class Housekeeper:
             self._store.checkpoint()
 
     def _begin_split(self, file: BucketFile) -> Split:
-        return Split(self._log, self._shelf, self._rows, file, self._messages_per_step, self._forget)
+        return Split(
+            self._log, self._shelf, self._rows, file, self._messages_per_step, self._forget, lambda: self._journal.end
+        )
 
     def _look_at_past(self, file: BucketFile, now_ms: int) -> None:
         live = live_rows(self._rows, file)
@@ -103,8 +106,13 @@ class Housekeeper:
             is_put_off = (self._rows.state[live] == State.PENDING) & (self._rows.due_ms[live] > now_ms + DAY_MS)
             if self._split is None and np.any(is_put_off):
                 self._split = self._begin_split(file)
-        elif file.synced_end == file.end and file.source_end <= self._mover.moved_end and self._is_settled():
+        elif file.synced_end == file.end and file.source_end <= self._mover.moved_end and self._is_dead(file):
             self._log.switch([file], [], lambda: self._delete(file))
+
+    def _is_dead(self, file: BucketFile) -> bool:
+        """Nobody needs it any more, and what was decided about its messages is settled: else they might be wanted once
+        more, to be sent."""
+        return self._dead.setdefault(file.number, self._journal.end) <= self._settled_end()
 
     def _delete(self, file: BucketFile) -> None:
         self._rows.free(self._rows.of_file(file.number))
@@ -112,7 +120,9 @@ class Housekeeper:
 
     def _forget(self, number: int) -> None:
         self._journal.gone.pop(number, None)
+        self._dead.pop(number, None)
 
-    def _is_settled(self) -> bool:
-        """Whether every SENT is synced: else a crash would want the messages again, to send them again."""
-        return self._store.actions.log.synced_end >= self._journal.last_sent_end
+    def _settled_end(self) -> int:
+        """What was decided before it stays decided: neither a crash nor another master undoes it."""
+        log = self._store.actions.log
+        return min(log.synced_end, log.committed_end)

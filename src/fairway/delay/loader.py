@@ -32,6 +32,7 @@ from fairway.storage.record import Kind, Record
 from fairway.storage.scan import Damage
 
 _SWEEP_ROWS = 500_000  # about 2 ms
+_NOTHING_NEAR_MS = -(1 << 63)
 _MESSAGE_BYTES = 200  # of a bucket, for one of 100 bytes with a key: a guess, so that rows have room from the start
 
 
@@ -175,25 +176,32 @@ class Loader:
         self._on_home(rows)
 
 
-def catch_up(table: Rows, rows: RowNumbers, ledger: Ledger) -> None:
-    """What was decided about new rows in an earlier life."""
+def catch_up(table: Rows, rows: RowNumbers, ledger: Ledger) -> RowNumbers:
+    """What was decided about rows in an earlier life, or elsewhere; those of them that it is said of."""
+    changed: list[RowNumbers] = []
     subject_ids = table.subject_id[rows]
-    for subject_id in ledger.subjects.intersection(np.unique(subject_ids).tolist()):
+    for subject_id in sorted(ledger.subjects.intersection(np.unique(subject_ids).tolist())):
         chosen = rows[subject_ids == subject_id]
         sequences = table.sequence[chosen]
-        table.become(chosen, ledger.states(subject_id, sequences))
+        states = ledger.states(subject_id, sequences)
+        is_said = np.flatnonzero(states != State.PENDING)
+        table.become(chosen[is_said], states[is_said])
+        changed.append(chosen[is_said])
         which, due_ms = ledger.dues(subject_id, sequences)
         table.due_ms[chosen[which]] = due_ms
         table.is_rescheduled[chosen[which]] = True
+    return np.concatenate(changed) if changed else np.zeros(0, np.int64)
 
 
 class Sweeper:
-    """Keeps the wheel filled with the hour at hand and the next one."""
+    """Keeps the wheel filled with the hour at hand and the next one. In a copy that follows, the wheel stays empty: the
+    first step is made when it leads."""
 
-    def __init__(self, rows: Rows, wheel: Wheel, now_ms: int) -> None:
+    def __init__(self, rows: Rows, wheel: Wheel, now_ms: int | None) -> None:
+        """Without a time nothing is near before the first step."""
         self._rows = rows
         self._wheel = wheel
-        self._end_ms = _end_ms(now_ms)
+        self._end_ms = _NOTHING_NEAR_MS if now_ms is None else _end_ms(now_ms)
         self._at = 0
         self._until = 0
 

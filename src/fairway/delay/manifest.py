@@ -77,24 +77,39 @@ def unpack(data: bytes) -> Manifest:
         raise RemoteProtocolError(f"the body cannot be read: {error}") from error
 
 
-def read_or_make(disk: Disk, messages_id: int) -> Manifest:
-    """The manifest of this message log. A first start writes an empty one, before there is any bucket."""
+def read_or_make(disk: Disk, messages_id: int, messages_base: int) -> Manifest:
+    """The manifest of this message log, which begins at that position. A first start writes an empty one, before there
+    is any bucket, and before the message log has let go of anything."""
     try:
         file = disk.open(NAME)
     except NoSuchFile:
         if any(name.endswith(".log") for name in disk.listing(DIRECTORY)):
             raise WrongDirectory(f"{NAME} is missing but there are buckets: restore it from a copy") from None
-        first = Manifest(messages_id, 0, 1, [])
-        disk.publish(NAME, pack(first))
-        return first
+        if messages_base > 0:
+            raise WrongDirectory(
+                f"{NAME} is missing, and the message log does not go back to the beginning: restore the folder "
+                f"`{DIRECTORY}` from a copy"
+            ) from None
+        return _make(disk, messages_id)
     try:
         found = unpack(file.read(0, file.size))
     except RemoteProtocolError as error:
         raise WrongDirectory(f"{NAME} is damaged ({error}): restore it from a copy") from error
     finally:
         file.close()
-    if found.messages_id != messages_id:
-        raise WrongDirectory(
-            f"{NAME} belongs to another message log: give the delay server the directory it has always had"
-        )
-    return found
+    if found.messages_id == messages_id:
+        return found
+    if messages_base == 0 and found == _first(found.messages_id):  # it has taken a group's logs in place of empty ones
+        return _make(disk, messages_id)
+    raise WrongDirectory(
+        f"{NAME} belongs to another message log: give the delay server the directory it has always had"
+    )
+
+
+def _first(messages_id: int) -> Manifest:
+    return Manifest(messages_id, 0, 1, [])
+
+
+def _make(disk: Disk, messages_id: int) -> Manifest:
+    disk.publish(NAME, pack(_first(messages_id)))
+    return _first(messages_id)

@@ -13,8 +13,8 @@ when there is some.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -160,11 +160,15 @@ class Mover:
         """Some of what is held could go at once: a step has done enough."""
         return bool(self._ripe)
 
-    def begin_tail(self, moved_end: int, messages_end: int) -> None:
-        """A start: what an earlier life left between the two is still to be moved, and comes first."""
+    def begin(self, moved_end: int, messages_end: int) -> None:
+        """A start: how far an earlier life had come, and where what it knew of ended."""
         self.moved_end = moved_end
         self.taken_end = messages_end
-        if messages_end > moved_end:
+
+    def begin_tail(self, messages_end: int) -> None:
+        """What was left up to there is still to be moved, and comes before what is new."""
+        self.taken_end = max(self.taken_end, messages_end)
+        if messages_end > self.moved_end:
             self._tail = _Move(messages_end, 1)
             self._moves.append(self._tail)
 
@@ -193,6 +197,12 @@ class Mover:
             if not self._arrived:
                 self._defer(self._admit)
             self._arrived.append(_Arrival(subject_id, first_sequence, data, end, move, messages))
+
+    def pass_by(self, end: int) -> None:
+        """What lies before it in the message log has been taken, or is nothing to be moved."""
+        if end > (self._moves[-1].end if self._moves else self.moved_end):
+            self._moves.append(_Move(end))
+        self._moved(_Move(end), 0)
 
     def _admit(self) -> None:
         self.admit()
@@ -248,6 +258,11 @@ class Mover:
             self._gatherings[span, subject_id] = gathering
         if len(self._gatherings) + len(self._ripe) == 1:
             self._on_hold()
+
+    def abandon(self) -> None:
+        """Write nothing any more."""
+        self._arrived, self._gatherings, self._refused = [], {}, []
+        self._ripe.clear()
 
     def young_at(self, token: int) -> Sheet:
         """The batch that a row without a bucket is in."""
@@ -345,6 +360,19 @@ class Mover:
         """The manifest names the bucket now."""
         for move, count in self._of_unlisted.pop(file.number, []):
             self._moved(move, count)
+
+    def end_with(self, buckets: Iterable[int]) -> int:
+        """What `moved_end` is once a manifest names these, too: what that manifest may say itself."""
+        counts: Counter[int] = Counter()
+        for number in buckets:
+            for move, count in self._of_unlisted.get(number, ()):
+                counts[id(move)] += count
+        end = self.moved_end
+        for each in self._moves:
+            if each.left > counts[id(each)]:
+                break
+            end = each.end
+        return end
 
     def _moved(self, move: _Move, count: int) -> None:
         move.left -= count

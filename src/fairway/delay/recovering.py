@@ -7,6 +7,9 @@ may have been sent are made again. Messages are scheduled and sent all the while
                                                       tells
     4  intents that were not noted as sent are made   in their order, as soon as their messages are there; nothing new
        again                                          is intended before that, so that streams go on without a gap
+
+A copy that follows stops behind the second, and goes on with its master's logs (`following`). When it comes to lead,
+what is left of the message log is the tail, and the rest is as after a start.
 """
 
 from __future__ import annotations
@@ -19,19 +22,22 @@ from numpy.typing import NDArray
 
 from fairway.delay.dispatch_log import DispatchLog, Event, by_subject
 from fairway.delay.dispatching import Dispatcher, Intent
+from fairway.delay.ledger import Ledger
 from fairway.delay.loader import Loader, catch_up
 from fairway.delay.moving import Mover
 from fairway.delay.rows import Rows, State
 from fairway.delay.schedule_log import ScheduleLog
 from fairway.delay.wheel import RowNumbers
-from fairway.storage.log import Damaged
+from fairway.errors import WrongDirectory
+from fairway.storage.copies import first_base
+from fairway.storage.log import Damaged, Log
 from fairway.storage.record import Kind, Record
-from fairway.storage.scan import Scan
+from fairway.storage.scan import MISSING, Damage, Scan
 from fairway.storage.segment import HEADER_BYTES
 from fairway.storage.store import Store
 
 _REMADE_PER_STEP = 4
-_RECORD_COST = 16  # messages: what a record costs, however small
+RECORD_COST = 16  # messages: what a record costs, however small
 _NEVER = (1 << 64) - 1  # a sequence that no message has
 
 
@@ -61,19 +67,29 @@ class Recovery:
         messages_per_step: int,
     ) -> None:
         self.stuck: list[Event] = []
+        self._is_leading = not store.follows
         self._store = store
         self._rows = rows
         self._mover = mover
         self._journal = journal
         self._dispatcher = dispatcher
         self._take = take
-        self._tail_end = store.messages.log.committed_end
-        self._tail_start = log.recover(self._tail_end)
-        mover.begin_tail(self._tail_start, self._tail_end)
-        self._ledger = journal.ledger()
-        self._to_remake = [journal.intents[number] for number in sorted(journal.intents)]
+        messages = store.messages.log
+        # In a copy, buckets may have what was committed in an earlier life, and nobody has said so yet in this one.
+        self._tail_end = messages.end if store.follows else messages.committed_end
+        self.tail_start = log.recover(first_base(messages), self._tail_end)
+        if store.follows and self.tail_start > self._tail_end:
+            raise WrongDirectory(
+                f"buckets have messages up to {self.tail_start} of a message log that ends at {self._tail_end}: "
+                "restore the message log, or begin this copy anew with an empty directory"
+            )
+        mover.begin(self.tail_start, self._tail_end)
+        self.ledger = journal.ledger()
+        self._to_remake: list[Event] = []
+        if self._is_leading:
+            self._begin_to_lead()
         self._messages_per_step = messages_per_step
-        self._loader: Loader | None = Loader(list(log), rows, self._ledger, on_home, on_damage, messages_per_step)
+        self._loader: Loader | None = Loader(list(log), rows, self.ledger, on_home, on_damage, messages_per_step)
         self._tail: Iterator[int] | None = None
         self.is_loaded = False
         self._look_at = 0  # rows
@@ -86,12 +102,30 @@ class Recovery:
     def is_done(self) -> bool:
         return self.is_loaded and self.is_remade
 
+    def lead(self, start: int) -> None:
+        """A copy leads from now on: what is in the message log from there on is left to be moved."""
+        self._is_leading = True
+        self.tail_start, self._tail_end = start, self._store.messages.log.end
+        self._begin_to_lead()
+        if self.is_loaded:
+            self.is_loaded = False
+            self._tail = self._move_tail()
+
+    def _begin_to_lead(self) -> None:
+        self._mover.begin_tail(self._tail_end)
+        self._to_remake = [self._journal.intents[number] for number in sorted(self._journal.intents)]
+
     def step(self, *, is_quiet: bool) -> list[Intent]:
         """Go on a little; returns intents to send again. `is_quiet`: nothing is on its way into a bucket."""
         if self._loader is not None:
             self._loader.step()
             if self._loader.is_done:
-                self._loader, self._tail = None, self._move_tail()
+                self._loader = None
+                self.ledger.loaded()
+                if self._is_leading:
+                    self._tail = self._move_tail()
+                else:
+                    self._is_loaded()
         elif self._tail is not None:
             moved = 0
             while moved < self._messages_per_step and self._tail is not None:
@@ -99,12 +133,16 @@ class Recovery:
                 if count is None:
                     self._tail = None
                     self._mover.end_tail()
-                    self._journal.loaded(self._rows)
-                    self.is_loaded = True
+                    self.ledger = Ledger()
+                    self._is_loaded()
                     is_quiet = False
                 else:
                     moved += count
         return self._remake(is_quiet)
+
+    def _is_loaded(self) -> None:
+        self._journal.loaded(self._rows)
+        self.is_loaded = True
 
     # --- the rest of the message log ---------------------------------------------------------------------------------
 
@@ -113,8 +151,8 @@ class Recovery:
         floors: dict[int, int] = {}
         for found in self._scan_tail():
             floors.setdefault(found.header.subject_id, found.header.first_sequence)
-            yield _RECORD_COST
-        known = self._known(floors)
+            yield RECORD_COST
+        known = known_from(self._rows, floors)
         taken = 0
         for found in self._scan_tail():
             header = found.header
@@ -123,32 +161,17 @@ class Recovery:
             if not taken:
                 self._mover.admit()  # what is new is not of the tail
             self._take(header.subject_id, header.first_sequence, found.body, header.end, keep)
-            taken += max(header.count, _RECORD_COST)
+            taken += max(header.count, RECORD_COST)
             if taken >= self._messages_per_step:
-                catch_up(self._rows, self._mover.admit(), self._ledger)
+                catch_up(self._rows, self._mover.admit(), self.ledger)
                 yield taken
                 taken = 0
-        catch_up(self._rows, self._mover.admit(), self._ledger)
+        catch_up(self._rows, self._mover.admit(), self.ledger)
 
     def _scan_tail(self) -> Iterator[Record]:
-        log, start = self._store.messages.log, self._tail_start
-        for segment in list(log.segments):
-            if segment.end > start and segment.base < self._tail_end:
-                begin, limit = max(start, segment.base + HEADER_BYTES), min(segment.end, self._tail_end)
-                for found in Scan(log.file(segment), segment.base, begin, log.log_id, limit=limit):
-                    if isinstance(found, Record) and found.header.kind == Kind.DATA:
-                        yield found
-
-    def _known(self, floors: dict[int, int]) -> dict[int, NDArray[np.uint64]]:
-        """The sequences of messages that have rows, by subject, from the first one in the tail on."""
-        if not floors:
-            return {}
-        table, end = self._rows, self._rows.end
-        least = np.full(max(int(table.subject_id[:end].max(initial=0)), *floors) + 1, _NEVER, np.uint64)
-        least[list(floors)] = list(floors.values())
-        is_near = table.sequence[:end] >= least[table.subject_id[:end]]
-        rows = table.where(is_near & (table.state[:end] != State.FREE))
-        return {subject_id: table.sequence[chosen] for subject_id, chosen in by_subject(table, rows)}
+        for found in batches(self._store.messages.log, self.tail_start, self._tail_end):
+            if isinstance(found, Record):
+                yield found
 
     # --- intents -----------------------------------------------------------------------------------------------------
 
@@ -175,3 +198,29 @@ class Recovery:
         a gap to a broker that never got it."""
         self.stuck.append(event)
         self._journal.streams.pop((event.subject_id, event.target), None)
+
+
+def batches(log: Log, start: int, end: int) -> Iterator[Record | Damage]:
+    """What lies between two positions of a message log, but for records that are no batches."""
+    segments = [each for each in log.segments if each.end > start and each.base < end]
+    at = max(start, segments[0].base) if segments else end  # what is missing before it was let go of
+    for segment in segments:
+        if segment.base > at:
+            yield Damage(at, segment.base, MISSING)
+        begin, limit = max(start, segment.base + HEADER_BYTES), min(segment.end, end)
+        for found in Scan(log.file(segment), segment.base, begin, log.log_id, limit=limit):
+            if isinstance(found, Damage) or found.header.kind == Kind.DATA:
+                yield found
+        at = segment.end
+
+
+def known_from(table: Rows, floors: dict[int, int]) -> dict[int, NDArray[np.uint64]]:
+    """The sequences of messages that have rows, by subject, from its floor on."""
+    if not floors:
+        return {}
+    end = table.end
+    least = np.full(max(int(table.subject_id[:end].max(initial=0)), *floors) + 1, _NEVER, np.uint64)
+    least[list(floors)] = list(floors.values())
+    is_near = table.sequence[:end] >= least[table.subject_id[:end]]
+    rows = table.where(is_near & (table.state[:end] != State.FREE))
+    return {subject_id: table.sequence[chosen] for subject_id, chosen in by_subject(table, rows)}

@@ -5,7 +5,7 @@ Three rules keep it safe at every step:
 - A bucket counts once the manifest on disk names it. Until then what is in it counts as not moved, so the message log
   still has it, and a start deletes the file.
 - A split writes private buckets, syncs them, and switches with one manifest that names them and no longer the old one.
-  Messages that arrive meanwhile go into the private ones too: they count with the switch.
+  Messages that arrive meanwhile go into the private ones too: they count with the switch, and it counts on them.
 - A bucket is deleted only after a manifest without it is on disk, and that manifest's `moved_end` covers all that was
   ever put into it: nothing of it can be moved a second time.
 """
@@ -13,7 +13,7 @@ Three rules keep it safe at every step:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from fairway.delay import bucket_file, manifest
@@ -42,7 +42,7 @@ class ScheduleLog:
         *,
         defer: Defer,
         poison: Callable[[StorageFault], None],
-        moved_end: Callable[[], int],
+        moved_end: Callable[[Iterable[int]], int],
         on_listed: Callable[[BucketFile], None],
         catalogue_messages: int,
     ) -> None:
@@ -66,13 +66,14 @@ class ScheduleLog:
         self._closing: asyncio.Future[None] | None = None
         self._tried_ms = 0
         self.is_full = False  # the last manifest found no room: it is written again when there is some
+        self._is_abandoned = False
 
     # --- a start -----------------------------------------------------------------------------------------------------
 
-    def recover(self, messages_end: int) -> int:
-        """Open the buckets that there are; everything in the message log from the returned position on must be moved
-        again. Every step may be killed and repeated."""
-        found = manifest.read_or_make(self._disk, self._messages_id)
+    def recover(self, messages_base: int, messages_end: int) -> int:
+        """Open the buckets that there are; everything in the message log, which has those bounds, from the returned
+        position on must be moved again. Every step may be killed and repeated."""
+        found = manifest.read_or_make(self._disk, self._messages_id, messages_base)
         # A killed process may have left a manifest that only the page cache has; what it doomed is deleted next.
         directory.secure(self._disk, NAME)
         self._next_number = found.next_number
@@ -162,8 +163,12 @@ class ScheduleLog:
 
     def state(self, position: int) -> None:
         """See to it that a manifest says that the message log is in buckets up to there, if it is."""
-        if self.stated_end < position <= self._moved_end() and not self._is_publishing:
+        if self.stated_end < position <= self._moved_end(()) and not self._is_publishing:
             self.publish()
+
+    def end_with(self, files: Iterable[BucketFile]) -> int:
+        """How far the message log is in the buckets that a manifest names, once it names these too."""
+        return self._moved_end([each.number for each in files if not each.is_listed])
 
     def retry(self, now_ms: int) -> None:
         """Write again the manifest that found no room. To be called every tick."""
@@ -172,11 +177,13 @@ class ScheduleLog:
             self.publish()
 
     def _publish(self) -> None:
+        if self._is_abandoned:
+            return
         self._is_dirty = False
         listed = [each for each in self.files.values() if not each.is_of_split]
         waiting, self._when_listed = self._when_listed, []
         entries = [each.entry() for each in listed]
-        moved_end = self._moved_end()
+        moved_end = self.end_with(listed)
         parts = manifest.pack(Manifest(self._messages_id, moved_end, self._next_number, entries))
 
         def done(fault: StorageFault | None) -> None:
@@ -220,6 +227,13 @@ class ScheduleLog:
             self._closing = listed = loop.create_future()
             self.publish(partial(_settle, listed))
             await listed
+
+    def abandon(self, fault: StorageFault) -> None:
+        """Let go of the buckets as they are: nothing more is written."""
+        self._is_abandoned = True
+        for each in self.files.values():
+            each.abandon(fault)
+        self.close()
 
     def close(self) -> None:
         for each in self.files.values():

@@ -1,8 +1,9 @@
 """The delay server as its own process: a port for delayed messages and questions about them, and nothing else.
 
 The same protocol as a broker's, the same sessions and bounds. What concerns a broker is refused with the remedy;
-DESCRIBE says who this is, so that tools which ask first are answered. It sends to the brokers that it was told of, or,
-as part of a cluster, to those that meta servers name (`joining`).
+DESCRIBE says who this is, so that tools which ask first are answered. It sends to the brokers that it was told of. As
+one copy of several (`member`) it answers as its standing says, and once it leads it sends to the brokers that meta
+servers name (`wayfinding`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fairway import limits
-from fairway.delay.joining import Face, Joined, Joining
+from fairway.delay import snapshot
+from fairway.delay.arriving import Disks
 from fairway.delay.options import DelayOptions
 from fairway.delay.service import Delay, DelayWorld
+from fairway.delay.snapshot import Snapshots
+from fairway.delay.wayfinding import Wayfinder
 from fairway.errors import Code, FairwayError, Refused
 from fairway.protocol import Options, RequestReceived
 from fairway.protocol.admin import BrokerState, Describe, Described
 from fairway.protocol.messages import Produce
+from fairway.replication import standing as copies
+from fairway.replication.figures import families
+from fairway.replication.leader import Leader
+from fairway.replication.standing import Standing
 from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, Verdict
 from fairway.serving.budget import Allowance
 from fairway.serving.delaying import Asked, concerns_delay, key_of
@@ -29,6 +37,8 @@ from fairway.serving.http import HttpDoor, Page
 from fairway.serving.meters import Meters
 from fairway.serving.requests import admit, hand_to
 from fairway.serving.session import Session
+from fairway.storage.directory import Identity
+from fairway.storage.store import Store
 from fairway.world.dialing import Address
 
 _MS_NS = 1_000_000
@@ -65,11 +75,14 @@ class ServerOptions:
 class DelayServer:
     """One delay server on one loop. `await DelayServer.start(...)`, then `await server.stop()`."""
 
-    def __init__(self, world: DelayWorld, options: ServerOptions, delay: Delay) -> None:
+    def __init__(
+        self, world: DelayWorld, options: ServerOptions, delay: Delay, standing: Standing | None = None
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.clock = world.clock
         self.options = options
         self.delay = delay
+        self.standing = standing  # of one copy of several
         self.scheduler = Scheduler(world.clock, loop, options.scheduler)
         self.meters = Meters()
         self.hall = Hall(world.clock, options.hall, self.meters, self.scheduler.courtesy, self.handle)
@@ -78,47 +91,82 @@ class DelayServer:
         self._doors = Doors(world.net, self.hall, HttpDoor(pages))
         self._describer = _Describer(self._state)
         self._started_ms = world.clock.wall_ms()
-        self._joined: Joined | None = None
+        self._world = world
+        self._metas: tuple[Address, ...] = ()
+        self._wayfinder: Wayfinder | None = None
+        self._snapshots: Snapshots | None = None
         self._is_stopping = False
 
     @classmethod
     async def start(
-        cls,
-        world: DelayWorld,
-        options: ServerOptions,
-        brokers: Mapping[str, Sequence[Address]],
-        joining: Joining | None = None,
-        remark: Callable[[str], None] = lambda _: None,
+        cls, world: DelayWorld, options: ServerOptions, brokers: Mapping[str, Sequence[Address]]
     ) -> DelayServer:
-        """Recover, listen, dial the brokers. Messages are taken at once, and sent while the rest is still read.
-
-        Who joins a cluster has `joining` in the place of brokers; `remark` is then told what people should know.
-        """
+        """Recover, listen, dial the brokers. Messages are taken at once, and sent while the rest is still read."""
         delay = Delay.open(world, options.delay, options.connection.name)
         server = cls(world, options, delay)
         try:
-            if joining is not None:
-                await server._join(world, joining)
             await server._doors.open(options.host, options.port, options.http_port)
         except FairwayError:
             await server.stop()
             raise
-        if server._joined is not None:
-            server._joined.appear(server._face(), remark)
         delay.reach(brokers)
         return server
 
-    async def _join(self, world: DelayWorld, joining: Joining) -> None:
-        """Before it listens: who has no place in the cluster takes no messages."""
+    @classmethod
+    async def follow(
+        cls, world: DelayWorld, options: ServerOptions, standing: Standing, adopt: Identity | None = None
+    ) -> DelayServer:
+        """One copy of several, which does not lead: recover, listen. `adopt`: the logs that it is to have, if it has
+        none."""
+        delay = Delay.follow(world, options.delay, options.connection.name, adopt)
+        server = cls(world, options, delay, standing)
         try:
-            joining.check(self.options.host)
-            self._joined = await Joined.begin(joining, world, self.delay, self.options.connection.name)
-        except FairwayError:
-            await joining.registry.close()
+            await server._doors.open(options.host, options.port, options.http_port)
+        except BaseException:  # also where it is called off
+            server.abandon()
             raise
+        return server
 
-    def _face(self) -> Face:
-        return Face((self.options.host, self.port), self.http_port, self.options.connection.name)
+    # --- as one copy of several --------------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> Store:
+        return self.delay.engine.store
+
+    def on_committed(self) -> None:
+        """More may be committed."""
+        self.delay.engine.on_committed()
+
+    def ask_at(self, metas: Sequence[Address]) -> None:
+        """The meta servers that there are."""
+        self._metas = tuple(metas)
+        if self._wayfinder is not None:
+            self._wayfinder.ask_at(metas)
+
+    def begin_life(self) -> None:
+        """It leads, and everything in its logs is committed: send what is due, wherever meta servers say."""
+        self.delay.lead()
+        self._wayfinder = Wayfinder(
+            self._world.net,
+            self._world.clock,
+            self._world.rng,
+            self._metas,
+            name=self.options.connection.name,
+            courier=self.delay.courier,
+            on_change=self.delay.clockwork.poke,
+        )
+        self.delay.courier.follow(self._wayfinder)
+
+    @property
+    def disks(self) -> Disks:
+        return Disks(self._world.log_disk or self._world.disk, self._world.disk)
+
+    def _snapshots_of(self, leader: Leader) -> Snapshots:
+        """Of this reign: a copy that is deposed begins again as another server."""
+        if self._snapshots is None:
+            later = asyncio.get_running_loop().call_later
+            self._snapshots = Snapshots(self.delay.engine, self.disks, self.clock, later, leader.group, leader.epoch)
+        return self._snapshots
 
     @property
     def port(self) -> int:
@@ -133,7 +181,10 @@ class DelayServer:
     def handle(self, session: Session, received: RequestReceived) -> None:
         """Put a request into the mailbox of its actor; `Refused` and `Misuse` are answered by the session."""
         message = received.message
-        if concerns_delay(received):
+        if self.standing is not None and (leader := self.standing.admit(message)) is not None:
+            who = self._snapshots_of(leader) if isinstance(message, snapshot.QUESTIONS) else leader
+            copies.answer(who, self._request(session, received))
+        elif concerns_delay(received):
             hand_to(self.scheduler, key_of(message), self._request(session, received), self.delay.desk)
         elif isinstance(message, Describe):
             hand_to(self.scheduler, ("describe",), self._request(session, received), self._describer)
@@ -150,7 +201,7 @@ class DelayServer:
             self.options.connection.name,
             store.messages.log.log_id,
             store.messages.log.epoch,
-            is_master=True,
+            is_master=self.standing is None or self.standing.is_master,
             is_read_only=store.fault is not None or not store.has_room,
             started_ms=self._started_ms,
             connections=len(self.hall),
@@ -158,6 +209,7 @@ class DelayServer:
             durability="sync",
             free_bytes=store.free_bytes(),
             connections_max=self.options.hall.connections_max,
+            rotten_spans=len(store.rotten),
         )
 
     # --- what probes ask ---------------------------------------------------------------------------------------------
@@ -173,9 +225,12 @@ class DelayServer:
         out.one("disk_free_bytes", "gauge", "Room left on the disk.", store.free_bytes())
         out.one("store_has_room", "gauge", "0: messages are refused, the disk is nearly full.", int(store.has_room))
         out.one("store_is_poisoned", "gauge", "1: the disk failed, nothing is answered.", int(store.fault is not None))
-        if self._joined is not None:
-            is_lost = self._joined.wayfinder.is_lost
+        if self._wayfinder is not None:
+            is_lost = self._wayfinder.is_lost
             out.one("delay_meta_down", "gauge", "1: no meta server answers; what was known holds.", int(is_lost))
+        if self.standing is not None:
+            for each in families(self.standing, store):
+                out.family(*each)
         self.delay.desk.show(out)
         return Page(200, out.text(), CONTENT_TYPE)
 
@@ -195,34 +250,47 @@ class DelayServer:
 
     async def failed(self) -> None:
         """Return when it cannot go on: then `stop` raises what happened."""
-        ways = [self.delay.failed()]
-        if self._joined is not None:
-            ways.append(self._joined.membership.failed())
-        ending = [asyncio.ensure_future(way) for way in ways]
-        try:
-            await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in ending:
-                each.cancel()
+        await self.delay.failed()
         self.hall.cut_off()
+
+    def failure(self) -> FairwayError:
+        """What that is."""
+        return self.delay.failure()
+
+    async def come_to_rest(self) -> None:
+        """Before another copy leads: no further message goes out, and what is on its way may arrive."""
+        await self.delay.come_to_rest(self.options.drain_ms_max)
+
+    def fall_silent(self) -> None:
+        """Accept nobody, take no requests, send nothing more: what is durable is still answered."""
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        if self._wayfinder is not None:
+            self._wayfinder.close()
+        if self._snapshots is not None:
+            self._snapshots.close()
+        self._doors.close()
+        self.hall.close("the delay server is stopping")
+        self.scheduler.close()
+        if self.standing is not None:
+            self.delay.fall_silent()
+
+    def abandon(self) -> None:
+        """Not a word more to anybody, and nothing more is written: another copy leads, or this one begins again."""
+        self.hall.cut_off()
+        self.fall_silent()
+        self._doors.close_http()
+        self.delay.abandon()
 
     async def stop(self) -> None:
         """Answer what is durable, let what is on its way arrive, let go. Raises what ended it, if that did."""
-        self._is_stopping = True
+        self.fall_silent()
         try:
-            if self._joined is not None:
-                await self._joined.leave()
+            await self.delay.stop(self.options.drain_ms_max)
         finally:
-            self._doors.close()
-            self.hall.close("the delay server is stopping")
-            self.scheduler.close()
-            try:
-                await self.delay.stop(self.options.drain_ms_max)
-            finally:
-                await self.hall.deserted(self.options.drain_ms_max)
-                self._doors.close_http()
-                if self._joined is not None:
-                    await self._joined.close()
+            await self.hall.deserted(self.options.drain_ms_max)
+            self._doors.close_http()
 
 
 class _Describer:

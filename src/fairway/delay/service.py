@@ -1,15 +1,17 @@
 """A delay server without a port of its own: the engine, its clockwork, its courier, and the desk that requests come to.
 
-`fairway up` puts it behind the broker's port; `server` gives it one of its own. Stopping: the desk takes nothing more,
-no further message goes out, what is on its way may arrive, and everything is put where it belongs. A store that fails
-is another matter: nothing more is said, and `failed` returns, so that the process can end.
+`fairway up` puts it behind the broker's port; `server` gives it one of its own. As one copy of several (`member`) it
+follows first: its engine takes in what its master writes, and sends nothing before it leads. Stopping: the desk takes
+nothing more, no further message goes out, what is on its way may arrive, and everything is put where it belongs. A
+store that fails is another matter: nothing more is said, and `failed` returns, so that the process can end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fairway.delay.clockwork import Clockwork
 from fairway.delay.courier import Courier
@@ -21,6 +23,7 @@ from fairway.delay.options import DelayOptions
 from fairway.errors import FairwayError, Refused, StorageFault
 from fairway.names import Subject
 from fairway.protocol.messages import Produced
+from fairway.storage.directory import Identity
 from fairway.world.clock import Clock
 from fairway.world.dialing import Address
 from fairway.world.disk import Disk
@@ -49,18 +52,30 @@ class DelayWorld:
 
 
 class Delay:
-    """One delay server on one loop: `Delay.open`, then `reach` its brokers, then `stop`."""
+    """One delay server on one loop: `Delay.open`, then `reach` its brokers, then `stop`. A copy: `follow`, and `lead`
+    when it is its turn."""
 
     @classmethod
     def open(cls, world: DelayWorld, options: DelayOptions | None = None, name: str = "fairway delay") -> Delay:
         """Recover what is there; raises where it is not ours. `name`: what brokers are told."""
+        return cls._open(world, options, name, Engine)
+
+    @classmethod
+    def follow(cls, world: DelayWorld, options: DelayOptions, name: str, adopt: Identity | None) -> Delay:
+        """As one copy of several, which does not lead. `adopt`: the logs that it is to have, if it has none."""
+        return cls._open(world, options, name, partial(Engine.follow, adopt=adopt))
+
+    @classmethod
+    def _open(cls, world: DelayWorld, options: DelayOptions | None, name: str, make: Callable[..., Engine]) -> Delay:
         try:
-            return cls(world, options, name)
+            return cls(world, options, name, make)
         except FairwayError:
             world.close()
             raise
 
-    def __init__(self, world: DelayWorld, options: DelayOptions | None, name: str) -> None:
+    def __init__(
+        self, world: DelayWorld, options: DelayOptions | None, name: str, make: Callable[..., Engine] = Engine
+    ) -> None:
         loop = asyncio.get_running_loop()
         self._world = world
         self._clock = world.clock
@@ -77,7 +92,7 @@ class Delay:
             on_sent=self._sent,
             on_room=self.clockwork.poke,
         )
-        self.engine = Engine(
+        self.engine = make(
             world.log_disk or world.disk,
             world.clock,
             world.rng,
@@ -106,6 +121,11 @@ class Delay:
 
     def _outstanding_bytes(self, target: str) -> int:
         return self.engine.outstanding_bytes(target)
+
+    def lead(self) -> None:
+        """Everything in the logs is committed, and nobody else writes them: send what is due from now on."""
+        self.engine.lead()
+        self.clockwork.poke()
 
     # --- what time does ----------------------------------------------------------------------------------------------
 
@@ -146,11 +166,33 @@ class Delay:
         """Return when it cannot go on: then `stop` raises what happened."""
         await self._failed.wait()
 
+    def failure(self) -> FairwayError:
+        """What that is."""
+        if isinstance(self._failure, FairwayError):
+            return self._failure
+        return self.engine.fault or StorageFault(f"the delay server has failed: {self._failure!r}")
+
+    async def come_to_rest(self, drain_ms: int) -> None:
+        """No further message goes out; what is on its way may arrive, and is noted as sent."""
+        self.clockwork.stop()
+        await self.courier.finish(drain_ms)
+
+    def fall_silent(self) -> None:
+        """Take nothing, send nothing, note nothing."""
+        self.desk.close()
+        self.clockwork.stop()
+        self.courier.abort()
+
+    def abandon(self) -> None:
+        """Let go of the directories as they are."""
+        self.fall_silent()
+        self.engine.abandon()
+        self._world.close()
+
     async def stop(self, drain_ms: int = _DRAIN_MS) -> None:
         """Let what is on its way arrive, put everything where it belongs, let go. Raises what ended it, if that did."""
         self.desk.close()
-        self.clockwork.stop()
-        await self.courier.finish(drain_ms)
+        await self.come_to_rest(drain_ms)
         try:
             await self.engine.close()
         finally:

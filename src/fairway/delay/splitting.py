@@ -5,7 +5,8 @@ The old bucket takes no more messages from the start. Its live messages are writ
 a time so that nothing else waits, gathered anew into pieces of good size; and one manifest switches. Whatever happens
 to a message meanwhile (cancelled, sent, put off) happens to its row, which is one and the same all along. A crash
 before the switch leaves the old bucket as it was, and the private ones unnamed. Where the disk has no room, the split
-waits.
+waits; and so it does before the switch, until all that was decided is settled: the data of a message that is cancelled
+or sent by then goes with the old bucket, and what copies do not have yet may be undone.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Split:
         file: BucketFile,
         messages_per_step: int,
         on_done: Callable[[int], None],
+        decided_end: Callable[[], int],
     ) -> None:
+        """`decided_end`: where the newest decision ends in the dispatch log."""
         self.file = file
         self.is_done = False
         self._log = log
@@ -68,6 +71,8 @@ class Split:
         self._rows = rows
         self._messages_per_step = messages_per_step
         self._on_done = on_done
+        self._decided_end = decided_end
+        self._judged_end: int | None = None  # the rows were judged by what was decided before it
         self._children: dict[Span, BucketFile] = {}
         self._gatherings: dict[tuple[Span, int], _Gathering] = {}
         self._gathered_bytes = 0
@@ -78,8 +83,8 @@ class Split:
         self._refused_ms = 0
         log.retire(file)
 
-    def step(self, now_ms: int, moved_end: int) -> None:
-        """Go on a little. To be called again until `is_done`."""
+    def step(self, now_ms: int, settled_end: int) -> None:
+        """Go on a little. To be called again until `is_done`. `settled_end`: of the dispatch log."""
         if self._todo is None:
             if self.file.synced_end == self.file.end:  # what was on its way into it has a row with a place
                 self._todo = live_rows(self._rows, self.file)
@@ -90,9 +95,17 @@ class Split:
         elif self._refused:
             if not 0 <= now_ms - self._refused_ms < _RETRY_MS:
                 self._todo, self._refused = in_order(self._rows, np.concatenate(self._refused)), []
-        elif self._left == 0 and self.file.source_end <= moved_end and not self.is_done:
+        elif self._left == 0 and not self.is_done:
+            self._switch(settled_end)
+
+    def _switch(self, settled_end: int) -> None:
+        """Nothing of the old bucket can be moved a second time, and nothing of it is wanted again."""
+        if self._judged_end is None:
+            self._judged_end = self._decided_end()
+        children = list(self._children.values())
+        if self._judged_end <= settled_end and self.file.source_end <= self._log.end_with(children):
             self.is_done = True
-            self._log.switch([self.file], list(self._children.values()), self._forget)
+            self._log.switch([self.file], children, self._forget)
 
     def _copy(self, now_ms: int) -> None:
         if self._todo is None:

@@ -8,7 +8,7 @@
     keys          order by key: which keys have a message out, and who is parked behind it
     state         all of it, and `apply`
     pulling, settling, membership, steering    decisions: state and request in, events and answer out
-    choosing, choosing_ordered, ordering       what a pull takes, also where an order is kept
+    choosing, choosing_ordered, ordering, runs what a pull takes, also where an order is kept
     snapshot, describe                         the state as bytes, and for people
     group         the door
 

@@ -89,8 +89,10 @@ class Choice:
             group_left -= 1
         return False
 
-    def _hand_out(self, attempt: int, ranges: tuple[Range, ...], count: int, keys: Sequence[int] = ()) -> None:
+    def _hand_out(
+        self, attempt: int, ranges: tuple[Range, ...], count: int, keys: Sequence[int] = (), *, is_behind: bool = False
+    ) -> None:
         self._messages_left -= count
         self._lots_left -= 1
-        self._lots.append(Handout(ranges[0][0], attempt, ranges))
+        self._lots.append(Handout(ranges[0][0], attempt, ranges, is_behind))
         self._events.append(events.pulled(self._member.id, attempt, ranges, self._number, self._now_ms, keys))

@@ -1,7 +1,9 @@
 """The same in groups that keep an order.
 
 By key: what is in the stock is the first of its key, and of what is fresh those are chosen that are, too; the others
-are parked, or declined where the group coalesces (`ordering`).
+are parked, or declined where the group coalesces (`ordering`). Where the consumer can keep them apart, each may have a
+run of those with it that come behind it (`runs`): half of the response at most while there are other keys, for each of
+those can be handled at the same time, and whatever is left then.
 
 Strictly: nothing goes before what comes first, even if that is to wait, or is on its way to dead letter. All that is in
 hand is in this member's hands, so it knows what comes before.
@@ -18,13 +20,14 @@ from fairway.groups.choosing import Choice
 from fairway.groups.decisions import Pulled
 from fairway.groups.lot import Lot, Range, head_of, mask_of, ranges_of
 from fairway.groups.member import Member
+from fairway.groups.runs import Runs
 from fairway.groups.state import State
 
 
 class KeyedChoice(Choice):
     """`keys` are those of the fresh messages; `beside` those that consumers have in hand from the other source."""
 
-    __slots__ = ("_beside", "_by_key", "_keys")
+    __slots__ = ("_beside", "_by_key", "_keys", "_runs", "_runs_max")
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class KeyedChoice(Choice):
         number_after: int,
         keys: Sequence[int],
         beside: Collection[int],
+        run_max: int,
     ) -> None:
         super().__init__(state, member, messages_max, now_ms, number_after)
         if state.keys is None:
@@ -42,28 +46,45 @@ class KeyedChoice(Choice):
         self._by_key = state.keys
         self._keys = keys
         self._beside = beside
+        run_max = min(run_max, limits.RUN_MESSAGES_MAX) if state.config.may_run else 1
+        self._runs = Runs(state.keys, max(run_max - 1, 0))
+        self._runs_max = messages_max // 2
+
+    def made(self, fresh: Range | None) -> Pulled:
+        is_busy = self._lots_left <= 0
+        if not is_busy:
+            for lot in self._state.stock.ready(self._now_ms):
+                if not self._choose_again(lot):
+                    break
+            self._runs.lead(key for lot in self._lots if lot.attempt == 1 for key in self._by_key.keys_of(lot.ranges))
+            self._messages_left -= self._runs.grow(min(self._runs_max, self._messages_left))
+            if fresh is not None:
+                is_busy = self._choose_fresh(*fresh)
+            self._runs.grow(self._messages_left)
+            self._hand_out_runs()
+        return self._answer(is_busy)
 
     def _choose_again(self, lot: Lot) -> bool:
-        if not self._beside:
+        if not self._beside and not self._by_key.early:
             return super()._choose_again(lot)
-        mask = self._less_beside(lot)
+        mask = self._less_barred(lot)
         if not mask or not self._messages_left or not self._lots_left:
             return bool(self._messages_left and self._lots_left)
         chosen = head_of(mask, self._messages_left)
         self._hand_out(lot.attempt, ranges_of(chosen, lot.base), chosen.bit_count())
         return True
 
-    def _less_beside(self, lot: Lot) -> int:
-        """Without those whose keys the other source has in hand."""
+    def _less_barred(self, lot: Lot) -> int:
+        """Without those whose keys the other source has in hand, and those whose turn it is not."""
         mask = lot.mask
         for first, count in lot.ranges:
             for sequence in range(first, first + count):
-                if self._by_key.key_of(sequence) in self._beside:
+                if sequence in self._by_key.early or self._by_key.key_of(sequence) in self._beside:
                     mask &= ~(1 << sequence - lot.base)
         return mask
 
     def _choose_fresh(self, first: int, count: int) -> bool:
-        """Those that are the first of their keys; the others are parked, or declined."""
+        """Those that are the first of their keys, and some behind them; the others are parked, or declined."""
         state, now_ms = self._state, self._now_ms
         invariant(len(self._keys) == count, "a group by key is told the key of every fresh message")
         if first > state.cursor:
@@ -83,16 +104,29 @@ class KeyedChoice(Choice):
         for lot in lots:
             keys = self._keys[lot.start : lot.stop] if isinstance(lot, range) else [self._keys[each] for each in lot]
             self._hand_out(1, ordering.runs_of(lot, first), len(lot), keys)
+            self._runs.lead(keys)
         if found.declined:
             self._events.append(events.declined(first + found.end, ordering.runs_of(found.declined, first), now_ms))
         if found.parked:
             keys = [self._keys[offset] for offset in found.parked]
             self._events.append(events.parked(first + found.end, ordering.runs_of(found.parked, first), keys, now_ms))
+            self._runs.park(zip([first + offset for offset in found.parked], keys, strict=True))
+            self._runs.follow((first + offset, self._keys[offset]) for offset in found.behind)
+            self._messages_left -= len(found.behind)
         return is_busy
 
     def _found(self, first: int, keys: Sequence[int]) -> ordering.Chosen:
-        config = self._state.config
-        return ordering.choose(self._by_key, first, keys, self._messages_left, config, self._beside, self._now_ms)
+        config, runs = self._state.config, self._runs
+        room = ordering.Room(self._messages_left, runs.most, self._runs_max - len(runs.chosen))
+        return ordering.choose(self._by_key, first, keys, room, config, self._beside, self._now_ms)
+
+    def _hand_out_runs(self) -> None:
+        """All that is behind others in this response, by sequence: so whatever is left out is behind the rest."""
+        state = self._state
+        lots_left = min(self._lots_left, state.config.lots_max - state.in_flight - len(self._lots))
+        self._messages_left = len(self._runs.chosen)
+        for lot in ordering.lots_of(sorted(self._runs.chosen), state.config.lot_messages_max, max(lots_left, 0)):
+            self._hand_out(1, ordering.runs_of(lot, 0), len(lot), is_behind=True)
 
 
 class StrictChoice(Choice):

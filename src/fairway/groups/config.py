@@ -155,6 +155,13 @@ class GroupConfig(msgspec.Struct, frozen=True):
         return self.order is Order.KEY or self.coalesce is not Coalesce.NONE
 
     @property
+    def may_run(self) -> bool:
+        """Whether messages of one key may go out together, to be handled one after another by the same consumer: not
+        where each of them has a time of its own, or is to decline others while it waits."""
+        is_plain = self.coalesce is Coalesce.NONE and not self.rate_per_key and self.max_handling_ms is None
+        return self.order is Order.KEY and is_plain
+
+    @property
     def burst_max(self) -> float:
         """Messages that may go out at once, by the rate of the group."""
         return self.burst or max(self.rate_per_s, 1)

@@ -33,6 +33,7 @@ class Handout(NamedTuple):
     first: int
     attempt: int
     ranges: tuple[Range, ...]
+    is_behind: bool = False  # some of it comes after others of its key in the same response, and waits for them there
 
 
 class Dying(NamedTuple):

@@ -68,7 +68,7 @@ def describe(state: State, end: int, now_ns: int, now_ms: int) -> Description:
         consumers=[_consumer(state, member, now_ns) for member in sorted(state.roster, key=lambda each: each.id)],
         order=state.config.order.value,
         parked=0 if keys is None else keys.parked_count,
-        is_full=keys is not None and keys.parked_count >= state.config.parked_max,
+        is_full=keys is not None and keys.behind_count >= state.config.parked_max,
         halted=int(state.is_halted) if keys is None else len(keys.halted),
         declined=state.declined_count,
         coalesce=state.config.coalesce.value,

@@ -12,7 +12,8 @@ same numbers. What a field means for each kind:
     EXPIRE        id        of lot               name of lot        taken away       (one lot, held too long)
     PULL          id        of lot               name of lot        handed out       number of the response, and in
                                                                                      a group by key the keys of fresh
-                                                                                     messages
+                                                                                     messages (of what was parked they
+                                                                                     are known)
     ACK           id or 0   of lot               name of lot        done             (0: nobody held it)
     RETRY         id        of lot   when again  name of lot        failed           reason
     RETRY         id        of lot   when again  name of lot        in doubt         UNSURE: counts as no attempt

@@ -42,6 +42,10 @@ class Group:
         """The only way in which the state changes. A replay gives no time."""
         self._state.apply(event, now_ns)
 
+    def expect_holes(self) -> None:
+        """In a replay: events are missing that have rotted. What they handed out comes again."""
+        self._state.has_holes = True
+
     def apply_all(self, happened: Iterable[Event], now_ns: int = 0) -> None:
         for event in happened:
             self.apply(event, now_ns)
@@ -108,6 +112,7 @@ class Group:
         number_after: int = 0,
         keys: Sequence[int] = (),
         beside: Collection[int] = (),
+        run_max: int = 1,
     ) -> Pulled:
         """What to hand to this consumer; renews its lease.
 
@@ -117,7 +122,9 @@ class Group:
         A new response gets a number above `number_after`: a group and its inbox number the same consumer's responses,
         so each is given the other's `last_number`, and whichever has the `first_unarrived` is asked first.
 
-        In a group by key `keys` are those of the fresh messages, and `beside` the other's `keys_in_hand`.
+        In a group by key `keys` are those of the fresh messages, and `beside` the other's `keys_in_hand`. Up
+        to `run_max` messages of one key this consumer keeps apart by itself: it handles one after another, and gives
+        back those behind one that failed.
         """
         member = self._state.roster.get(name)
         if member is None:
@@ -126,7 +133,7 @@ class Group:
             return Pulled(Outcome.BAD_REQUEST, sentence=_BAD_NUMBER)
         self._state.roster.renew(member, now_ns)
         member.hear(arrived)
-        return pulling.decide(self._state, member, messages_max, fresh, now_ms, number_after, keys, beside)
+        return pulling.decide(self._state, member, messages_max, fresh, now_ms, number_after, keys, beside, run_max)
 
     def has_unarrived(self, name: Consumer) -> bool:
         """Whether a response to this consumer did not arrive, by what it said last: the next pull sends it again."""

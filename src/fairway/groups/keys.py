@@ -1,12 +1,19 @@
 """Order by key: which key an open message has, which keys have one out, and who is parked behind it.
 
     out        one message of the key is in somebody's hands, waits for its next attempt, or dies: the *head*
-    parked     later messages of that key, below the cursor and never handed out, in order
+    following  later messages of that key that went out behind the head, to the same hands: a *run*
+    parked     later messages of that key, below the cursor and in nobody's hands, in order
     halted     the head went to dead letter and the group halts then: nothing of the key goes out
     resting    one went out just now, and the rate of keys does not allow the next before a certain time
 
-Only the head of a key can be handed out, so two messages of one key are never out at once, whoever pulls. When the head
-is done the next one that is parked becomes the head: that follows from the event, and is no event of its own.
+Only the head of a key can be handed out, and with it a run of those that are parked behind it, all in one response to
+a consumer that has said that it handles them one after another. So two consumers never have messages of one key to
+begin, whoever pulls. When the head is done the next one is the head: one that follows it, which is in the right hands,
+or one that is parked. That follows from the event, and is no event of its own.
+
+What follows has not been begun while the head is open. So what comes back of it (its consumer failed at the head, left,
+or was given up for dead) counts no attempt and is parked again. A consumer may speak of one out of turn, because what
+it said of those before it got lost on the way: if that failed it waits in the stock, *early*, until it is the head.
 
 Keys are hashes as they stand in a batch (0: no key). Two keys with the same hash wait for each other, which harms
 nobody. A lot's worth of messages is taken in and struck off by a few calls of `dict` and `set`, which loop in C: there
@@ -24,18 +31,32 @@ from fairway.errors import invariant
 from fairway.groups.lot import Range
 
 NO_KEY = 0
+_NOBODY = -1  # in the place of a head: the key has halted, and nothing of it is out
 
 
 class Keys:
     """What a group that is ordered by key knows of its open messages."""
 
-    __slots__ = ("_of", "_parked", "halted", "out", "parked_count", "resting")
+    __slots__ = (
+        "_following",
+        "_following_count",
+        "_of",
+        "_parked",
+        "early",
+        "halted",
+        "out",
+        "parked_count",
+        "resting",
+    )
 
     def __init__(self) -> None:
         self._of: dict[int, int] = {}  # sequence → key, of every open message that was handed out or parked here
         self._parked: dict[int, deque[int]] = {}
+        self._following: dict[int, list[int]] = {}  # ascending, whatever became of each: held, early, dying
+        self._following_count = 0
         self.parked_count = 0
-        self.out: set[int] = set()  # asked, never iterated in order; those that are halted, too
+        self.out: dict[int, int] = {}  # key → head; asked, never iterated in order; those that are halted, too
+        self.early: set[int] = set()  # not to go out, if they are in the stock
         self.halted: set[int] = set()
         self.resting: dict[int, int] = {}  # until when, wall clock; the first to end comes first, as a rule
 
@@ -55,6 +76,11 @@ class Keys:
     def first_parked(self) -> int | None:
         return min((queue[0] for queue in self._parked.values()), default=None)
 
+    @property
+    def behind_count(self) -> int:
+        """Messages behind others of their keys, parked or following: those that may come to be parked, at most."""
+        return self.parked_count + self._following_count
+
     def parked(self) -> list[int]:
         """All of them, by sequence."""
         return sorted(chain.from_iterable(self._parked.values()))
@@ -62,12 +88,26 @@ class Keys:
     def parked_behind(self, key: int) -> Sequence[int]:
         return self._parked.get(key, ())
 
+    def is_run(self, key: int) -> bool:
+        """Whether several messages of the key are out."""
+        return key in self._following
+
+    def has_run(self, ranges: Iterable[Range]) -> bool:
+        """Whether of any of these, or of its key, others are out."""
+        return bool(self._following) and not self._following.keys().isdisjoint(self.keys_of(ranges))
+
+    def followers(self, ranges: Iterable[Range]) -> list[int]:
+        """Those of these that are out behind others of their keys, in order."""
+        if not self._following:
+            return []
+        return [each for each in _sequences(ranges) if each in self._following.get(self.key_of(each), ())]
+
     def is_free(self, keys: Sequence[int]) -> bool:
         """Whether messages with these keys, one after another, can all be handed out at once."""
         distinct = set(keys)
         unkeyed = keys.count(NO_KEY) if NO_KEY in distinct else 0
         is_each_once = len(distinct) - bool(unkeyed) == len(keys) - unkeyed
-        return is_each_once and distinct.isdisjoint(self.out) and distinct.isdisjoint(self.resting)
+        return is_each_once and self.out.keys().isdisjoint(distinct) and self.resting.keys().isdisjoint(distinct)
 
     def rests_until(self, key: int, now_ms: int) -> int:
         """When it may go out; 0: at once."""
@@ -76,11 +116,11 @@ class Keys:
 
     # --- what happens
 
-    def hand_out(self, ranges: Iterable[Range], keys: Sequence[int]) -> None:
+    def hand_out(self, ranges: Sequence[Range], keys: Sequence[int]) -> None:
         """Fresh messages: each is the head of its key."""
         self._of.update(zip(_sequences(ranges), keys, strict=True))
-        self.out.update(keys)
-        self.out.discard(NO_KEY)
+        self.out.update(zip(keys, _sequences(ranges), strict=True))
+        self.out.pop(NO_KEY, None)
 
     def park(self, ranges: Iterable[Range], keys: Sequence[int]) -> list[int]:
         """Behind others of their keys. Those that have nobody before them, because their keys rest, by sequence: each
@@ -93,9 +133,17 @@ class Keys:
                 self.parked_count += 1
             else:
                 invariant(key in self.resting, "a message is parked behind another, or its key rests")
-                self.out.add(key)
+                self.out[key] = sequence
                 resting.append(sequence)
         return resting
+
+    def follow(self, ranges: Iterable[Range]) -> None:
+        """These were parked, and went out behind the heads of their keys."""
+        for sequence in _sequences(ranges):
+            key = self._of[sequence]
+            invariant(self._parked[key][0] == sequence, "what is parked goes out in order")
+            self._following.setdefault(key, []).append(self._next(key))
+            self._following_count += 1
 
     def rest(self, keys: Iterable[int], until_ms: int, now_ms: int) -> None:
         """These went out: the next of each may not before that time."""
@@ -107,6 +155,28 @@ class Keys:
             del self.resting[next(iter(self.resting))]
         while self.resting and self.resting[key := next(iter(self.resting))] <= now_ms:
             del self.resting[key]
+
+    def park_again(self, sequences: Iterable[int]) -> None:
+        """These followed others, and came back unbegun."""
+        by_key: dict[int, list[int]] = {}
+        for sequence in sequences:
+            by_key.setdefault(self._of[sequence], []).append(sequence)
+        for key, back in by_key.items():
+            self._follow_on(key, [each for each in self._following[key] if each not in back])
+            queue = self._parked.setdefault(key, deque())
+            if not queue or back[-1] < queue[0]:
+                queue.extendleft(reversed(back))
+            else:  # some came back before
+                self._parked[key] = deque(sorted((*queue, *back)))
+            self.parked_count += len(back)
+
+    def hold_back(self, ranges: Iterable[Range]) -> None:
+        """These are in the stock: those that are not the heads of their keys may not go out, nor where a key halted."""
+        if self._following or self.halted:
+            for sequence in _sequences(ranges):
+                key = self.key_of(sequence)
+                if key != NO_KEY and (key in self.halted or self.out.get(key) != sequence):
+                    self.early.add(sequence)
 
     def unpark(self, ranges: Iterable[Range]) -> None:
         """These will never be handed out; whoever is not parked is left alone."""
@@ -123,25 +193,63 @@ class Keys:
             else:
                 self._parked.pop(key, None)
 
-    def done(self, ranges: Iterable[Range], *, halts: bool = False) -> list[int]:
-        """These are done with. The messages that take their places, by sequence; none where the keys halt."""
+    def done(self, ranges: Sequence[Range], *, halts: bool = False) -> list[int]:
+        """These are done with. The messages that take their places and were parked, by sequence; none where the keys
+        halt."""
         keys = set(map(self._of.pop, _sequences(ranges), repeat(NO_KEY)))
         keys.discard(NO_KEY)
+        if self.early:
+            self.early.difference_update(_sequences(ranges))
         if halts:
             self.halted |= keys
-            return []
         return self._advance(keys)
 
     def go_on(self, key: int) -> list[int]:
-        """A key that has halted goes on (0: all that have): the messages that are first."""
+        """A key that has halted goes on (0: all that have): the messages that are first and were parked."""
         going = set(self.halted) if key == NO_KEY else self.halted & {key}
         self.halted -= going
-        return self._advance(going)
+        return sorted(chain.from_iterable(map(self._go_through, going)))
 
     def _advance(self, keys: set[int]) -> list[int]:
+        """Something of these keys is done with."""
+        freed: list[int] = []
+        special = (self._following.keys() & keys) | (self.halted & keys)
+        if special:
+            keys = keys - special
+            freed += chain.from_iterable(map(self._go_through, special))
         followed = self._parked.keys() & keys
-        self.out -= keys - followed if followed else keys
-        return sorted(self._next(key) for key in followed)
+        for key in keys - followed if followed else keys:
+            self.out.pop(key, None)
+        for key in followed:
+            self.out[key] = self._next(key)
+            freed.append(self.out[key])
+        return sorted(freed)
+
+    def _go_through(self, key: int) -> list[int]:
+        """Who is the head now, where several were out or the key had halted? The one, if it was parked."""
+        left = [each for each in (self.out.get(key, _NOBODY), *self._following.get(key, ())) if each in self._of]
+        queue = self._parked.get(key)
+        freed: list[int] = []
+        if queue and key not in self.halted and (not left or queue[0] < left[0]):
+            freed = [self._next(key)]
+            left = [*freed, *left]
+        self._follow_on(key, left[1:])
+        if left:
+            self.out[key] = left[0]
+        elif key in self.halted:
+            self.out[key] = _NOBODY
+        else:
+            self.out.pop(key, None)
+        if left:
+            (self.early.add if key in self.halted else self.early.discard)(left[0])
+        return freed
+
+    def _follow_on(self, key: int, left: list[int]) -> None:
+        self._following_count += len(left) - len(self._following.get(key, ()))
+        if left:
+            self._following[key] = left
+        else:
+            self._following.pop(key, None)
 
     def _next(self, key: int) -> int:
         queue = self._parked[key]
@@ -152,9 +260,9 @@ class Keys:
         return sequence
 
     def clear(self) -> None:
-        for part in (self._of, self._parked, self.out, self.halted, self.resting):
+        for part in (self._of, self._parked, self._following, self.out, self.early, self.halted, self.resting):
             part.clear()
-        self.parked_count = 0
+        self.parked_count = self._following_count = 0
 
     # --- as a snapshot has it
 
@@ -163,16 +271,21 @@ class Keys:
         return sorted((sequence, key) for sequence, key in self._of.items() if key)
 
     def restore(self, pairs: Iterable[tuple[int, int]], parked: Iterable[int], halted: Iterable[int]) -> None:
+        """What is in the stock is held back afterwards."""
         waiting = set(parked)
-        self.halted.update(halted)
-        self.out.update(self.halted)
         for sequence, key in sorted(pairs):
             self._of[sequence] = key
             if sequence in waiting:
                 self._parked.setdefault(key, deque()).append(sequence)
+            elif key in self.out:
+                self._following.setdefault(key, []).append(sequence)
             else:
-                self.out.add(key)
+                self.out[key] = sequence
+        self.halted.update(halted)
+        for key in self.halted - self.out.keys():
+            self.out[key] = _NOBODY
         self.parked_count = sum(map(len, self._parked.values()))
+        self._following_count = sum(map(len, self._following.values()))
 
 
 def _sequences(ranges: Iterable[Range]) -> Iterator[int]:

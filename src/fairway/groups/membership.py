@@ -8,10 +8,9 @@ its predecessor held counts as an attempt, or a message that kills its handler w
 from __future__ import annotations
 
 from fairway.groups import events
-from fairway.groups.config import GroupConfig
 from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, Decision, Dying, Joined, Outcome
 from fairway.groups.events import Event
-from fairway.groups.lot import Lot
+from fairway.groups.lot import Lot, ranges_of
 from fairway.groups.member import Member
 from fairway.groups.state import State
 from fairway.names import Consumer
@@ -47,7 +46,7 @@ def decide_join(
     if member is not None:
         happened.append(events.expired(member.id, now_ms))
     happened.append(events.joined(state.next_consumer_id, name, config.version, now_ms, is_gap=is_gap))
-    dying = _last_attempts(config, member, RESTARTED) if member is not None else ()
+    dying = _last_attempts(state, member, RESTARTED) if member is not None else ()
     return Joined(Outcome.DONE, tuple(happened), dying, config=config, is_gap=is_gap)
 
 
@@ -82,7 +81,7 @@ def decide_expire(state: State, now_ns: int, now_ms: int) -> Decision:
     lots_left = EXPIRED_LOTS_PER_TURN
     for member in state.roster.silent_since(now_ns - state.config.lease_ms * MS_NS):
         happened.append(events.expired(member.id, now_ms))
-        dying += _last_attempts(state.config, member, events.LEASE_ENDED)
+        dying += _last_attempts(state, member, events.LEASE_ENDED)
         gone.add(member.id)
         lots_left -= 1 + len(member.lots)
         if lots_left <= 0:
@@ -94,7 +93,7 @@ def decide_expire(state: State, now_ns: int, now_ms: int) -> Decision:
                 break
             if member.id not in gone:
                 happened.append(events.held_too_long(member.id, lot.attempt, lot.base, lot.ranges, now_ms))
-                dying += _dying_of(lot, events.HELD_TOO_LONG) if lot.attempt >= state.config.attempts_max else ()
+                dying += _dying_of(state, lot, events.HELD_TOO_LONG)
                 lots_left -= 1
     return Decision(Outcome.DONE, tuple(happened), tuple(dying))
 
@@ -113,10 +112,13 @@ def next_deadline_ns(state: State, now_ns: int, now_ms: int) -> int | None:
     return min(deadlines, default=None)
 
 
-def _last_attempts(config: GroupConfig, member: Member, reason: str) -> tuple[Dying, ...]:
-    last = (lot for lot in member.lots.values() if lot.attempt >= config.attempts_max)
-    return tuple(dying for lot in last for dying in _dying_of(lot, reason))
+def _last_attempts(state: State, member: Member, reason: str) -> tuple[Dying, ...]:
+    return tuple(dying for lot in member.lots.values() for dying in _dying_of(state, lot, reason))
 
 
-def _dying_of(lot: Lot, reason: str) -> tuple[Dying, ...]:
-    return (Dying(lot.first_open, lot.attempt, lot.ranges, reason),)
+def _dying_of(state: State, lot: Lot, reason: str) -> tuple[Dying, ...]:
+    """What has had its last attempt."""
+    if lot.attempt < state.config.attempts_max:
+        return ()
+    ranges = ranges_of(state.begun(lot), lot.base)
+    return (Dying(ranges[0][0], lot.attempt, ranges, reason),) if ranges else ()

@@ -1,8 +1,9 @@
 """Which fresh messages of a group by key may go out, and which are parked: pure, and cheap where nothing is in the way.
 
 Messages are looked at from the cursor on. One whose key has a message out, or had one chosen just now, is parked behind
-that; the others are chosen, up to what was asked for. The look ends before the first message that cannot be passed: one
-that would be parked where no more may be, or whose key is in somebody's hands from the group's other source.
+that, and in the latter case may go out with it; the others are chosen, up to what was asked for. The look ends before
+the first message that cannot be passed: one that would be parked where no more may be, or whose key is in somebody's
+hands from the group's other source.
 """
 
 from __future__ import annotations
@@ -23,40 +24,53 @@ _SOMEBODY = -1 << 63  # the head of a key, whoever that is
 
 class Chosen(NamedTuple):
     """Offsets from the first message that was looked at, ascending; all before `end` are in one of the three. Those
-    below 0 that are declined were parked before."""
+    below 0 that are declined were parked before. Some that are parked go out all the same, `behind` those chosen."""
 
     chosen: Sequence[int]
     parked: Sequence[int]
     end: int
     declined: Sequence[int] = ()
+    behind: Sequence[int] = ()
+
+
+class Room(NamedTuple):
+    """In a response."""
+
+    messages: int
+    run: int = 0  # behind one that is chosen, of its key
+    runs: int = 0  # of all keys
 
 
 def choose(
-    keys: Keys, first: int, fresh: Sequence[int], most: int, config: GroupConfig, beside: Collection[int], now_ms: int
+    keys: Keys, first: int, fresh: Sequence[int], room: Room, config: GroupConfig, beside: Collection[int], now_ms: int
 ) -> Chosen:
     """`fresh` are the keys of the messages from `first` on; `beside` those that the other source has in hand."""
-    head = fresh[:most]
+    head = fresh[: room.messages]
     if keys.is_free(head) and not (beside and not set(beside).isdisjoint(head)):
         return Chosen(range(len(head)), (), len(head))
     chosen: list[int] = []
-    taken: set[int] = set()
+    behind: list[int] = []
+    taken: dict[int, int] = {}  # by key: how many more may follow
     waiting = _Waiting(keys, config.parked_max, config.coalesce, first)
     end = len(fresh)
     for offset, key in enumerate(fresh):
-        if len(chosen) >= most:
+        if len(chosen) + len(behind) >= room.messages:
             end = offset
             break
         if key != NO_KEY and (key in taken or key in keys.out or keys.rests_until(key, now_ms)):
             if not waiting.add(offset, key):
                 end = offset
                 break
+            if taken.get(key) and len(behind) < room.runs:
+                taken[key] -= 1
+                behind.append(offset)
         elif key in beside:
             end = offset
             break
         else:
             chosen.append(offset)
-            taken.add(key)
-    return Chosen(chosen, sorted(waiting.parked), end, sorted(waiting.declined))
+            taken[key] = room.run
+    return Chosen(chosen, sorted(waiting.parked), end, sorted(waiting.declined), behind)
 
 
 class _Waiting:
@@ -66,7 +80,7 @@ class _Waiting:
 
     def __init__(self, keys: Keys, parked_max: int, coalesce: Coalesce, first: int) -> None:
         self._keys = keys
-        self._room = parked_max - keys.parked_count
+        self._room = parked_max - keys.behind_count
         self._coalesce = coalesce
         self._first = first
         self._tails: dict[int, int] = {}  # by key: the offset of the one that waits

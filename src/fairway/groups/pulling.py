@@ -6,7 +6,8 @@
     4. fresh messages from the cursor on, as far as the caller says they are there
 
 One response may hold lots of 2, 3 and 4 together. In a group by key each of them is the first of its key (`keys`), and
-of 4 those are parked that are not (`ordering`).
+of 4 those are parked that are not (`ordering`). Where there is room left, and the consumer handles a run of messages of
+one key one after another, those go with them that are parked behind.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ def decide(
     number_after: int,
     keys: Sequence[int] = (),
     beside: Collection[int] = (),
+    run_max: int = 1,
 ) -> Pulled:
     """`fresh` is (first, count) at or above the cursor; what lies between is skipped, with a count of 0 as well."""
     if messages_max < 1:
         return Pulled(Outcome.BAD_REQUEST, sentence="a pull asks for at least one message")
     if member.version != state.config.version:
         return Pulled(Outcome.OTHER_VERSION, sentence=f"the group's configuration is version {state.config.version}")
-    again = _unarrived(member)
+    again = _unarrived(state, member)
     if again is not None:
         return again
     if state.is_paused or member.name in state.paused:
@@ -49,20 +51,20 @@ def decide(
     if state.is_mixed and state.in_flight:
         fresh = None
     if state.config.order is not Order.STRICT:
-        return KeyedChoice(state, member, messages_max, now_ms, number_after, keys, beside).made(fresh)
+        return KeyedChoice(state, member, messages_max, now_ms, number_after, keys, beside, run_max).made(fresh)
     if member.id != state.roster.eldest_id:
         return Pulled(Outcome.STANDBY)
     return StrictChoice(state, member, messages_max, now_ms, number_after).made(fresh)
 
 
-def _unarrived(member: Member) -> Pulled | None:
+def _unarrived(state: State, member: Member) -> Pulled | None:
     """No event: the same lots under the same number, less what has been settled since, and less what the consumer had
     of the same lot before."""
     if not member.unarrived:
         return None
     number = member.unarrived[0]
-    lots = tuple(
-        Handout(lot.base, lot.attempt, ranges_of(lot.open_in_response(number), lot.base))
-        for lot in member.responses[number]
-    )
-    return Pulled(Outcome.DONE, number=number, lots=lots, is_again=True)
+    lots = []
+    for lot in member.responses[number]:
+        ranges = ranges_of(lot.open_in_response(number), lot.base)
+        lots.append(Handout(lot.base, lot.attempt, ranges, state.keys is not None and state.keys.has_run(ranges)))
+    return Pulled(Outcome.DONE, number=number, lots=tuple(lots), is_again=True)

@@ -39,7 +39,7 @@ class _Member(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Order(msgspec.Struct, array_like=True, frozen=True):
-    """Of an ordered group; u64 each, little-endian, by sequence."""
+    """Of a group that is ordered, or was; u64 each, little-endian, by sequence."""
 
     number: int
     is_mixed: bool
@@ -87,7 +87,7 @@ def write(state: State) -> bytes:
             [_packed(lot, 0) for lot in _by_name(state.dying)],
             [lot.reason for lot in _by_name(state.dying)],
             state.has_gap,
-            _order(state) if state.is_ordered else None,
+            _order(state) if state.is_ordered or state.number else None,  # which fences do not forget
             state.declined_count,
         )
     )
@@ -159,6 +159,8 @@ def _restore_order(state: State, found: _Order | None) -> None:
             raise RemoteProtocolError("a group's snapshot has not one key for each message")
         pairs = zip(sequences, keys, strict=True)
         state.keys.restore(pairs, _read_numbers(found.parked), _read_numbers(found.halted))
+        for lot in state.stock:
+            state.keys.hold_back(lot.ranges)
         resting, until_ms = _read_numbers(found.resting), _read_numbers(found.rest_until)
         if len(resting) != len(until_ms):
             raise RemoteProtocolError("a group's snapshot has not one time for each key that rests")

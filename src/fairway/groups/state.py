@@ -10,7 +10,7 @@ Every message is in exactly one place:
       └── at and above the cursor
 
 In a group that is ordered by key a fresh message may be parked instead, behind another of its key (`keys`): it goes to
-the stock when that one is done.
+the stock when that one is done, or goes out behind it, to the same hands. What so followed comes back to where it was.
 
 The same events give the same state, whether they happen or are read again. `now_ns` only sets when leases begin: a
 replay passes none, and `begin_life` grants fresh ones.
@@ -59,6 +59,7 @@ class State:
         # Not events: they belong to this life.
         self.handling: OrderedDict[Lot, Member] = OrderedDict()  # in the order handed out; empty without max_handling
         self.recovered_end = 0  # below it, a PULL of the previous life may be missing
+        self.has_holes = False  # events are missing that have rotted: what was handed out there comes again
 
     @property
     def in_flight(self) -> int:
@@ -73,6 +74,7 @@ class State:
     def begin_life(self, end: int, now_ns: int) -> None:
         """After a replay: fresh full leases for all, and acks from before are believed up to `end`."""
         self.recovered_end = end
+        self.has_holes = False
         self.roster.renew_all(now_ns)
         for member in self.roster:
             member.recall(0)
@@ -146,6 +148,8 @@ class State:
 
     def _pull(self, event: Event, now_ns: int) -> None:
         first, count = event.ranges[0]
+        if self.has_holes and self.keys is None:
+            self._take_back(first)
         if first >= self.cursor:
             if self.keys is None:
                 invariant(first == self.cursor and len(event.ranges) == 1, "a fresh lot begins at the cursor")
@@ -154,8 +158,15 @@ class State:
             else:
                 lot = self._pull_by_key(self.keys, event)
             self.is_mixed = False
-        else:
+        elif self.keys is None or (first, event.attempt) in self.stock:
             lot = self.stock.take((first, event.attempt), event.ranges)
+        else:
+            self.keys.follow(event.ranges)
+            lot = Lot(first, mask_of(event.ranges, first), event.attempt)
+        if self.has_holes and self.roster.name_of(event.consumer_id) is None:
+            if self.config.mode is not Mode.AT_MOST_ONCE:
+                self._fail(lot, lot.attempt, attempts=0, due_ms=0)  # nobody knows who has it, so anybody may
+            return
         member = self.roster.of_id(event.consumer_id)
         self.has_gap = False  # whoever pulls has had the answer to its JOIN
         lot.number = events.number_of(event)
@@ -175,6 +186,13 @@ class State:
             self.handling.pop(rest, None)
         if self.config.max_handling_ms is not None:
             self.handling[lot] = member
+
+    def _take_back(self, end: int) -> None:
+        """What was handed out up to there, as a PULL said that has rotted."""
+        while self.cursor < end:
+            count = min(end - self.cursor, self.config.lot_messages_max)
+            self.stock.add(full(self.cursor, count, 1))
+            self.cursor += count
 
     def _pull_by_key(self, keys: Keys, event: Event) -> Lot:
         """Some may have been parked before it, and in between."""
@@ -220,7 +238,7 @@ class State:
         elif event.due_ms == events.RELEASED or event.detail == events.UNSURE:
             self._fail(taken, event.attempt, attempts=0, due_ms=event.due_ms)
         else:
-            self._fail(taken, event.attempt, attempts=1, due_ms=event.due_ms, reason=event.detail)
+            self._fail(taken, event.attempt, attempts=1, due_ms=event.due_ms, reason=event.detail, is_said=True)
 
     def _dead(self, event: Event, now_ns: int) -> None:
         """Harmless when repeated: what is not dying any more (a seek, a second DEAD) is left alone."""
@@ -315,12 +333,31 @@ class State:
         for lot in gathered(ready):
             self.stock.gather(lot)
 
-    def _fail(self, lot: Lot, attempt: int, attempts: int, due_ms: int, reason: bytes = b"") -> None:
-        """Nobody holds it now: it waits for its next attempt, or has had its last."""
+    def begun(self, lot: Lot) -> int:
+        """The bits of messages that whoever holds the lot may have begun: not of those that follow others there."""
+        mask = lot.mask
+        if self.keys is not None and lot.attempt == 1:
+            for sequence in self.keys.followers(lot.ranges):
+                mask ^= 1 << sequence - lot.base
+        return mask
+
+    def _fail(
+        self, lot: Lot, attempt: int, attempts: int, due_ms: int, reason: bytes = b"", *, is_said: bool = False
+    ) -> None:
+        """Nobody holds it now: it waits for its next attempt, or has had its last. What was not begun is parked again,
+        unless its consumer has said that it was."""
+        mask = lot.mask if is_said else self.begun(lot)
+        if self.keys is not None and mask != lot.mask:
+            self.keys.park_again(self.keys.followers(lot.ranges))
+        if not mask:
+            return
         if attempts and attempt >= self.config.attempts_max:
-            self._kill(lot.part(lot.mask, attempt), reason)
-        else:
-            self.stock.add(lot.part(lot.mask, attempt + attempts, due_ms))
+            self._kill(lot.part(mask, attempt), reason)
+            return
+        part = lot.part(mask, attempt + attempts, due_ms)
+        self.stock.add(part)
+        if self.keys is not None:
+            self.keys.hold_back(part.ranges)
 
     def _kill(self, lot: Lot, reason: bytes) -> None:
         """The next life may have to say why."""

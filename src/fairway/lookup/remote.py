@@ -43,6 +43,7 @@ SESSION_MS = 6_000
 FIRST_S = 10.0  # for the first session to be there
 _MS_NS = 1_000_000
 _WATCH_MS = 30_000
+_CLOSE_S = 1.0  # for the meta server to end a session
 _PAUSE_S = 0.2  # before something is tried again that the meta server did not grant
 
 _TROUBLES: dict[str, type[RegistryError]] = {
@@ -162,16 +163,21 @@ class RemoteRegistry:
         if self._is_closing:
             return
         self._is_closing = True
-        for task in (self._keeper, *self._watchers.values()):
+        tasks = [self._keeper, *self._watchers.values()]
+        for task in tasks:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*tasks, return_exceptions=True)  # not one by one: whoever has no patience is heard here
         self._watches.clear()
+        is_silent = False
         if self._session and self._inquirer.line.is_open:
-            await self._inquirer.outcome(Register(Act.CLOSE, self._session), 1.0)
+            outcome = await self._inquirer.outcome(Register(Act.CLOSE, self._session), _CLOSE_S)
+            is_silent = isinstance(outcome, LostAnswer)
         self._session = 0
         self._certainty.end()
-        await self._inquirer.close()
+        if is_silent:
+            self._inquirer.abort()  # nor will it answer what it was asked before
+        else:
+            await self._inquirer.close()
 
     # --- questions ---------------------------------------------------------------------------------------------------
 

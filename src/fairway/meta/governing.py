@@ -196,7 +196,7 @@ class Governor:
         before, after = await self._change(
             GroupRecord,
             layout.group_path(name),
-            lambda record: msgspec.structs.replace(record, is_draining=asked.is_on),
+            lambda record: msgspec.structs.replace(record, is_draining=asked.is_on, is_done=False),
         )
         if before is None or after is None:
             raise Refused(Code.BAD_REQUEST, f"group {name} of servers is gone")
@@ -235,13 +235,15 @@ class Governor:
                 raise Refused(
                     Code.BAD_REQUEST, f"group {view.name} is in use: `fairway cluster drain {view.name}` first"
                 )
-            if (holding or view.kind == routing.DELAY) and (owed := await self._owed(view)):
+            is_asked = holding or (view.kind == routing.DELAY and not view.is_done)
+            if is_asked and (owed := await self._owed(view)):
                 raise Refused(Code.BUSY, f"group {view.name} is not done: {owed}", retry_after_ms=_RETRY_AFTER_MS)
         elif not view.is_draining:
             await self._drain(Govern(Change.DRAIN, view.name, is_forced=True))
         for subject in holding:
             await self._let_go(subject, view.name)
         if view.living:
+            await self._note_done(view)
             return Governed(
                 f"group {view.name} carries no subject any more: stop its servers, "
                 f"then `fairway cluster decommission {view.name}` once more, and it is forgotten"
@@ -250,6 +252,14 @@ class Governor:
             await self._remove(path)
         self._told(self._picture.put_group(view.name, None, {}))
         return Governed(f"group {view.name} is forgotten; its data directories are as they were")
+
+    async def _note_done(self, view: GroupView) -> None:
+        """Nobody can be asked once its servers are stopped."""
+        _, after = await self._change(
+            GroupRecord, layout.group_path(view.name), lambda record: msgspec.structs.replace(record, is_done=True)
+        )
+        if after is not None:
+            self._told(self._picture.put_group(view.name, after, view.living))
 
     async def _let_go(self, subject: str, group: str) -> None:
         def without(before: SubjectRecord) -> SubjectRecord:

@@ -85,9 +85,11 @@ class _Guest:
         return news
 
     def forget(self) -> None:
+        """It is over, or about to be: whoever waits for news is told something, and need not wait any more."""
         for news in self.news.values():
             if news.watch is not None:
                 news.watch.cancel()
+            news.count()
 
 
 class RegistryDesk:
@@ -116,16 +118,13 @@ class RegistryDesk:
     async def stop(self) -> None:
         """Those who wait for news are told something; what is being changed may be done, and answered."""
         for guest in self._guests.values():
-            for news in guest.news.values():
-                news.count()
+            guest.forget()
         if self._tasks:
             await asyncio.wait([*self._tasks], timeout=_LAST_S)
         for task in [*self._tasks]:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        for guest in self._guests.values():
-            guest.forget()
 
     # --- within ------------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,9 @@ class GroupView:
 
     @property
     def kind(self) -> str:
-        return BROKER if self.record is None else self.record.kind
+        if self.record is not None:
+            return self.record.kind
+        return next((member.kind for member in self.living.values()), BROKER)  # its node is not there yet, or is lost
 
     @property
     def master(self) -> Member | None:
@@ -39,9 +41,16 @@ class GroupView:
     def is_draining(self) -> bool:
         return self.record is not None and self.record.is_draining
 
+    @property
+    def is_done(self) -> bool:
+        return self.record is not None and self.record.is_done
+
     def why_closed(self) -> str:
         """Why it takes no messages; empty: it does."""
         record, master = self.record, self.master
+        if record is None and any(any(member.ends) for member in self.living.values()):
+            remedy = f"`fairway broker promote {self.name} --to DIR-ID --accept-data-loss` makes it anew from one"
+            return f"the registry does not know who leads group {self.name}, and its copies wait: {remedy}"
         if record is None:
             return f"group {self.name} has never been led: start its servers"
         if master is None:

@@ -124,8 +124,8 @@ class GroupState(Message, frozen=True):
     actor: ActorState | None = None
     oldest_ms: Natural | None = None  # when the oldest that it is not done with was stored; None: done with all
     order: str = "none"  # key, strict
-    parked: Natural = 0  # behind others of their keys
-    is_full: bool = False  # as many are parked as may be: nothing that is not yet handed out is, until one of them is
+    parked: Natural = 0  # behind others of their keys, in nobody's hands
+    is_full: bool = False  # as many are behind others of their keys, parked or in hand, as may be: nothing new goes out
     halted: Natural = 0  # keys that wait behind a dead letter; 1 where a group of strict order does
     declined: Natural = 0  # so far, by a coalescing group: others of their keys did what they asked for
     coalesce: str = "none"  # decline, latest
@@ -156,6 +156,7 @@ class BrokerState(Message, frozen=True):
     durability: str = ""  # sync or memory
     free_bytes: Natural = 0  # on the disk of its data
     connections_max: Natural = 0
+    rotten_spans: Natural = 0  # of its logs, that the disk has lost and no other copy has brought back
 
 
 class Described(Message, frozen=True):

@@ -49,6 +49,9 @@ TABLE: Final[dict[Verb, tuple[type[Message], type[Message]]]] = {
     Verb.REPLICATE: (replicating.Replicate, replicating.Replicated),
     Verb.MEND: (replicating.Mend, replicating.Mended),
     Verb.GOVERN: (routing.Govern, routing.Governed),
+    Verb.GIVE: (replicating.Give, replicating.Given),
+    Verb.SNAPSHOT: (replicating.TakeSnapshot, replicating.Snapshot),
+    Verb.FETCH: (replicating.Fetch, replicating.Fetched),
 }
 
 REQUESTS: Final[dict[type[Message], Verb]] = {asked: verb for verb, (asked, _) in TABLE.items()}
@@ -62,6 +65,8 @@ _ATTACHED: Final[dict[type[Message], Callable[[Any], int]]] = {
     delaying.PendingPage: lambda page: len(page.batches),
     replicating.Replicated: lambda replicated: len(replicated.chunks),
     replicating.Mended: lambda _: 1,
+    replicating.Give: lambda give: 0 if give.sentence else 1,
+    replicating.Fetched: lambda _: 1,
 }
 
 Decode = Callable[[bytes], Any]

@@ -31,6 +31,7 @@ from fairway.protocol import terms as group_terms
 from fairway.protocol.ahead import Ahead
 from fairway.protocol.attempts import Asked, Attempts, Doing
 from fairway.protocol.backoff import NS_PER_MS
+from fairway.protocol.behind import Behind
 from fairway.protocol.consumption import (
     ConsumingCounts,
     ConsumingEvent,
@@ -115,6 +116,7 @@ class Consuming:
         self._config_version = 0
         self._waiting: deque[Run] = deque()
         self._waiting_count = 0
+        self._behind = Behind()
         self._arrived = 0
         self._ahead = Ahead(options.prefetch_messages, is_bound=on_messages is None)
         self._pulling = 0  # messages asked for
@@ -134,11 +136,17 @@ class Consuming:
 
     # --- the user ----------------------------------------------------------------------------------------------------
 
-    def take_messages(self, most: int | None = None) -> list[Message]:
-        """Messages to handle now, at most so many; none while it is paused or draining. Yours until settled."""
+    def take_messages(self, most: int | None = None, now_ns: int | None = None) -> list[Message]:
+        """Messages to handle now, at most so many; none while it is paused or draining. Yours until settled.
+
+        In a group by key, of each key the first that is not settled. With the time, one that follows upon another here
+        only while the lease certainly runs.
+        """
         taken: list[Message] = []
         if self.is_paused:
             return taken
+        if self._behind.count and (most is None or self._waiting_count < most):
+            self._admit(now_ns)
         left = self._waiting_count if most is None else min(most, self._waiting_count)
         self._waiting_count -= left
         self.counts.handed_out += left
@@ -162,6 +170,11 @@ class Consuming:
     def waiting_count(self) -> int:
         """Messages that `take_messages` has."""
         return self._waiting_count
+
+    @property
+    def may_have_some(self) -> bool:
+        """Whether `take_messages` has any, or may have, now that others have been settled."""
+        return self._waiting_count > 0 or self._behind.count > 0
 
     @property
     def held_count(self) -> int:
@@ -248,6 +261,8 @@ class Consuming:
         asks: list[Ask] = []
         if self.is_finished:
             return asks
+        while self._behind.count and self._admit(now_ns):
+            self._push()
         self._settler.gather(now_ns)
         if self._stumbles != self._ledger.stumbles:
             self._stumbles = self._ledger.stumbles
@@ -314,7 +329,7 @@ class Consuming:
             asks.append(Ask(SettleAll(*self._place, outcomes, self._arrived), (), token))
 
     def _pull(self, asks: list[Ask], now_ns: int) -> None:
-        waiting = self._waiting_count
+        waiting = self._waiting_count + self._behind.count
         self._ahead.look(waiting, self.counts.handed_out + waiting - self._shelf.held, now_ns, is_idle=self.is_paused)
         messages, size = self._room()
         if messages < 1 or size < 1:
@@ -328,14 +343,16 @@ class Consuming:
         self._room_since_ns = None
         wait_ms = min(self.options.wait_ms, self.lease_ms // 2)
         self._pulling = messages
-        self._ask(asks, Doing.PULL, Pull(*self._place, messages, size, wait_ms, self._arrived), now_ns)
+        pull = Pull(*self._place, messages, size, wait_ms, self._arrived, limits.RUN_MESSAGES_MAX)
+        self._ask(asks, Doing.PULL, pull, now_ns)
 
     def _room(self) -> tuple[int, int]:
         """How many messages and bytes more may be held."""
         shelf, options = self._shelf, self.options
         if shelf.owed - shelf.held > 2 * options.prefetch_messages + limits.LOT_MESSAGES_MAX:
             return 0, 0  # the broker confirms slower than we settle
-        messages = min(options.prefetch_messages - shelf.held, self._ahead.limit - self._waiting_count)
+        waiting = self._waiting_count + self._behind.count
+        messages = min(options.prefetch_messages - shelf.held, self._ahead.limit - waiting)
         return messages, options.prefetch_bytes - shelf.held_bytes
 
     def _pull_due_ns(self) -> int | None:
@@ -346,7 +363,7 @@ class Consuming:
             return None  # or what follows upon a failure would come before it
         messages, size = self._room()
         is_much = 2 * messages >= self._ahead.limit and 2 * size >= self.options.prefetch_bytes
-        is_wanted = self._on_messages is None and not self._waiting_count
+        is_wanted = self._on_messages is None and not self.may_have_some
         return 0 if is_much or is_wanted else self._room_since_ns + round(self.options.linger_ms * NS_PER_MS)
 
     def _beat(self, asks: list[Ask], now_ns: int) -> None:
@@ -434,9 +451,10 @@ class Consuming:
         self.counts.repeated += unpacked.repeated
         self.counts.filtered += unpacked.filtered
         self.counts.absent += unpacked.absent
-        self._waiting.extend(unpacked.runs)
-        fresh = sum(run.end - run.first for run in unpacked.runs)
-        self._waiting_count += fresh
+        self._wait_for_user(unpacked.runs)
+        if unpacked.behind:
+            self._wait_for_user(self._behind.add(unpacked.runs, unpacked.behind, unpacked.linked))
+        fresh = sum(run.end - run.first for run in (*unpacked.runs, *unpacked.behind))
         self._ahead.arrived(self._pulling, fresh + unpacked.filtered)
         if self._is_draining or token.stumbles != self._ledger.stumbles:
             self._give_back()
@@ -506,9 +524,22 @@ class Consuming:
             if now_ns - self._joined_ns < _REJOIN_MS * NS_PER_MS:
                 self._attempts[Doing.JOIN].put_off(now_ns)
 
+    def _wait_for_user(self, runs: Sequence[Run]) -> None:
+        self._waiting.extend(runs)
+        self._waiting_count += sum(run.end - run.first for run in runs)
+
+    def _admit(self, now_ns: int | None) -> bool:
+        """Of each key that has a run here the next, once the one before it is acked; False: of none. Not where others
+        may have the key by now: the broker gives up a consumer that it has not heard for a lease."""
+        since_ns = self._renewed_ns
+        is_leased = since_ns is not None and (now_ns is None or now_ns - since_ns < self.lease_ms * NS_PER_MS)
+        ready = self._behind.look(may_begin=is_leased)
+        self._wait_for_user(ready)
+        return bool(ready)
+
     def _push(self) -> None:
         if self._on_messages is not None and not self.is_paused and self._waiting_count:
-            self._on_messages(self.take_messages())
+            self._on_messages(self.take_messages(self._waiting_count))  # no more: who follows is let in by the clock
 
     def _lapse(self) -> None:
         """The lease may have run out. What nobody has begun goes back by name: if it is still ours, nobody else would
@@ -521,7 +552,7 @@ class Consuming:
         """What nobody has begun, and how many that was. What cannot go back is lost if we drain, and kept otherwise."""
         count = 0
         kept: deque[Run] = deque()
-        for run in self._waiting:
+        for run in (*self._waiting, *self._behind.give_up()):
             length = run.end - run.first
             if not run.lot.is_final:
                 run.lot.say(run.first, run.end, RELEASE)
@@ -546,6 +577,7 @@ class Consuming:
         self.error = error
         self._waiting.clear()
         self._waiting_count = 0
+        self._behind.give_up()
         self._ledger.ended = "the consumer has ended, and what it held goes to others" if error is None else str(error)
         self._settler.end(error or Stale(self._ledger.ended))
         self._tell(Ended(error))

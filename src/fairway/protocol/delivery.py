@@ -39,7 +39,7 @@ def after_ms_of(after: After | None) -> int | None:
 class Page:
     """A decoded batch, and what it does not know of itself."""
 
-    __slots__ = ("_tag_lists", "appended_ms", "batch", "end_sequence", "first_sequence", "size_bytes")
+    __slots__ = ("_key_hashes", "_tag_lists", "appended_ms", "batch", "end_sequence", "first_sequence", "size_bytes")
 
     def __init__(self, batch: Batch, first_sequence: int, appended_ms: int) -> None:
         self.batch = batch
@@ -48,12 +48,19 @@ class Page:
         self.appended_ms = appended_ms
         self.size_bytes = batch.header.size
         self._tag_lists: list[list[str]] | None = None
+        self._key_hashes: list[int] | None = None
 
     def tag_lists(self) -> list[list[str]]:
         """Of all messages; looked up once."""
         if self._tag_lists is None:
             self._tag_lists = self.batch.tag_lists()
         return self._tag_lists
+
+    def key_hashes(self) -> list[int]:
+        """Of all messages, 0 where one has no key; looked up once."""
+        if self._key_hashes is None:
+            self._key_hashes = self.batch.key_hashes()
+        return self._key_hashes
 
 
 class Message(msgspec.Struct, gc=False, eq=False):

@@ -35,6 +35,7 @@ class Handed(NamedTuple):
     messages: int
     was_sent: bool  # before, under its number: it may be stored already
     data: bytes
+    group: str = ""  # of brokers that it was meant for, in a cluster; and where it may be stored
 
 
 class Buffer(Protocol):

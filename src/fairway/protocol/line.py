@@ -105,6 +105,11 @@ class Line:
         self._sessions = [each for each in self._sessions if each is not session]
         self._asked = {number: pair for number, pair in self._asked.items() if pair[0] is not session}
 
+    @property
+    def sessions(self) -> int:
+        """How many there are."""
+        return len(self._sessions)
+
     def run_later(self, errand: Errand) -> None:
         """Sessions: have this called by the owner, without its lock."""
         self._errands.append(errand)

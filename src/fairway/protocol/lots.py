@@ -116,6 +116,7 @@ class Lot:
         "attempt",
         "bytes_each",
         "echoes",
+        "failed",
         "fence",
         "first",
         "heirs",
@@ -147,6 +148,7 @@ class Lot:
         self.state = _state_of(told)
         self.left = len(self.state) - self.state.count(ABSENT)  # not DONE; the line's thread alone counts
         self.notes: dict[int, Note] = {}
+        self.failed: set[int] = set()  # indices of those that were settled otherwise than by ACK
         self.heirs: list[Heir] = []
         self.echoes: list[Heir] = []
         self.hooks: dict[int, list[Hook]] = {}
@@ -174,6 +176,8 @@ class Lot:
             )
         if note is not None:
             self.notes[index] = note
+        if code != ACK:
+            self.failed.add(index)  # before the byte: who sees that it is settled sees how
         self.state[index] = code
         if self.ledger.is_strict and code != ACK and not self.is_lapsed:
             self.ledger.stumble()
@@ -208,6 +212,8 @@ class Lot:
 
     def say(self, first: int, end: int, code: int) -> None:
         """The consumer itself settles messages, by sequence."""
+        if code != ACK:
+            self.failed.update(range(first - self.first, end - self.first))
         self.fill(first - self.first, end - self.first, code)
         if not self.is_dirty:
             self.touch()
@@ -343,6 +349,8 @@ class Lot:
             self.notes[here] = older.notes.pop(there)
         if there in older.hooks:
             self.hooks.setdefault(here, []).extend(older.hooks.pop(there))
+        if code != ACK:
+            self.failed.add(here)
         self.state[here] = code
         if not self.is_dirty:
             self.is_dirty = True

@@ -56,6 +56,9 @@ class Verb(enum.IntEnum):
     REPLICATE = 41
     MEND = 42
     GOVERN = 43  # a subject or a group of servers, at a meta server
+    GIVE = 44  # what has rotted on the master
+    SNAPSHOT = 45  # of a delay server, for a replica that lacks more than the logs have
+    FETCH = 46  # a part of one
 
 
 FIRST_REQUEST_VERB = 16  # below it: the connection's own
@@ -185,6 +188,7 @@ class Pull(Message, frozen=True):
     bytes_max: Natural
     wait_ms: Natural  # 0: answer at once
     arrived: Natural
+    run_max: Natural = 1  # messages of one key that it takes together and handles one after another, in a group by key
 
 
 class Lot(Message, frozen=True):
@@ -194,6 +198,7 @@ class Lot(Message, frozen=True):
     attempt: Natural
     spans: list[Span]  # the messages that are meant; others in the attached batches are not
     fence: Natural = 0  # of ordered groups: grows with every handout
+    is_behind: bool = False  # its messages wait for those of the same key that come before them in this response
 
 
 class AttachedBatch(Message, frozen=True):

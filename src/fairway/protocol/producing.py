@@ -402,7 +402,7 @@ class Producing(Generic[PendingT, BatchT]):
                     break
                 was_sent = lane.hand_over()
                 self._handed.append((parcel, was_sent))
-                handed.append(Handed(lane.subject, parcel.pending.count, was_sent, parcel.data))
+                handed.append(Handed(lane.subject, parcel.pending.count, was_sent, parcel.data, self.broker_group))
         if handed:
             diversion.keep(handed, partial(self._on_kept, diversion))
 

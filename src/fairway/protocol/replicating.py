@@ -3,6 +3,12 @@
 A replica asks, the master answers. FOLLOW begins: who I am, and under which epoch. COMPARE finds where two histories
 part. Then each REPLICATE is a credit and a confirmation at once: the master keeps it until there is something to
 send, and the replica, which has several of them out, sends the next one as soon as it has synced what came.
+
+What has rotted on a replica it asks for with MEND. What has rotted on the master it says it wants, in its answers, and
+a replica brings it with GIVE.
+
+A delay server's logs are not all there is to it: what they said long ago is in its buckets alone. A replica that lacks
+that asks for a SNAPSHOT, files of one instant that the master keeps for it, and FETCHes them part by part.
 """
 
 from __future__ import annotations
@@ -39,10 +45,12 @@ class Compare(Message, frozen=True):
 
     log: Natural
     positions: list[Natural]
+    knows_rot: bool = False  # an answer may say that nobody knows; else the question is refused
 
 
 class Mark(Message, frozen=True):
-    """A record's epoch, and the checksum of its header, which covers its body's; all 0: none begins there."""
+    """A record's epoch, and the checksum of its header, which covers its body's; all 0: none begins there. Epoch 0 and
+    checksum 1: it has rotted, and nobody knows."""
 
     epoch: Natural
     crc: Natural
@@ -72,11 +80,20 @@ class Chunk(Message, frozen=True):
     position: Natural
 
 
+class Want(Message, frozen=True):
+    """Bytes of a log that have rotted on the master."""
+
+    log: Natural
+    position: Natural
+    size: Natural
+
+
 class Replicated(Message, frozen=True):
     epoch: Natural
     chunks: list[Chunk]
     committed_ends: list[Natural]
     first_bases: list[Natural]  # what retention has left: the replica may let go of what lies before
+    wanted: list[Want] = []  # noqa: RUF012  # to be brought with GIVE
 
 
 class Mend(Message, frozen=True):
@@ -91,3 +108,58 @@ class Mended(Message, frozen=True):
     """The bytes are attached; fewer than asked for where the segment ends."""
 
     position: Natural
+
+
+class Give(Message, frozen=True):
+    """What the master wants; its bytes are attached: whole records, a segment's header before the first."""
+
+    epoch: Natural
+    directory_id: Natural
+    log: Natural
+    position: Natural
+    sentence: str = ""  # why this copy has none of it; then nothing is attached
+
+
+class Given(Message, frozen=True):
+    """The master has everything whole again from the position up to here."""
+
+    end: Natural
+
+
+class TakeSnapshot(Message, frozen=True):
+    """A replica lacks what the logs no longer have: which files would make it whole?"""
+
+    group: str
+    epoch: Natural
+    directory_id: Natural
+
+
+class SnapshotFile(Message, frozen=True):
+    """One file, up to the size that it had."""
+
+    name: str
+    size: Natural
+
+
+class Snapshot(Message, frozen=True):
+    """What a power cut at one instant would have left on the master, but for what names it."""
+
+    epoch: Natural
+    number: Natural
+    files: list[SnapshotFile]
+
+
+class Fetch(Message, frozen=True):
+    """Bytes of one file of a snapshot."""
+
+    number: Natural  # of the snapshot
+    file: Natural  # its place in the list
+    position: Natural
+    size: Natural
+
+
+class Fetched(Message, frozen=True):
+    """The bytes are attached, all that were asked for."""
+
+    position: Natural
+    crc: Natural

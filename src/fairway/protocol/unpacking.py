@@ -2,11 +2,12 @@
 
 Batches come whole and the lots say what is meant of them. Three kinds of messages that are meant are not handed out:
 those that the user holds already (see `lots`), those without the tags that the group wants, and those that no attached
-batch has (the log has a hole there). The last two are acked.
+batch has (the log has a hole there). The last two are acked. And some are not handed out yet: see `behind`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ class Unpacked(NamedTuple):
     repeated: int = 0
     filtered: int = 0
     absent: int = 0
+    behind: Sequence[Run] = ()  # of lots whose messages wait for others of their keys
+    linked: Sequence[tuple[Lot, Page, int]] = ()  # where there are any of those: what the user holds, or failed at
 
 
 class Unpacker:
@@ -56,20 +59,25 @@ class Unpacker:
         lots = [Lot(self._ledger, told, is_inbox=pulled.is_inbox, is_final=is_final) for told in pulled.lots]
         overlaps = [self._shelve(lot, pages) for lot in lots]
         runs: list[Run] = []
+        behind: list[Run] = []
         filtered = absent = 0
-        for lot in lots:
+        for told, lot in zip(pulled.lots, lots, strict=True):
             of_lot, lot_absent = _runs(lot, pages)
             if terms.tags.tags and not pulled.is_inbox:  # what is in the inbox had been wanted
                 wanted = [part for run in of_lot for part in _wanted(run, terms)]
                 filtered += _length(of_lot) - _length(wanted)
                 of_lot = wanted
             absent += lot_absent
-            runs += of_lot
+            if told.is_behind:
+                behind += of_lot
+            else:
+                runs += of_lot
             if not lot.is_dirty and ACK in lot.state:
                 lot.touch()
         if any(overlap is not None for overlap in overlaps):
             self._shelf.recount()
-        return Unpacked(runs, sum(overlap or 0 for overlap in overlaps), filtered, absent)
+        linked = _linked(lots, pages) if behind else ()
+        return Unpacked(runs, sum(overlap or 0 for overlap in overlaps), filtered, absent, behind, linked)
 
     def _page(self, is_inbox: bool, first_sequence: int, appended_ms: int, data: Bytes) -> Page:
         if self._last is not None:
@@ -95,10 +103,13 @@ def _runs(lot: Lot, pages: Sequence[Page]) -> tuple[list[Run], int]:
     """Where its waiting messages are; those that are nowhere are acked, and counted."""
     runs = []
     absent = 0
+    firsts = [page.first_sequence for page in pages]
     for start, end in lot.runs(WAITING):
         at, stop = lot.first + start, lot.first + end
-        for page in pages:
-            if page.end_sequence <= at or page.first_sequence >= stop:
+        for page in pages[max(bisect_right(firsts, at) - 1, 0) :]:
+            if page.first_sequence >= stop:
+                break
+            if page.end_sequence <= at:
                 continue
             if page.first_sequence > at:
                 absent += _ack(lot, at, page.first_sequence)
@@ -109,6 +120,17 @@ def _runs(lot: Lot, pages: Sequence[Page]) -> tuple[list[Run], int]:
         if at < stop:
             absent += _ack(lot, at, stop)
     return runs, absent
+
+
+def _linked(lots: Sequence[Lot], pages: Sequence[Page]) -> list[tuple[Lot, Page, int]]:
+    """What came before and is not to be passed: it is with the user, or its failure has not been sent yet."""
+    return [
+        (lot, page, lot.first + index)
+        for lot in lots
+        for index in (*lot.failed, *(each for start, end in lot.runs(LINKED) for each in range(start, end)))
+        for page in pages
+        if page.first_sequence <= lot.first + index < page.end_sequence
+    ]
 
 
 def _wanted(run: Run, terms: Terms) -> list[Run]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 
 QUESTIONS_PER_SESSION = 6
+SILENCES_PER_SESSION = 3  # a question that has no answer for this part of a session breaks the connection
 
 
 class Certainty:

@@ -1,12 +1,15 @@
 """Kazoo's client and its threads, seen from a loop: questions in, answers and news out, all of it on the loop.
 
-Kazoo reconnects by itself, and opens a new session by itself when one has expired. Three things it does not do:
+Kazoo reconnects by itself, and opens a new session by itself when one has expired. What it does not do:
 
 - it tells nobody what time-out the servers granted, nor when a connection was asked for: both are taken where it makes
   its connections;
 - a client whose connection thread has ended (refused credentials, a bug) stays dead: `is_dead` says so;
 - it takes its own requests for proof that the connection lives, so that whoever asks often never learns that nobody
-  answers: `hang_up` breaks the connection, and kazoo makes another.
+  answers: `hang_up` breaks the connection, and kazoo makes another;
+- it begins with any server, also with the one that was just lost, waits a whole session for one that does not even
+  refuse, and twice as long after each round in vain, up to a minute. A session is certain for less than that: here the
+  servers that failed last come last, each has a part of the session to accept, and the pauses stay short.
 """
 
 from __future__ import annotations
@@ -22,17 +25,17 @@ from fairway.registry.port import Exists, Lost, Missing, NotAllowed, RegistryErr
 from fairway.world.clock import Clock
 from fairway.world.workers import Workers
 
-_RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
+_PAUSE_FIRST_S = 0.05
+_PAUSE_MOST_S = 1.0
+_PAUSES_PER_SESSION = 20  # at least: servers that elect a leader let nobody in for a second, and are dialed soon after
 _STOP_S = 5.0  # for a client to say goodbye; kazoo may wait for a connection that never comes, and then does so alone
 _BOTH_WAYS = 2  # SHUT_RDWR
 
 _log = logging.getLogger("fairway.registry")
 # What kazoo says of its connections, several times a second while no server answers; whoever wants it adds a handler.
-_quiet = logging.getLogger("fairway.registry.kazoo")
-_quiet.addHandler(logging.NullHandler())
-_quiet.propagate = False
-_kazoo_log = logging.getLogger("fairway.registry.kazoo")  # for who wants to read how often it dials
+_kazoo_log = logging.getLogger("fairway.registry.kazoo")
 _kazoo_log.addHandler(logging.NullHandler())  # else Python prints its warnings on stderr: ours say it once
+_kazoo_log.propagate = False
 
 
 class KazooLine:
@@ -49,7 +52,9 @@ class KazooLine:
         self._loop = asyncio.get_running_loop()
         self._clock = clock
         self._is_dropped = False
-        given = {"connection_retry": _RECONNECT, "command_retry": _RECONNECT, "logger": _kazoo_log, **options}
+        self.has_connected = False  # ever
+        again = {"max_tries": -1, "delay": _PAUSE_FIRST_S, "backoff": 2, "max_delay": _pause_most_s(session_ms)}
+        given = {"connection_retry": again, "command_retry": again, "logger": _kazoo_log, **options}
         try:
             self._client: Any = KazooClient(hosts, timeout=session_ms / 1e3, **given)
         except ValueError as error:
@@ -57,17 +62,36 @@ class KazooLine:
 
     def start(self) -> None:
         client = self._client
+        self._prefer_those_that_work()
         connect = client._connection._connect
 
         def connected(*where: Any) -> Any:
             asked_ns = self._clock.monotonic_ns()
             waits_ms, dials_ms = connect(*where)
+            self.has_connected = True
             self._post(self.on_connected, asked_ns, client._session_id, waits_ms * 3 / 2)  # it waits two thirds of T
             return waits_ms, dials_ms
 
         client._connection._connect = connected
         client.add_listener(self._on_state)
         client.start_async()
+
+    def _prefer_those_that_work(self) -> None:
+        """Who was dialed last comes last: the one that was just lost, or that failed. And each has a part of the
+        session to accept, where kazoo grants the whole of it. All of this is called on kazoo's thread."""
+        client, connection = self._client, self._client._connection
+        dial, places = client.handler.create_connection, connection._expand_client_hosts
+        dialed_ns: dict[Any, int] = {}
+
+        def dialed(*args: Any, timeout: float, **options: Any) -> Any:
+            dialed_ns[options["address"]] = self._clock.monotonic_ns()
+            return dial(*args, timeout=timeout / len(client.hosts), **options)
+
+        def ordered() -> list[Any]:
+            return sorted(places(), key=lambda place: dialed_ns.get(place[1:], 0))
+
+        client.handler.create_connection = dialed
+        connection._expand_client_hosts = ordered
 
     def _on_state(self, state: str) -> None:
         from kazoo.protocol.states import KazooState
@@ -127,17 +151,22 @@ class KazooLine:
         with contextlib.suppress(OSError, AttributeError):  # it is broken, or there is none
             held.shutdown(_BOTH_WAYS)
 
-    async def stop(self) -> None:
-        """End the session, if the servers can be told; the rest goes on by itself."""
+    def drop(self, stopped: asyncio.Future[None] | None = None) -> None:
+        """Hear nothing more of it. It ends its session, if the servers can be told, and then itself."""
         self._is_dropped = True
-        stopped: asyncio.Future[None] = self._loop.create_future()
+        told = self._loop.create_future() if stopped is None else stopped
 
         def work() -> None:
             _stop(self._client)
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(_settle, stopped, None, None)
+                self._loop.call_soon_threadsafe(_settle, told, None, None)
 
         Workers().start("fairway-registry-stop", work)
+
+    async def stop(self) -> None:
+        """The same, and wait for it; for a while."""
+        stopped: asyncio.Future[None] = self._loop.create_future()
+        self.drop(stopped)
         await asyncio.wait([stopped], timeout=_STOP_S)
 
     def _post(self, call: Callable[..., object], *args: object) -> None:
@@ -147,6 +176,11 @@ class KazooLine:
     def _arrive(self, call: Callable[..., object], *args: object) -> None:
         if not self._is_dropped:  # a client that is being stopped may still tell that it is
             call(*args)
+
+
+def _pause_most_s(session_ms: int) -> float:
+    """Between two rounds of dialing all servers."""
+    return min(max(session_ms / 1e3 / _PAUSES_PER_SESSION, _PAUSE_FIRST_S), _PAUSE_MOST_S)
 
 
 def _settle(answer: asyncio.Future[Any], error: Exception | None, value: Any) -> None:
@@ -163,7 +197,8 @@ def _stop(client: Any) -> None:
 
     try:
         client.stop()
-        client.close()
+        if client._connection.connection_stopped.wait(_STOP_S):  # of two at once the second is let go on too early
+            client.close()
     except (KazooException, OSError) as error:  # what it holds ends with its session
         _log.debug("a client of ZooKeeper did not stop: %r", error)
 

@@ -34,6 +34,7 @@ class GroupRecord(msgspec.Struct, frozen=True):
     actions_id: int = 0
     is_draining: bool = False  # by command: no new subjects, no new messages
     members: list[str] = []  # every copy that was ever here and was not decommissioned
+    is_done: bool = False  # by command: it is drained, was asked what it owes, and owed nothing
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -50,6 +51,7 @@ class Member(msgspec.Struct, frozen=True):
     load: dict[str, float] = {}  # messages_per_s, bytes_per_s, free_bytes, subjects
     why_read_only: str = ""
     started_ms: int = 0
+    kind: str = "broker"  # or "delay": what the group is, should its node be lost
 
 
 class SubjectRecord(msgspec.Struct, frozen=True):

@@ -1,8 +1,8 @@
 """A client of the simulated registry: one session after the other, over connections that break.
 
 It does what the client of the real one does: asks six times per session whether all is well, gives a connection up that
-leaves a question unanswered for half a session, comes back with the session that it has, and opens another when that
-one is over.
+leaves a question unanswered for a third of a session, comes back with the session that it has, and opens another when
+that one is over.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fairway.registry.certainty import QUESTIONS_PER_SESSION, Certainty
+from fairway.registry.certainty import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, Certainty
 from fairway.registry.port import Lost, Node, RegistryError, SessionOver, SessionState
 from fairway.registry.tree import checked_path, checked_value, checked_version
 from fairway.registry.watching import Watches, Watching
@@ -288,7 +288,7 @@ class SimRegistry:
         asked_ns = self._clock.monotonic_ns()
         next_s = self._loop.time() + self._session_ns / 1e9 / QUESTIONS_PER_SESSION
         answer = self._send(connection, lambda: None)
-        await asyncio.wait([answer], timeout=self._session_ns / 2e9)
+        await asyncio.wait([answer], timeout=self._session_ns / 1e9 / SILENCES_PER_SESSION)
         await self._awake.wait()
         if not answer.done():
             answer.cancel()

@@ -6,14 +6,17 @@ Ephemeral nodes, versions and sessions are ZooKeeper's own. What this adds:
 then called; on every new connection all are armed anew, then called. Whoever reads when called misses nothing.
 
 *Certainty* (`certainty`): T/6 after the last question another is asked, and it is one that a majority must answer. A
-question that has no answer after T/2 breaks the connection. A connection that is lost ends nothing by itself, but no
-question is answered any more, and certainty runs out at 2 T/3.
+question that has no answer after T/3 breaks the connection: then T/6 are left to find another server before certainty
+runs out at 2 T/3. A connection that is lost ends nothing by itself, but no question is answered any more.
 
 *No answer* to a change within T, or a connection that breaks before it comes, is `Lost`. Kazoo sends requests in order,
 and ZooKeeper carries out nothing of a session's old connection once it has a new one: a fresh read after `Lost` sees
 the change, or it is never made.
 
-*Sessions* that have expired are followed by new ones: kazoo does that, or else we make a new client.
+*Sessions* that have expired are followed by new ones: kazoo does that, or else we make a new client. We also do so
+after 3 T without a connection. Servers refuse a client that has seen more changes than they have: one of a ZooKeeper
+that has lost its data would be refused for ever. What a new client finds may be less than what the old one had seen;
+it has another session, whose owner is told so and reads everything anew.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fairway.errors import Misuse, Unreachable
-from fairway.registry.certainty import QUESTIONS_PER_SESSION, Certainty
+from fairway.registry.certainty import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, Certainty
 from fairway.registry.kazoo_line import KazooLine, translated
 from fairway.registry.port import Exists, Lost, Missing, Node, NotAllowed, RegistryError, SessionOver, SessionState
 from fairway.registry.tree import ROOT_PATH, checked_path, checked_value, checked_version
@@ -36,6 +39,7 @@ SESSION_MS = 10_000  # short enough to take over soon, long enough for a collect
 SESSION_MS_MIN = 100
 OPEN_S = 15.0
 
+_PATIENCE = 3  # sessions without a connection
 _RETRY_S = 0.5  # after a question that was refused, a watch that could not be armed, a client that died
 
 _log = logging.getLogger("fairway.registry")
@@ -94,15 +98,25 @@ class ZooKeeperRegistry:
         self._line.start()
         try:
             async with asyncio.timeout(open_s):
-                await self._connected.wait()
+                await self._served()
         except TimeoutError:
             if self._line.is_refused:
                 raise RegistryError(f"ZooKeeper at {self._hosts} refuses the credentials") from None
             raise Unreachable(f"no ZooKeeper answers at {self._hosts} in {open_s:g} s: is it running?") from None
-        if self._root:
-            await self._ask(ROOT_PATH, "ensure_path", self._root)
-        await self._ask_quorum(ROOT_PATH)
         self._keeping = self._loop.create_task(self._keep(), name="registry-questions")
+
+    async def _served(self) -> None:
+        """Return when a majority has answered; one that is busy, or is about to lose the others, is asked again."""
+        while True:
+            await self._connected.wait()
+            try:
+                if self._root:
+                    await self._ask(ROOT_PATH, "ensure_path", self._root)
+                await self._ask_quorum(ROOT_PATH)
+            except (Lost, SessionOver):
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return
 
     # --- the port ----------------------------------------------------------------------------------------------------
 
@@ -236,10 +250,27 @@ class ZooKeeperRegistry:
         _log.warning("the client of ZooKeeper at %s has ended: another is made", self._hosts)
         await self._line.stop()
         await asyncio.sleep(_RETRY_S)
+        self._renewing = None
+        self._replace()
+
+    def _replace(self) -> None:
         self._line = self._make_line()
         self._watchers.clear()
-        self._renewing = None
         self._line.start()
+
+    async def _reconnected(self) -> None:
+        """Return when there is a connection; whoever has waited for long for one comes as somebody new."""
+        while not self._connected.is_set():
+            patience_s = _PATIENCE * self.session_ms / 1e3
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self._connected.wait()
+            except TimeoutError:
+                if self._line.has_connected and self._renewing is None:
+                    _log.warning("no ZooKeeper at %s in %g s: another client is made", self._hosts, patience_s)
+                    self._on_lost()  # first: a line that was dropped may look dead, and nobody is to renew this one
+                    self._line.drop()
+                    self._replace()
 
     def _tell(self, state: SessionState) -> None:
         self._loop.call_soon(self._call_on_session, state)
@@ -251,10 +282,10 @@ class ZooKeeperRegistry:
     async def _keep(self) -> None:
         """Question after question, as long as there is a connection."""
         while True:
-            await self._connected.wait()
+            await self._reconnected()
             next_s = self._loop.time() + self.session_ms / 1e3 / QUESTIONS_PER_SESSION
             try:
-                async with asyncio.timeout(self.session_ms / 2e3):
+                async with asyncio.timeout(self.session_ms / 1e3 / SILENCES_PER_SESSION):
                     await self._ask_quorum(ROOT_PATH)
             except TimeoutError:
                 self._line.hang_up()

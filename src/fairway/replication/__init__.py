@@ -4,9 +4,14 @@
     node       the group's node in the registry: read, changed by compare-and-set, read back where nobody knows
     leader     the master's side: what each replica has synced, what is committed by that, whose copies count
     peer       one replica, as its master sees it
+    repairs    what has rotted in the master's own logs, and which copy is asked for it; giving: that copy's side
     follower   the replica's side: finds where two histories part, then takes what comes and says what it has synced
     wire       the replica's connection to its master
+    figures    what a copy shows of itself; tally: what it counts, through all reigns of its process
     promise    the highest epoch that this copy has ever served, kept in its directory
+    member     the life of a copy: registers, looks who leads, follows or leads itself; `membership` has its words
+    place      its node in the registry
+    standing   what it may answer now
 
 Why nothing that was acknowledged is lost by a change of masters:
 

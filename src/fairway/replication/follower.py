@@ -7,6 +7,9 @@
 Nothing is acknowledged under an epoch before the promise to serve none below it is on disk. Where this copy has more
 than it shares with its master, `Diverged` says where to cut; where the master no longer has what should come next,
 `TooFarBehind` says that the copy has to begin anew. Both need the store closed, so they are its owner's to carry out.
+
+Where the logs are not all there is to a copy, what it begins anew with is fetched first (`Refill`), while it is still
+open.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from fairway import limits
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError, WrongDirectory, invariant
@@ -35,11 +38,13 @@ from fairway.protocol.replicating import (
     Replicated,
 )
 from fairway.protocol.replicating import Follow as FollowMaster
+from fairway.replication import giving
 from fairway.replication.law import Follow
 from fairway.replication.peer import has
 from fairway.replication.promise import Promise
 from fairway.replication.wire import Wire
-from fairway.storage import record
+from fairway.storage import record, segment
+from fairway.storage.copying import ROTTEN_MARK
 from fairway.storage.log import Log
 from fairway.storage.store import Store
 from fairway.world.clock import Clock
@@ -64,6 +69,7 @@ class TooFarBehind(FairwayError):
     def __init__(self, first_bases: tuple[int, int], why: str) -> None:
         super().__init__(f"{why}: this copy begins anew, and what it had is kept aside")
         self.first_bases = first_bases
+        self.epoch = 0  # of the master whose snapshot was fetched; 0: none was, for the logs are all there is
 
 
 class Mended(FairwayError):
@@ -74,6 +80,19 @@ class Mended(FairwayError):
 
 
 Remedy: TypeAlias = Diverged | TooFarBehind | Mended
+
+
+class Refill(Protocol):
+    """What a copy begins anew with whose logs are not all there is to it."""
+
+    async def messages_end(self) -> int:
+        """Up to here what was made of the message log cannot be undone: a log is not cut before it."""
+
+    async def fetch(self, wire: Wire, group: str, epoch: int, directory_id: int) -> None:
+        """Return once everything is on this copy's disk, ready to take the place of what it has."""
+
+    def discard(self) -> None:
+        """It is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +115,7 @@ class Follower:
         group: str,
         on_committed: Callable[[], None],
         options: FollowerOptions | None = None,
+        refill: Refill | None = None,
     ) -> None:
         self._store = store
         self._promise = promise
@@ -104,6 +124,7 @@ class Follower:
         self._group = group
         self._on_committed = on_committed
         self._options = options or FollowerOptions()
+        self._refill = refill
         self._wire: Wire | None = None
         self._epoch = 0
         self._number = 0
@@ -121,8 +142,7 @@ class Follower:
             followed = await self._introduce(wire, master)
             await self._settled()
             await self.end_catch_up()
-            await self._mend(wire, followed)
-            await self._compare(wire, followed)
+            await self._agree(wire, master, followed)
             await self._promise.keep(master.epoch)
             self._begin(wire, master.epoch, followed)
             await wire.over
@@ -164,9 +184,18 @@ class Follower:
             with suppress(Refused, RemoteProtocolError):
                 while at < min(span.end, followed.logs[span.log].committed_end):
                     _, attached = await wire.ask(Mend(span.log, at, span.end - at), messages.Mended)
-                    at = self._store.mend(span.log, at, stretched(attached[0]))
+                    at = self._put_back(span.log, at, stretched(attached[0]), followed)
         if self._store.is_view_stale:
             raise Mended
+
+    def _put_back(self, log: int, position: int, data: bytes, followed: Followed) -> int:
+        """What has rotted. Where its bytes alone do not help, everything is fetched, if that can be."""
+        try:
+            return self._store.mend(log, position, data)
+        except Refused as refused:
+            if self._refill is None or refused.code is not Code.DAMAGED:
+                raise
+            raise TooFarBehind(_first_bases(followed), f"log {log} has rotted at {position}") from refused
 
     # --- where histories part ----------------------------------------------------------------------------------------
 
@@ -190,9 +219,23 @@ class Follower:
         for log in LOGS:
             await self._log(log).flusher.synced(self._log(log).end)
 
+    async def _agree(self, wire: Wire, master: Follow, followed: Followed) -> None:
+        """Return if what is here is a prefix of what the master has; raise what is to be done if not."""
+        try:
+            await self._mend(wire, followed)
+            await self._compare(wire, followed)
+        except TooFarBehind as behind:
+            if self._refill is not None:
+                directory_id = self._store.identity.directory_id
+                await self._refill.fetch(wire, self._group, master.epoch, directory_id)
+                behind.epoch = master.epoch
+            raise
+        if self._refill is not None:
+            self._refill.discard()
+
     async def _compare(self, wire: Wire, followed: Followed) -> None:
         ends = self._store.ends()
-        first_bases = (followed.logs[MESSAGES].first_base, followed.logs[ACTIONS].first_base)
+        first_bases = _first_bases(followed)
         for log in LOGS:
             if ends[log] < first_bases[log]:
                 raise TooFarBehind(first_bases, f"the master has nothing left before {first_bases[log]}")
@@ -219,31 +262,59 @@ class Follower:
             found = await self._last_shared(wire, log, closer)
             last = last if found is None else found
         end = self._end_of(log, last)
-        if end < store.checkpointed_ends()[log]:  # it was committed once: data loss was accepted
+        if end < own_end:
+            await self._check_parting(wire, log, end, extent.end)
+        if end < own_end and end < await self._settled_end(log):  # it was committed once: data loss was accepted
             raise TooFarBehind(first_bases, f"log {log} differs from the master's where it was committed, at {end}")
         return end
 
     async def _last_shared(self, wire: Wire, log: int, positions: Sequence[int]) -> int | None:
-        below, above = -1, len(positions)  # shared; not shared
+        """Where one is shared, all below are: what has rotted there, on either side, is passed over. `Refused` where
+        nobody can tell whether what was lost above it was shared."""
+        places, lost = list(positions), list[int]()
+        below, above = -1, len(places)  # shared; not shared
         while above - below > 1:
             step = max((above - below) // (_COMPARED_AT_ONCE + 1), 1)
             asked = list(range(below + 1, above, step))
-            for index, is_shared in zip(asked, await self._are_shared(wire, log, positions, asked), strict=True):
-                if is_shared:
-                    below = max(below, index)
-                else:
-                    above = min(above, index)
-            if below >= above:
-                raise RemoteProtocolError(f"log {log} has a record in common behind one that it has not")
-        return positions[below] if below >= 0 else None
+            told = await self._are_shared(wire, log, [places[index] for index in asked])
+            found = dict(zip(asked, told, strict=True))
+            below = max((index for index in asked if found[index]), default=below)
+            above = min((index for index in asked if index > below and found[index] is False), default=above)
+            unknown = [index for index in asked if found[index] is None]
+            lost += [places[index] for index in unknown]
+            places = [each for index, each in enumerate(places) if index not in unknown]
+            below -= sum(index < below for index in unknown)
+            above -= sum(index < above for index in unknown)
+        last = places[below] if below >= 0 else -1
+        end = places[above] if above < len(places) else positions[-1] + 1
+        if any(last < each < end for each in lost):
+            raise Refused(Code.DAMAGED, f"of log {log} the last record that both copies had has rotted")
+        return last if below >= 0 else None
 
-    async def _are_shared(self, wire: Wire, log: int, positions: Sequence[int], asked: Sequence[int]) -> list[bool]:
-        places = [positions[index] for index in asked]
-        compared, _ = await wire.ask(Compare(log, places), Compared)
+    async def _check_parting(self, wire: Wire, log: int, end: int, master_end: int) -> None:
+        """Where two histories part the master has a record of its own, perhaps behind a segment's header, or ends. Else
+        it has rotted, unnoticed: what this copy has there may be the last of it, and is not to be cut off."""
+        places = [end, end + segment.HEADER_BYTES]
+        if master_end > places[-1]:
+            compared, _ = await wire.ask(Compare(log, places, knows_rot=True), Compared)
+            if not any(mark.epoch for mark in compared.marks):
+                raise Refused(Code.DAMAGED, f"the master has no record at {end} of log {log}: it has rotted there")
+
+    async def _are_shared(self, wire: Wire, log: int, places: Sequence[int]) -> list[bool | None]:
+        """None: it has rotted, here or there."""
+        compared, _ = await wire.ask(Compare(log, list(places), knows_rot=True), Compared)
         if len(compared.marks) != len(places):
             raise RemoteProtocolError("the master has not compared every record that it was asked for")
+        theirs = [(mark.epoch, mark.crc) for mark in compared.marks]
         own = self._store.marks(log, places)
-        return [(mark.epoch, mark.crc) == mine for mark, mine in zip(compared.marks, own, strict=True)]
+        return [None if ROTTEN_MARK in pair else pair[0] == pair[1] for pair in zip(theirs, own, strict=True)]
+
+    async def _settled_end(self, log: int) -> int:
+        """What lies below was committed, and other files speak of it."""
+        checkpointed_end = self._store.checkpointed_ends()[log]
+        if self._refill is None or log != MESSAGES:
+            return checkpointed_end
+        return max(checkpointed_end, await self._refill.messages_end())
 
     def _end_of(self, log: int, position: int) -> int:
         of = self._log(log)
@@ -292,14 +363,14 @@ class Follower:
         if wire is None:
             return
         try:
-            self._take(message, attachments)
+            self._take(wire, message, attachments)
         except FairwayError as error:
             wire.fail(error)
             return
         self._owed.append((self._log(MESSAGES).end, self._log(ACTIONS).end))
         self._return_credits()
 
-    def _take(self, message: Message, attachments: Sequence[Bytes]) -> None:
+    def _take(self, wire: Wire, message: Message, attachments: Sequence[Bytes]) -> None:
         if not isinstance(message, Replicated) or message.epoch != self._epoch:
             raise RemoteProtocolError("the master answers for another epoch than its own")
         if len(message.committed_ends) != len(LOGS) or len(message.first_bases) != len(LOGS):
@@ -311,6 +382,8 @@ class Follower:
         if first_bases != self._first_bases:
             self._first_bases = first_bases
             self._store.retain_from(*first_bases)
+        for want in message.wanted:
+            giving.give(self._store, wire, self._epoch, want)
         self._on_committed()
 
     def _synced(self) -> None:
@@ -331,6 +404,10 @@ class Follower:
         """From now on every claim counts."""
         if fault is None:
             self._held_ends = None
+
+
+def _first_bases(followed: Followed) -> tuple[int, int]:
+    return followed.logs[MESSAGES].first_base, followed.logs[ACTIONS].first_base
 
 
 def _nothing() -> None:

@@ -1,6 +1,6 @@
-"""Who leads: decided from the group's node and from who lives. Pure; `broker.member` acts on it.
+"""Who leads: decided from the group's node and from who lives. Pure; `member` acts on it.
 
-    no such group yet, and this copy is new here      CREATE
+    no such group yet, and this copy is new here      CREATE, unless it is empty and others are not
     the node names me, under the epoch that I lead    LEAD
     another one leads, and lives                      FOLLOW
     nobody leads, and my copy is in the in-sync set   STAND: compare-and-set with the next epoch
@@ -17,9 +17,11 @@ from typing import TypeAlias
 
 import msgspec
 
+from fairway.errors import WrongDirectory
 from fairway.registry.layout import GroupRecord, Member
 
 BROKER = "broker"
+DELAY = "delay"
 MASTER = "master"  # the role in a member's node
 
 
@@ -75,7 +77,7 @@ def decide(
 ) -> Decision:
     """What to do now. `is_patient`: wait for another one that lives as master to step down first."""
     if record is None:
-        return _without_record(group, me)
+        return _without_record(group, living, me)
     if me.leads and record.master == me.directory and record.epoch == me.leads:
         return Lead()
     master = living.get(record.master)
@@ -94,11 +96,20 @@ def decide(
     return Stand()
 
 
-def _without_record(group: str, me: Me) -> Decision:
+def _without_record(group: str, living: Mapping[str, Member], me: Me) -> Decision:
     if me.has_promised:
         return Wait(
             f"the registry knows no group {group}, and this copy was in one: give it back what it had, or make the "
             f"group anew from this copy with `fairway broker promote {group} --to {me.directory} --accept-data-loss`"
+        )
+    filled = {
+        each.directory: each.ends for each in living.values() if each.directory != me.directory and any(each.ends)
+    }
+    if filled and not me.epoch:
+        fullest = max(sorted(filled), key=filled.__getitem__)
+        return Wait(
+            f"the registry knows no group {group}, and {' and '.join(sorted(filled))} hold messages where this copy is "
+            f"empty: make the group anew with `fairway broker promote {group} --to {fullest} --accept-data-loss`"
         )
     return Create()
 
@@ -122,6 +133,16 @@ def foreign(group: str, record: GroupRecord, me: Me) -> str | None:
         f"this data directory holds other logs than those of group {group} (messages {me.messages_id:016x}, the "
         f"group's are {record.messages_id:016x}): start with an empty directory, or name the group it belongs to"
     )
+
+
+def check_kind(group: str, record: GroupRecord | None, kind: str) -> None:
+    """`WrongDirectory` where a group of another kind has the name."""
+    if record is not None and record.kind != kind:
+        theirs, ours = _SERVERS.get(record.kind, record.kind), _SERVERS[kind]
+        raise WrongDirectory(f"{group} is a group of {theirs}, and this is one of {ours}: give it another --group")
+
+
+_SERVERS = {BROKER: "brokers", DELAY: "delay servers"}
 
 
 def next_epoch(record: GroupRecord | None, me: Me) -> int:

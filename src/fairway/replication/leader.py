@@ -9,6 +9,8 @@ The set in the registry is changed by one task, one compare-and-set at a time:
     a copy that is gone, or lags for too long     removed in the registry first, then waited for no more
     a copy that has caught up                     waited for first, then written into the registry
 
+What has rotted in the master's own logs is fetched from a copy that is in sync (`repairs`).
+
 Whoever finds out that another leads, or cannot know any more that none does, calls `on_deposed` and stops at once.
 """
 
@@ -18,13 +20,14 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
 from fairway import limits
-from fairway.errors import Code, Refused
+from fairway.errors import Code, Refused, StorageFault
 from fairway.protocol import Bytes
-from fairway.protocol.frames import stretch
+from fairway.protocol.frames import stretch, stretched
 from fairway.protocol.replicating import (
     ACTIONS,
     MESSAGES,
@@ -34,22 +37,28 @@ from fairway.protocol.replicating import (
     Extent,
     Follow,
     Followed,
+    Give,
+    Given,
     Mark,
     Mend,
     Mended,
     Replicate,
     Replicated,
+    Want,
 )
 from fairway.registry.layout import GroupRecord, hex_id
 from fairway.registry.port import Registry, RegistryError
 from fairway.replication.law import with_member
 from fairway.replication.node import GroupNode
 from fairway.replication.peer import NS_PER_MS, NS_PER_S, Credit, Peer, Question, has
+from fairway.replication.repairs import Repairs
+from fairway.replication.tally import Tally
+from fairway.storage import copying
 from fairway.storage.log import Damaged, Log
 from fairway.storage.store import Store
 from fairway.world.clock import Clock
 
-QUESTIONS = (Follow, Compare, Replicate, Mend)  # a union written where it is asked costs 1 µs
+QUESTIONS = (Follow, Compare, Replicate, Mend, Give)  # a union written where it is asked costs 1 µs
 LOGS = (MESSAGES, ACTIONS)
 COMPARED_MAX = 1_024
 _RETRY_AFTER_MS = 500  # for produce below min_in_sync: a replica that comes back takes about so long
@@ -67,6 +76,8 @@ class LeaderOptions:
     wait_ms_max: int = 5_000  # that a credit is kept
     news_ms: int = 20  # until a replica knows of a committed end that no message follows
     catch_up_bytes_per_s: int = 128 * limits.MIB  # to each replica that is not in sync
+    repair_ms: int = 2_000  # that a replica has to bring what has rotted here
+    repair_again_ms: int = 60_000  # until one that did not is asked again
 
 
 class Leader:
@@ -83,8 +94,9 @@ class Leader:
         options: LeaderOptions | None = None,
         *,
         session: int,
+        tally: Tally | None = None,
     ) -> None:
-        """`session`: at the registry, the one whose end others take for this copy's."""
+        """`session`: at the registry, the one whose end others take for this copy's. `tally`: of all reigns."""
         record = node.record
         if record is None:
             raise ValueError("who leads has read the group's node")
@@ -109,9 +121,14 @@ class Leader:
         self._task: asyncio.Task[None] | None = None
         self._lease_timer: asyncio.TimerHandle | None = None
         self._session = session
+        self.tally = tally or Tally()
+        self.repairs = Repairs(store, self.tally, self.options.repair_ms, self.options.repair_again_ms)
 
     def start(self) -> None:
+        self.tally.reigns += 1
         self._store.on_synced = self._synced
+        self._store.on_rot = self._stirred.set
+        self._store.messages.is_awaited = self._is_awaited
         self._task = asyncio.get_running_loop().create_task(self._keep(), name="fairway-leader")
         self._watch_lease()
         self._synced()
@@ -119,7 +136,8 @@ class Leader:
     def close(self) -> None:
         """Confirm and answer nothing any more."""
         self.is_over = True
-        self._store.on_synced = _nothing
+        self._store.on_synced = self._store.on_rot = _nothing
+        self._store.messages.is_awaited = lambda _: False
         if self._task is not None:
             self._task.cancel()
         if self._lease_timer is not None:
@@ -160,12 +178,16 @@ class Leader:
         copies, least = len(self.record.in_sync), self.record.min_in_sync
         if self.record.is_draining:
             return f"group {self.group} is being drained, by command: send elsewhere"
-        if copies >= least:
+        if self.has_enough_copies:
             return ""
         return (
             f"{copies} of the copies of group {self.group} are in sync, and {least} are the least for new messages: "
             "bring a replica back, or lower min_in_sync"
         )
+
+    @property
+    def has_enough_copies(self) -> bool:
+        return len(self.record.in_sync) >= self.record.min_in_sync
 
     def check_writable(self) -> None:
         why = self.why_read_only()
@@ -184,6 +206,8 @@ class Leader:
         elif isinstance(message, Mend):
             mended, data = self._mend(message)
             request.respond(mended, [stretch(data)])
+        elif isinstance(message, Give):
+            request.respond(self._given(request, message))
         elif isinstance(message, Replicate):
             self._replicate(request, message)
 
@@ -201,6 +225,7 @@ class Leader:
                 Code.BAD_REQUEST, "this data directory is a copy of the master's: start a replica with an empty one"
             )
         before = self.peers.pop(directory, None)
+        self.repairs.forget(directory)
         if before is not None:
             before.drop()
         peer = self.peers[directory] = Peer(directory, request.session, self._clock.monotonic_ns())
@@ -221,10 +246,10 @@ class Leader:
         self._log(message.log)
         if len(message.positions) > COMPARED_MAX:
             raise Refused(Code.BAD_REQUEST, f"{len(message.positions)} positions at once: at most {COMPARED_MAX}")
-        try:
-            marks = self._store.marks(message.log, message.positions)
-        except Damaged as damaged:
-            raise Refused(Code.DAMAGED, str(damaged)) from damaged
+        marks = self._store.marks(message.log, message.positions)
+        if copying.ROTTEN_MARK in marks and not message.knows_rot:
+            position = message.positions[marks.index(copying.ROTTEN_MARK)]
+            raise Refused(Code.DAMAGED, f"what was at {position} of log {message.log} has rotted: nobody can compare")
         return Compared([Mark(epoch, crc) for epoch, crc in marks])
 
     def _mend(self, message: Mend) -> tuple[Mended, bytes]:
@@ -242,11 +267,24 @@ class Leader:
             raise Refused(Code.BAD_REQUEST, "only what is committed can be mended with")
         return Mended(chunk.position), chunk.data
 
-    def _replicate(self, request: Question, message: Replicate) -> None:
+    def _given(self, request: Question, message: Give) -> Given:
+        """What has rotted here, from a replica. It is checked by whoever puts it in place."""
+        peer = self._known(request, message)
+        data = stretched(request.attachments[0]) if request.attachments else b""
+        end = self.repairs.take(peer.directory, message, data, self._clock.monotonic_ns())
+        self._stirred.set()
+        return Given(end)
+
+    def _known(self, request: Question, message: Replicate | Give) -> Peer:
+        """The replica that asks; `Refused` where it has to follow first."""
         peer = self.peers.get(hex_id(message.directory_id))
         is_known = peer is not None and peer.session is request.session and not peer.is_sent_away
         if peer is None or not is_known or message.epoch != self.epoch:
             raise _UNKNOWN
+        return peer
+
+    def _replicate(self, request: Question, message: Replicate) -> None:
+        peer = self._known(request, message)
         now_ns = self._clock.monotonic_ns()
         ends, own_ends = _pair(message.ends), self._store.ends()
         if message.starts:
@@ -315,16 +353,20 @@ class Leader:
 
     def _must_answer(self, peer: Peer, now_ns: int) -> bool:
         is_news_due = peer.news_ns is not None and now_ns >= peer.news_ns + self.options.news_ms * NS_PER_MS
-        return is_news_due or now_ns >= peer.credits[0].until_ns
+        return is_news_due or peer.wanted is not None or now_ns >= peer.credits[0].until_ns
 
     def _respond(self, peer: Peer, chunks: list[Chunk], attachments: list[Bytes], now_ns: int) -> None:
         peer.told = self._store.committed_ends()
         peer.first_bases = self._store.first_bases()
         peer.news_ns = None
         if peer.directory not in self._waited:
-            slowed_ns = sum(map(len, attachments)) * NS_PER_S // self.options.catch_up_bytes_per_s
+            size = sum(map(len, attachments))
+            self.tally.catch_up_bytes += size
+            slowed_ns = size * NS_PER_S // self.options.catch_up_bytes_per_s
             peer.free_ns = max(peer.free_ns, now_ns) + slowed_ns
-        answer = Replicated(self.epoch, chunks, list(peer.told), list(peer.first_bases))
+        wanted, peer.wanted = peer.wanted, None
+        wants = [] if wanted is None else [wanted]
+        answer = Replicated(self.epoch, chunks, list(peer.told), list(peer.first_bases), wants)
         peer.credits.popleft().question.respond(answer, attachments)
 
     def _chunks(self, peer: Peer, now_ns: int) -> tuple[list[Chunk], list[Bytes]]:
@@ -338,8 +380,8 @@ class Leader:
         for log in LOGS:
             while room > 0 and peer.cursor[log] < ends[log]:
                 found = self._read(peer, log, room)
-                if found is None:
-                    break
+                if found is None:  # it is being fetched, and what comes behind it waits; or it is sent away
+                    return chunks, attachments
                 base, position, data = found
                 chunks.append(Chunk(log, base, position))
                 attachments.append(stretch(data))
@@ -347,17 +389,43 @@ class Leader:
                 room -= len(data)
         return chunks, attachments
 
-    def _read(self, peer: Peer, log: int, room: int) -> tuple[int, int, bytes] | None:
+    def _read(self, peer: Peer, log: int, room: int) -> copying.Chunk | None:
+        """What comes next. What is not in memory is fetched first, one piece at a time, so that a replica that is far
+        behind does not make everybody wait for the device."""
         position = peer.cursor[log]
         if position < self._store.first_bases()[log]:
             sentence = f"retention has taken what this replica lacks, from {position} of log {log} on: follow again"
             self._send_away(peer, Refused(Code.FENCED, sentence))
             return None
-        try:
-            return self._store.read_chunk(log, position, room)
-        except Damaged as damaged:
-            self._send_away(peer, Refused(Code.DAMAGED, f"the master cannot read on in log {log}: {damaged}"))
+        if peer.fetched is not None and (peer.fetched[0], peer.fetched[1].position) == (log, position):
+            (_, fetched), peer.fetched = peer.fetched, None
+            return fetched
+        if peer.is_fetching:
             return None
+        try:
+            found = self._store.read_warm_chunk(log, position, room)
+            if found is None:
+                peer.is_fetching = True
+                fetched_to = partial(self._fetched, peer, log)
+                self._store.fetch_chunk(log, position, self.options.chunk_bytes_max, fetched_to)
+        except Damaged as damaged:
+            self._cannot_read(peer, log, damaged)
+            return None
+        return found
+
+    def _fetched(self, peer: Peer, log: int, found: copying.Chunk | Damaged | StorageFault) -> None:
+        peer.is_fetching = False
+        self.tally.fetches += 1
+        if self.is_over or self.peers.get(peer.directory) is not peer:
+            return
+        if isinstance(found, copying.Chunk):
+            peer.fetched = (log, found)
+            self._pump(peer)
+        else:
+            self._cannot_read(peer, log, found)
+
+    def _cannot_read(self, peer: Peer, log: int, why: Damaged | StorageFault) -> None:
+        self._send_away(peer, Refused(Code.DAMAGED, f"the master cannot read on in log {log}: {why}"))
 
     def _arm(self, peer: Peer) -> None:
         """One timer: for the oldest credit, for news, or until more may be sent. One that rings early looks again, so
@@ -398,7 +466,8 @@ class Leader:
     async def _look(self) -> None:
         if not self.is_certain():
             return
-        if self._is_refresh_due:
+        self._seek_repair()
+        if self._is_refresh_due and not self.is_over:
             self._is_refresh_due = False
             await self._node.read()
             self._take_in()
@@ -453,8 +522,42 @@ class Leader:
         self.record = record
         self._waited = set(record.in_sync) | {self.me}
 
+    # --- what has rotted here ----------------------------------------------------------------------------------------
+
+    async def mended(self) -> None:
+        """Return when no copy in sync could have anything of what has rotted here: it is whole, or never will be."""
+        while not self.is_over and self.repairs.is_hopeful(self._others(), self._clock.monotonic_ns()):  # noqa: ASYNC110
+            await asyncio.sleep(self.options.check_ms / 1_000)  # time alone may end it
+
+    def hopeless_spans(self) -> int:
+        """How many rotten spans nobody in sync can repair."""
+        return self.repairs.hopeless(self._others(), self._clock.monotonic_ns())
+
+    def _others(self) -> list[str]:
+        return [each for each in self.record.in_sync if each != self.me]
+
+    def _is_awaited(self, position: int) -> bool:
+        return self.repairs.hopes_for(position, self._others(), self._clock.monotonic_ns())
+
+    def _seek_repair(self) -> None:
+        """Ask for the next span. Once actions were repaired, and nothing more is to be hoped for, the directory has to
+        be opened again: the groups are made from them."""
+        now_ns = self._clock.monotonic_ns()
+        peers = [self.peers[each] for each in self._others() if each in self.peers and self.peers[each].is_connected]
+        chosen = self.repairs.choose(peers, now_ns)
+        if chosen is not None:
+            peer, span = chosen
+            peer.wanted = Want(span.log, span.start, span.end - span.start)
+            self._pump(peer)
+        elif self._store.is_view_stale and not self.repairs.is_hopeful(self._others(), now_ns):
+            self._store.checkpoint(self._open_again)  # it says that nothing is rotten any more
+
+    def _open_again(self) -> None:
+        self._depose("actions that had rotted were repaired: the directory is opened again")
+
     def _depose(self, why: str) -> None:
         if not self.is_over:
+            self.tally.depositions += 1
             self.close()
             self._on_deposed(why)
 

@@ -13,6 +13,8 @@ from typing import NamedTuple, Protocol
 
 from fairway.errors import Refused
 from fairway.protocol import Bytes, Message
+from fairway.protocol.replicating import Want
+from fairway.storage import copying
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -30,6 +32,9 @@ class Question(Protocol):
 
     @property
     def message(self) -> Message: ...
+
+    @property
+    def attachments(self) -> Sequence[Bytes]: ...
 
     @property
     def session(self) -> Connected: ...
@@ -61,10 +66,13 @@ class Peer:
         self.told: tuple[int, int] = (0, 0)  # committed ends
         self.first_bases: tuple[int, int] = (0, 0)  # that it was told
         self.news_ns: int | None = None  # since when it does not know of a committed end
+        self.wanted: Want | None = None  # of it, for what has rotted here; it is told with the next answer
         self.credits: deque[Credit] = deque()
         self.timer: asyncio.TimerHandle | None = None
         self.timer_ns = 0
         self.free_ns = 0  # before it nothing is sent: it catches up, and that is slowed down
+        self.is_fetching = False  # what it lacks is not in memory, and is being read
+        self.fetched: tuple[int, copying.Chunk] | None = None  # by log: it was
         self.is_sent_away = False  # it cannot go on from where it is, and has to follow again
         self._mark: tuple[int, int] = (0, 0)
         self._marked_ns = now_ns
@@ -72,6 +80,11 @@ class Peer:
     @property
     def is_connected(self) -> bool:
         return not self.session.is_gone and not self.is_sent_away
+
+    def lag_bytes(self, own_ends: tuple[int, int]) -> int:
+        """What it has not said to have synced, of what is synced here."""
+        confirmed = self.confirmed or (0, 0)
+        return sum(max(own - its, 0) for own, its in zip(own_ends, confirmed, strict=True))
 
     def begin(self, starts: list[int]) -> None:
         """It wants everything from here on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from fairway.errors import FairwayError, Refused, RemoteProtocolError, Unreachable
 from fairway.protocol import (
@@ -22,6 +22,7 @@ from fairway.world.net import Net
 
 AnswerT = TypeVar("AnswerT", bound=Message)
 Told: TypeAlias = "Callable[[Message, Sequence[Bytes]], None]"
+Answer: TypeAlias = "asyncio.Future[tuple[Message, Sequence[Bytes]]]"
 
 _DIAL_S = 5.0
 _NS = 1_000_000_000
@@ -30,6 +31,14 @@ _SLACK_S = 0.001  # uvloop rounds to milliseconds
 
 class WireEnded(FairwayError):
     """The connection is over; the sentence says why."""
+
+
+class Asking(Protocol):
+    """Somebody who can be asked."""
+
+    async def ask(self, message: Message, answer: type[AnswerT]) -> tuple[AnswerT, Sequence[Bytes]]: ...
+
+    def post(self, message: Message) -> Answer: ...
 
 
 class Wire(asyncio.Protocol):
@@ -41,7 +50,7 @@ class Wire(asyncio.Protocol):
         self._connection = Connection(Role.CLIENT, clock.monotonic_ns(), options)
         self._transport: asyncio.Transport | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._asked: dict[int, Told | asyncio.Future[tuple[Message, Sequence[Bytes]]]] = {}
+        self._asked: dict[int, Told | Answer] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._problem: FairwayError | None = None
         self._is_flush_due = False
@@ -71,16 +80,20 @@ class Wire(asyncio.Protocol):
 
     async def ask(self, message: Message, answer: type[AnswerT]) -> tuple[AnswerT, Sequence[Bytes]]:
         """The answer; `Refused`, or `WireEnded` where none will come."""
-        future: asyncio.Future[tuple[Message, Sequence[Bytes]]] = self._loop.create_future()
-        self._send(message, future)
-        told, attached = await future
+        told, attached = await self.post(message)
         if not isinstance(told, answer):
             raise RemoteProtocolError(f"a {type(told).__name__} where a {answer.__name__} was asked for")
         return told, attached
 
-    def send(self, message: Message, told: Told) -> None:
+    def post(self, message: Message) -> Answer:
+        """Ask, and wait for the answer later."""
+        future: Answer = self._loop.create_future()
+        self._send(message, future)
+        return future
+
+    def send(self, message: Message, told: Told, attachments: Sequence[Bytes] = ()) -> None:
         """The answer comes to `told`; a refusal ends the connection."""
-        self._send(message, told)
+        self._send(message, told, attachments)
 
     def fail(self, problem: FairwayError) -> None:
         """End it, and remember why."""
@@ -124,10 +137,10 @@ class Wire(asyncio.Protocol):
 
     # --- within ------------------------------------------------------------------------------------------------------
 
-    def _send(self, message: Message, then: Told | asyncio.Future[tuple[Message, Sequence[Bytes]]]) -> None:
+    def _send(self, message: Message, then: Told | Answer, attachments: Sequence[Bytes] = ()) -> None:
         if self.is_over or not self._connection.is_open:
             self.check()
-        correlation = self._connection.request(message)
+        correlation = self._connection.request(message, attachments)
         self._asked[correlation] = then
         if not self._is_flush_due:
             self._is_flush_due = True

@@ -2,7 +2,8 @@
 
 It has two logs, and shows both for as long as it keeps them (docs/protocol.md, HISTORY). In the column `broker_group`
 these events say `delay`, and their sequences are those of the delay server's own log: a message that was dispatched has
-another one in its subject, and the same id.
+another one in its subject, and the same id. Where a cluster has several groups of delay servers, that column has the
+name of the group, whose log it is.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from fairway.errors import Code, FairwayError, Refused
 from fairway.limits import PENDING_PAGE_MAX
 from fairway.protocol.delaying import Chronicle, History, HistoryPage, PastEvent, PastKind
 from fairway.protocol.messages import Whence
-from fairway.spark.calling import Caller
+from fairway.spark.calling import NS, Caller
 from fairway.spark.event_options import EventOptions, is_meant
 from fairway.spark.event_schema import arrow_schema
 from fairway.spark.options import Where
-from fairway.spark.places import Place, caller_to, one_delay_place
-from fairway.spark.reading import cut_short, lost, other_log
+from fairway.spark.places import Place, caller_to, some_delay_places
+from fairway.spark.reading import DataLoss, cut_short, lost, other_log
 from fairway.spark.schema import TIMESTAMP
 from fairway.spark.splits import Range
+from fairway.world.clock import RealClock
 from fairway.world.wire import spare_the_collector
 
 BROKER_GROUP: Final = "delay"
 FRAME_ROWS: Final = 8_192
-# In place of a subject, in a range: positions of that log.
+# In place of a subject, in a range: positions of that log. Before it stands the group, where there are several.
 LOGS: Final = {":scheduled": Chronicle.SCHEDULED, ":decided": Chronicle.DECIDED}
 _WORDS: Final = {
     PastKind.SCHEDULED: "scheduled",
@@ -39,6 +41,7 @@ _WORDS: Final = {
     PastKind.RESCHEDULED: "rescheduled",
 }
 EVENT_BYTES: Final = 100  # about, in a log
+_LOOK_NS: Final = 10 * NS  # between two looks for groups that are new
 
 
 class LogPlace(NamedTuple):
@@ -48,13 +51,13 @@ class LogPlace(NamedTuple):
     position: int
 
 
-Places = Mapping[str, LogPlace]  # one for each of LOGS; none where delayed messages are not asked for
+Places = Mapping[str, LogPlace]  # one for each log of each group; none where delayed messages are not asked for
 
 
 class DelayJob(NamedTuple):
     """What is the same for all tasks of a read."""
 
-    place: Place
+    places: Mapping[str, Place]  # by group
     log_ids: Mapping[str, int]
     columns: tuple[tuple[str, bool], ...]
     subjects: tuple[str, ...]
@@ -72,24 +75,50 @@ class DelaySplit(InputPartition):
         self.wanted = wanted
 
 
-def place_of(options: EventOptions) -> Place:
-    """Of the delay server whose events are wanted."""
-    return one_delay_place(options.read.url, options.read.patience_s, "option delayed")
+def places_of(options: EventOptions) -> dict[str, Place]:
+    """Of the delay servers whose events are wanted, by group; the name of the only one is empty."""
+    places = some_delay_places(options.read.url, options.read.patience_s, "option delayed")
+    return {"": places[0]} if len(places) == 1 else {each.broker_group: each for each in places}
+
+
+def _split(name: str) -> tuple[str, Chronicle]:
+    """Which group's log, and which one of them."""
+    group, colon, log = name.rpartition(":")
+    return group, LOGS[f"{colon}{log}"]
 
 
 class DelayLooker:
-    """A driver's conversation with a delay server."""
+    """A driver's conversations with delay servers."""
 
     def __init__(self, options: EventOptions) -> None:
-        self._caller = caller_to(place_of(options))
+        self._options = options
+        self._clock = RealClock()
+        self._looked_ns = self._clock.monotonic_ns()
+        self.groups = places_of(options)
+        self._callers = {group: caller_to(place) for group, place in self.groups.items()}
 
     def close(self) -> None:
-        self._caller.close()
+        for each in self._callers.values():
+            each.close()
+
+    def _look_round(self) -> None:
+        """A cluster may have gained a group by now."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._looked_ns < _LOOK_NS:
+            return
+        self._looked_ns = now_ns
+        groups = places_of(self._options)
+        if groups != self.groups:
+            self.close()
+            self.groups = groups
+            self._callers = {group: caller_to(place) for group, place in groups.items()}
 
     def places(self, where: Where) -> dict[str, LogPlace]:
         """Where that is in each log; the earliest is 0, however much of a log is gone by then."""
+        self._look_round()
         pages = {
-            name: _ask(self._caller, History(log, where.whence, where.value, events_max=0))
+            f"{group}{name}": _ask(caller, History(log, where.whence, where.value, events_max=0))
+            for group, caller in self._callers.items()
             for name, log in LOGS.items()
         }
         is_all = where.whence is Whence.EARLIEST
@@ -98,7 +127,7 @@ class DelayLooker:
     def reach(self, name: str, begin: int, end: int, rows: int) -> tuple[int, int]:
         """The position up to which there are so many events, and how many there are: whole records, at least one."""
         counted = before = record_at = 0
-        for page in pages_of(self._caller, name, begin, end, None):
+        for page in pages_of(self._callers[_split(name)[0]], name, begin, end, None):
             for each in page.events:
                 if each.position != record_at:
                     if counted and counted >= rows:
@@ -111,20 +140,34 @@ class DelayLooker:
 
 
 def ranges(begins: Places, ends: Places) -> list[Range]:
-    """What lies between, in each log; all of one that is another one by now, or new to the query."""
+    """What lies between, in each log; all of one that is another one by now, or new to the query. It is the same log if
+    it has the same id: its group may be called otherwise than before."""
+    known = {(_split(name)[1], at.log_id): at.position for name, at in begins.items()}
     found = []
     for name, end in ends.items():
-        begin = begins.get(name)
-        start = begin.position if begin is not None and begin.log_id == end.log_id else 0
+        start = known.get((_split(name)[1], end.log_id), 0)
         if start < end.position:
             found.append(Range(name, start, end.position, 1.0))
     return found
 
 
+def renamed(then: Places, now: Places) -> dict[str, LogPlace]:
+    """The places of a checkpoint, under the names that logs have now: there may be more groups by then, or fewer. A log
+    that is not there keeps its name."""
+    names = {(_split(name)[1], at.log_id): name for name, at in now.items()}
+    return {names.get((_split(name)[1], at.log_id), name): at for name, at in then.items()}
+
+
 def read(job: DelayJob, wanted: Range) -> Iterator[pa.RecordBatch]:
     """The rows of a stretch of one log."""
     spare_the_collector()
-    with caller_to(job.place) as caller:
+    group = _split(wanted.subject)[0]
+    place, shown = job.places.get(group), group or BROKER_GROUP
+    if place is None:
+        if job.is_strict:
+            raise _gone(shown)
+        return
+    with caller_to(place) as caller:
         events: list[PastEvent] = []
         for page in pages_of(caller, wanted.subject, wanted.begin, wanted.end, job.log_ids[wanted.subject]):
             if job.is_strict and wanted.begin and page.first_position > wanted.begin:
@@ -133,16 +176,16 @@ def read(job: DelayJob, wanted: Range) -> Iterator[pa.RecordBatch]:
                 raise cut_short("the delay server", page.committed_end, wanted.end)
             events += [each for each in page.events if _is_wanted(job, each)]
             if len(events) >= FRAME_ROWS:
-                yield frame(events, job.columns)
+                yield frame(events, job.columns, shown)
                 events = []
         if events:
-            yield frame(events, job.columns)
+            yield frame(events, job.columns, shown)
 
 
 def pages_of(caller: Caller, name: str, begin: int, end: int, log_id: int | None) -> Iterator[HistoryPage]:
     at, skip = begin, 0
     while at < end:
-        page = _ask(caller, History(LOGS[name], Whence.SEQUENCE, at, end, skip, PENDING_PAGE_MAX, log_id))
+        page = _ask(caller, History(_split(name)[1], Whence.SEQUENCE, at, end, skip, PENDING_PAGE_MAX, log_id))
         yield page
         if (page.next, page.next_skip) == (at, skip):
             return  # there is nothing more
@@ -154,7 +197,7 @@ def _is_wanted(job: DelayJob, event: PastEvent) -> bool:
     return is_in_time and is_meant(event.subject, job.subjects)
 
 
-def frame(events: list[PastEvent], columns: tuple[tuple[str, bool], ...]) -> pa.RecordBatch:
+def frame(events: list[PastEvent], columns: tuple[tuple[str, bool], ...], group: str) -> pa.RecordBatch:
     schema = arrow_schema(columns)
 
     def column(name: str) -> pa.Array:
@@ -162,7 +205,7 @@ def frame(events: list[PastEvent], columns: tuple[tuple[str, bool], ...]) -> pa.
             case "event":
                 return pa.array([_WORDS[each.kind] for each in events], pa.string())
             case "broker_group":
-                return pa.repeat(pa.scalar(BROKER_GROUP, pa.string()), len(events))
+                return pa.repeat(pa.scalar(group, pa.string()), len(events))
             case "at":
                 return pa.array(np.array([each.at_ms * 1_000 for each in events], np.int64)).cast(TIMESTAMP)
             case "due_at":
@@ -176,6 +219,13 @@ def frame(events: list[PastEvent], columns: tuple[tuple[str, bool], ...]) -> pa.
                 return pa.nulls(len(events), schema.field(name).type)
 
     return pa.RecordBatch.from_arrays([column(name) for name, _ in columns], schema=schema)
+
+
+def _gone(group: str) -> DataLoss:
+    return DataLoss(
+        f"the delay servers of group {group} are not there any more, and not all of their events were read: begin with "
+        'a new checkpoint, or accept the loss with option("failOnDataLoss", "false")'
+    )
 
 
 def _ask(caller: Caller, asked: History) -> HistoryPage:

@@ -1,5 +1,5 @@
 """Offsets of a stream of events: in each broker group a position in the action log and for each subject the sequence
-that comes next; and a position in each log of a delay server, where one is asked.
+that comes next; and a position in each log of each group of delay servers, where they are asked.
 
     {"fairway.events": 1, "actions_log": …, "messages_log": …, "position": 4096, "subjects": {"orders": 17}}
     {"fairway.events": 2, "groups": {"g1": {"actions_log": …, "messages_log": …, "position": 4096, "subjects": {…}}}}
@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from fairway.errors import Misuse
 from fairway.spark.event_delay import LogPlace, Places
+from fairway.spark.event_delay import renamed as delay_renamed
 from fairway.spark.offsets import ALONE, CLUSTER, renamed
 from fairway.spark.places import BROKER_GROUP
 
@@ -81,18 +82,22 @@ def mapped(offset: EventOffset, now: EventOffset, where: str) -> EventOffset:
     """The same, with the names that broker groups have now; it is the same one if it has the same logs."""
     ids = [{name: each.actions_id for name, each in of.groups.items()} for of in (offset, now)]
     names = renamed(ids[0], ids[1], where)
-    return offset._replace(groups={names[name]: each for name, each in offset.groups.items()})
+    groups = {names[name]: each for name, each in offset.groups.items()}
+    return EventOffset(groups, delay_renamed(offset.delay, now.delay))
 
 
-def between(begin: Places, end: Places, target: Places) -> dict[str, LogPlace]:
-    """The end, but not before the beginning and not behind the target."""
-    return {
-        name: at._replace(position=max(_in(begin, name, at, 0), min(at.position, _in(target, name, at, at.position))))
-        for name, at in end.items()
-    }
+def between(begin: Places, end: Places, target: Places | None) -> dict[str, LogPlace]:
+    """The end, but not before the beginning and not behind the target, which has nothing of a group that is newer. A
+    group that is not there any more keeps its place: should it come back, it is not read once more."""
+    aims = None if target is None else delay_renamed(target, end)
+    found = dict(begin)
+    for name, at in end.items():
+        most = at.position if aims is None else min(at.position, _in(aims, name, at))
+        found[name] = at._replace(position=max(_in(begin, name, at), most))
+    return found
 
 
-def _in(places: Places, name: str, log: LogPlace, otherwise: int) -> int:
+def _in(places: Places, name: str, log: LogPlace) -> int:
     """The position there, if it is one in the same log."""
     found = places.get(name)
-    return found.position if found is not None and found.log_id == log.log_id else otherwise
+    return found.position if found is not None and found.log_id == log.log_id else 0

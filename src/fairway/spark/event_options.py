@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from fairway.errors import BadName, Misuse
-from fairway.names import Group
+from fairway.names import MOMENTS, Group
 from fairway.protocol.messages import Whence
 from fairway.spark.options import ReadOptions, Where, count_of, flag_of, is_pattern, known, read_options
 
-HELD: Final = "fairway.events"  # a subject without messages: where queries have groups that hold their beginnings
+HELD: Final = MOMENTS
 EVERYTHING: Final = "*,*:*"  # the broker's own subjects too: dead letters, inboxes
 OPTIONS: Final = {
     each.lower(): each

@@ -100,10 +100,10 @@ class EventReader(DataSourceReader):
         try:
             begins = looker.places(options.starting)
             ends = looker.places(LATEST if options.ending.whence is Whence.TIME else options.ending)
+            times = _since_ms(options.starting), options.ending.value if options.ending.whence is Whence.TIME else None
+            job = _delay_job(options, self._columns, looker, ends, *times, is_strict=True)
         finally:
             looker.close()
-        until_ms = options.ending.value if options.ending.whence is Whence.TIME else None
-        job = _delay_job(options, self._columns, ends, _since_ms(options.starting), until_ms, is_strict=True)
         return [event_delay.DelaySplit(job, each) for each in event_delay.ranges(begins, ends)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -228,7 +228,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next micro-batch may end: at the end of all, or where AvailableNow was to end."""
         seen = self._seen or begin
         groups = {name: self._until_in(name, each, begin.groups.get(name)) for name, each in seen.groups.items()}
-        delay = between(begin.delay, seen.delay, {} if self._target is None else self._target.delay)
+        delay = between(begin.delay, seen.delay, None if self._target is None else self._target.delay)
         return EventOffset({**begin.groups, **groups}, delay)
 
     def _until_in(self, group: str, end: LogsPlace, begin: LogsPlace | None) -> LogsPlace:
@@ -327,10 +327,8 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- a micro-batch -----------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        begin, until = parse(start), parse(end)
-        if set(begin.groups) != set(until.groups) or self._seen is None:
-            seen = self._seen or self._end()
-            begin, until = (mapped(each, seen, self._look.where) for each in (begin, until))
+        seen = self._seen or self._end()
+        begin, until = (mapped(parse(each), seen, self._look.where) for each in (start, end))
         made: list[InputPartition] = []
         is_same = True
         for name, each in until.groups.items():
@@ -338,11 +336,11 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             is_known = known is not None and known.ids == each.ids
             is_same = is_same and (known is None or is_known)
             made += self._of_group(name, known if known is not None and is_known else _none_of(each), each, is_known)
-        if until.delay:
-            since_ms = _since_ms(self._begin())
-            begins = begin.delay if is_same else {}
-            job = _delay_job(self._options, self._columns, until.delay, since_ms, None, is_strict=is_same)
-            made += [event_delay.DelaySplit(job, each) for each in event_delay.ranges(begins, until.delay)]
+        delayed = event_delay.ranges(begin.delay if is_same else {}, until.delay)
+        if delayed:
+            since_ms, looker = _since_ms(self._begin()), self._look_at_delay
+            job = _delay_job(self._options, self._columns, looker, until.delay, since_ms, None, is_strict=is_same)
+            made += [event_delay.DelaySplit(job, each) for each in delayed]
         return made
 
     def _of_group(self, group: str, begin: LogsPlace, until: LogsPlace, is_strict: bool) -> list[InputPartition]:
@@ -398,10 +396,17 @@ def _job(
 
 
 def _delay_job(
-    options: EventOptions, columns: Columns, ends: Places, since_ms: int, until_ms: int | None, *, is_strict: bool
+    options: EventOptions,
+    columns: Columns,
+    looker: DelayLooker,
+    ends: Places,
+    since_ms: int,
+    until_ms: int | None,
+    *,
+    is_strict: bool,
 ) -> DelayJob:
     return DelayJob(
-        event_delay.place_of(options),
+        looker.groups,
         {name: at.log_id for name, at in ends.items()},
         columns,
         options.read.subjects,

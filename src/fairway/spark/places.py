@@ -92,18 +92,12 @@ def delay_places(url: str, patience_s: int) -> list[Place]:
         return [Place(url, patience_s, name) for name in atlas.delay_groups()]
 
 
-def one_delay_place(url: str, patience_s: int, what: str) -> Place:
-    """For what is asked of a single delay server."""
+def some_delay_places(url: str, patience_s: int, what: str) -> list[Place]:
+    """The same for what cannot do without one."""
     places = delay_places(url, patience_s)
-    if len(places) == 1:
-        return places[0]
     if not places:
         raise Misuse(f"{what} needs a delay server, and none is registered at {url}: start one (`fairway delay serve`)")
-    names = ", ".join(each.broker_group for each in places)
-    raise Misuse(
-        f"{what} asks one group of delay servers, and there are {len(places)} ({names}): name one of them, "
-        "fairway://HOST:PORT?delay=HOST:PORT (`fairway cluster` shows the addresses)"
-    )
+    return places
 
 
 # --- finders ----------------------------------------------------------------------------------------------------------

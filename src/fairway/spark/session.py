@@ -9,8 +9,14 @@ from pyspark.sql import SparkSession
 
 from fairway.world import host
 
+# Arrow in Java checks bounds and nulls each time it reads a value, a third of what a row costs on Spark's side. What
+# it reads here was made by Arrow, too. These come before an operator's `extraJavaOptions`, and do not replace them.
+_UNCHECKED = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+
 # Each can be overridden. What is already running is not changed: Spark takes most of these only at its start.
 SETTINGS: dict[str, str] = {
+    "spark.driver.defaultJavaOptions": _UNCHECKED,
+    "spark.executor.defaultJavaOptions": _UNCHECKED,
     "spark.sql.python.filterPushdown.enabled": "true",  # filters reach the source: whole ranges are never read
     "spark.python.unix.domain.socket.enabled": "true",  # a task costs 25 ms in place of 55
     "spark.sql.session.timeZone": "UTC",  # what is in the log is in UTC

@@ -24,9 +24,10 @@ from fairway.client import url as urls
 from fairway.client.core import Duration, seconds_of
 from fairway.errors import Misuse
 from fairway.sql.inserting import AsyncBound
+from fairway.sql.letters import Nobody, Picker
 from fairway.sql.making import make_async
 from fairway.sql.outbox import AWAY_S, CLOSE_S, RETRY_ROWS_MAX, OutboxCounts, Sender
-from fairway.sql.posts import AioPost
+from fairway.sql.posts import AnyAioPost, aio_post_to
 from fairway.sql.relay import DATABASE_TROUBLE, TROUBLE_S, AioRelay, heard, own_async
 from fairway.sql.relaying import RelayOptions
 from fairway.sql.rows import OutboxState, SetAside, check_engine
@@ -57,8 +58,7 @@ class AioOutbox:
     ) -> None:
         if not isinstance(engine, AsyncEngine):
             raise Misuse(f"an AioOutbox is made on an AsyncEngine, not on {type(engine).__name__}; Outbox on an Engine")
-        if url is not None:
-            urls.parse(url)
+        is_cluster = url is not None and bool(urls.parse_any(url).meta)
         check_engine(engine.sync_engine, is_shared=url is not None)
         self._clock, self._rng, self._net = clock or RealClock(), rng or RealRng(), net or RealNet()
         self._options = options or RelayOptions()
@@ -71,7 +71,7 @@ class AioOutbox:
         self.counts = OutboxCounts()
         self._stored = asyncio.Event()
         self._sender = Sender(self.counts, self._stored.set)
-        self._post: AioPost | None = None
+        self._post: AnyAioPost | None = None
         self._relay: AioRelay | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = asyncio.Event()
@@ -86,6 +86,7 @@ class AioOutbox:
             self._rng,
             grace_ms=int(self._options.grace_s * 1_000) if url is not None else 0,
             on_committed=None if url is None else self._on_committed,
+            picker=self._picker if is_cluster else None,
         )
 
     # --- for programs ------------------------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ class AioOutbox:
         if self._url is None or self._post is not None:
             return
         linger_s = self._options.send_linger_s
-        post = self._post = AioPost(self._url, self._clock, self._rng, self._net, linger_s=linger_s)
+        post = self._post = aio_post_to(self._url, self._clock, self._rng, self._net, linger_s=linger_s)
         self._tasks = [asyncio.create_task(self._delete(), name="fairway-outbox")]
         if self._has_relay:
             relay = self._relay = AioRelay(
@@ -201,6 +202,9 @@ class AioOutbox:
         await self.close()
 
     # --- after a commit ----------------------------------------------------------------------------------------------
+
+    def _picker(self) -> Picker:
+        return (None if self._post is None else self._post.picker) or Nobody()
 
     def _on_committed(self, committed: Parcels) -> None:
         if self._post is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from fairway import batch, limits
 from fairway.batch import Codec, MessageId
@@ -38,7 +39,9 @@ class Letter(NamedTuple):
 class Row:
     """One batch, as it stands in the table."""
 
-    __slots__ = ("body", "created_ms", "error", "id", "is_due", "messages", "place", "stream", "subject", "wake_ms")
+    __slots__ = (
+        "body", "created_ms", "error", "group", "id", "is_due", "messages", "place", "stream", "subject", "wake_ms"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class Row:
         place: int | None,
         body: bytes,
         error: str | None = None,
+        group: str | None = None,
     ) -> None:
         self.id = id
         self.wake_ms = wake_ms
@@ -61,6 +65,7 @@ class Row:
         self.place = place
         self.body = body
         self.error = error
+        self.group = group  # of brokers, in a cluster
         self.is_due = batch.is_delayed(body)
 
     @property
@@ -69,6 +74,14 @@ class Row:
         return (
             self.id, self.wake_ms, self.subject, self.messages, self.created_ms, self.stream, self.place, self.body
         )  # fmt: skip
+
+    @property
+    def route(self) -> Route:
+        return Route(self.subject, self.is_due)
+
+    def key(self) -> str | None:
+        """Of its first message."""
+        return batch.decode(self.body).key(0)
 
     @property
     def stamped(self) -> bytes:
@@ -137,6 +150,32 @@ def _name(subject: str) -> str:
 # --- sealing ----------------------------------------------------------------------------------------------------------
 
 
+class Picker(Protocol):
+    """Who knows in a cluster where messages go."""
+
+    def pick(self, route: Route) -> str | None:
+        """A group of brokers that takes messages of that subject now; None: nobody knows one."""
+
+    def home(self, route: Route, key: Callable[[], str | None]) -> str | None:
+        """The one that a key belongs to, in a subject whose keys have their places."""
+
+    def is_lost(self, route: Route, group: str) -> bool:
+        """Whether the cluster no longer has a group that may have something."""
+
+
+class Nobody:
+    """Knows nothing: a relay is to find out."""
+
+    def pick(self, route: Route) -> str | None:
+        return None
+
+    def home(self, route: Route, key: Callable[[], str | None]) -> str | None:
+        return None
+
+    def is_lost(self, route: Route, group: str) -> bool:
+        return False
+
+
 def sealed(letters: Sequence[Letter], streams: Streams, created_ms: int, wake_ms: int) -> list[tuple[Row, Stream]]:
     """Rows for the messages of one transaction, each with the stream it is given a place in.
 
@@ -158,9 +197,39 @@ def sealed(letters: Sequence[Letter], streams: Streams, created_ms: int, wake_ms
     return found
 
 
+def placed(
+    letters: Sequence[Letter], streams: Streams, created_ms: int, wake_ms: int, picker: Picker
+) -> list[tuple[Row, Stream | None]]:
+    """The same in a cluster: each row has a group of brokers too. Without a stream: a relay chooses, when it can."""
+    by_group: dict[str | None, list[Letter]] = {}
+    picked: dict[Route, str | None] = {}  # what has no place of its own stays together
+    for each in letters:
+        group = None if each.key is None else picker.home(each.route, partial(_itself, each.key))
+        if group is None:
+            if each.route not in picked:
+                picked[each.route] = picker.pick(each.route)
+            group = picked[each.route]
+        is_alone = each.is_alone or (group is None and each.key is not None)  # it may turn out to have one
+        route = each.route if group is None else each.route._replace(group=group)
+        by_group.setdefault(group, []).append(each._replace(route=route, is_alone=is_alone))
+    found: list[tuple[Row, Stream | None]] = []
+    for group, some in by_group.items():
+        if group is None:
+            found += [(row, None) for row in unstamped(some, created_ms)]
+            continue
+        for row, stream in sealed(some, streams, created_ms, wake_ms):
+            row.group = group
+            found.append((row, stream))
+    return found
+
+
+def _itself(key: str | None) -> str | None:
+    return key
+
+
 def _alone(only: Letter, created_ms: int, wake_ms: int, producer_id: int, place: int) -> Row:
     """A row of one message: half the time of what is made for many."""
-    (subject, is_due), _, payload, key, tags, headers, born, due_ms = only
+    (subject, is_due, _), _, payload, key, tags, headers, born, due_ms = only
     body = batch.encode(
         (payload,), producer_id=producer_id, first_sequence=place, created_ms=created_ms, ids=(born,),
         keys=None if key is None else (key,), tags=(tags,) if tags else None,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, Engine, String, Table, inspect
+from typing import Any
+
+from sqlalchemy import Column, Connection, Engine, String, Table, inspect
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.schema import CreateColumn
 from sqlalchemy.types import TypeEngine
 
 from fairway.errors import Misuse
@@ -24,7 +27,7 @@ def make(engine: Engine | AsyncEngine, table: Table) -> None:
         raise Misuse(f"the table {table.name} is made by `await create_async()`: this engine is one for asyncio")
     try:
         with engine.begin() as connection:
-            table.create(connection, checkfirst=True)
+            _make(connection, table)
     except DBAPIError:
         with engine.connect() as connection:
             if not _is_there(connection, table):  # otherwise another was faster
@@ -37,12 +40,26 @@ async def make_async(engine: Engine | AsyncEngine, table: Table) -> None:
         raise Misuse(f"the table {table.name} is made by `create()`: this engine is none for asyncio")
     try:
         async with engine.begin() as connection:
-            await connection.run_sync(table.create, checkfirst=True)
+            await connection.run_sync(_make, table)
     except DBAPIError:
         async with engine.connect() as connection:
             if not await connection.run_sync(_is_there, table):
                 raise
 
 
+def _make(connection: Connection, table: Table) -> None:
+    """The table; or the columns that one of an earlier version has not."""
+    table.create(connection, checkfirst=True)
+    for column in _missing(connection, table):
+        name = connection.dialect.identifier_preparer.format_table(table)
+        said = CreateColumn(column).compile(dialect=connection.dialect)
+        connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {said}")
+
+
+def _missing(connection: Connection, table: Table) -> list[Column[Any]]:
+    there = {column["name"] for column in inspect(connection).get_columns(table.name, schema=table.schema)}
+    return [column for column in table.columns if column.name not in there]
+
+
 def _is_there(connection: Connection, table: Table) -> bool:
-    return inspect(connection).has_table(table.name, schema=table.schema)
+    return inspect(connection).has_table(table.name, schema=table.schema) and not _missing(connection, table)

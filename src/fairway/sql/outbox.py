@@ -28,9 +28,10 @@ from fairway.client import url as urls
 from fairway.client.core import Duration, seconds_of
 from fairway.errors import Misuse
 from fairway.sql.inserting import Bound
+from fairway.sql.letters import Nobody, Picker
 from fairway.sql.making import make
 from fairway.sql.posting import Fate, Parcel
-from fairway.sql.posts import Post
+from fairway.sql.posts import AnyPost, post_to
 from fairway.sql.relay import DATABASE_TROUBLE, TROUBLE_S, Relay, own
 from fairway.sql.relaying import RelayOptions
 from fairway.sql.rows import OutboxState, SetAside, check_engine
@@ -74,8 +75,12 @@ class Sender:
         found = []
         for row, stream in committed:
             self.counts.committed += row.messages
+            if stream is None:  # nobody could say where to
+                self.counts.left += row.messages
+                continue
             settled = partial(self._settled, row.id, row.messages, stream)
-            found.append((Parcel(row.subject, row.body, settled, is_resent=True), row.is_due))
+            parcel = Parcel(row.subject, row.body, settled, is_resent=True, group=row.group or "")
+            found.append((parcel, row.is_due))
         return found
 
     def _settled(self, id: str, messages: int, stream: Stream, parcel: Parcel) -> None:
@@ -114,8 +119,7 @@ class Outbox:
     ) -> None:
         if not isinstance(engine, Engine):
             raise Misuse(f"an Outbox is made on an Engine, not on {type(engine).__name__}; AioOutbox on an AsyncEngine")
-        if url is not None:
-            urls.parse(url)
+        is_cluster = url is not None and bool(urls.parse_any(url).meta)
         check_engine(engine, is_shared=url is not None)
         self._clock, self._rng = clock or RealClock(), rng or RealRng()
         self._options = options or RelayOptions()
@@ -136,6 +140,7 @@ class Outbox:
             self._rng,
             grace_ms=int(self._options.grace_s * 1_000) if url is not None else 0,
             on_committed=None if url is None else self._on_committed,
+            picker=self._picker if is_cluster else None,
         )
 
     # --- for programs ------------------------------------------------------------------------------------------------
@@ -238,6 +243,11 @@ class Outbox:
         if self._url is not None and not self._is_closed:
             self._live(self._url).send(committed)
 
+    def _picker(self) -> Picker:
+        if self._url is None or self._is_closed:
+            return Nobody()
+        return self._live(self._url).picker or Nobody()
+
     def _live(self, url: str) -> _Running:
         """What runs in this process: a forked child has its own."""
         running = self._running
@@ -261,9 +271,9 @@ class Outbox:
         with self._own_engine.begin() as connection:
             self.counts.deleted += self._writer.rows.delete(connection, ids)
 
-    def new_post(self, url: str) -> Post:
+    def new_post(self, url: str) -> AnyPost:
         at_exit = partial(self.close, 1.0)
-        return Post(url, self._clock, self._rng, at_exit, linger_s=self._options.send_linger_s)
+        return post_to(url, self._clock, self._rng, at_exit, linger_s=self._options.send_linger_s)
 
     @property
     def options(self) -> RelayOptions:
@@ -289,6 +299,10 @@ class _Running:
     @property
     def is_orphan(self) -> bool:
         return self._post.is_orphan
+
+    @property
+    def picker(self) -> Picker | None:
+        return self._post.picker
 
     @property
     def trouble(self) -> str | None:

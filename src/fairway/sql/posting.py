@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from fairway.errors import Code, InvariantViolated, Refused
+from fairway.protocol.line import Line
 from fairway.protocol.messages import Produce, Produced
 from fairway.protocol.session import Ask, Lost, Outcome
 
@@ -47,12 +48,19 @@ _FATES: Final = {
 class Parcel:
     """One batch under way. `settled` is called once, by whoever drives the line, and must not wait."""
 
-    __slots__ = ("data", "fate", "is_repeat", "is_resent", "sentence", "settled", "subject")
+    __slots__ = ("data", "fate", "group", "is_repeat", "is_resent", "sentence", "settled", "subject")
 
     def __init__(
-        self, subject: str, data: bytes, settled: Callable[[Parcel], None] | None = None, *, is_resent: bool = False
+        self,
+        subject: str,
+        data: bytes,
+        settled: Callable[[Parcel], None] | None = None,
+        *,
+        is_resent: bool = False,
+        group: str = "",
     ) -> None:
         self.subject = subject
+        self.group = group  # of brokers, in a cluster: there, and nowhere else
         self.data = data
         self.settled = settled
         self.is_resent = is_resent  # again, where a connection was lost
@@ -65,6 +73,16 @@ class Parcel:
         self.sentence = sentence
         if self.settled is not None:
             self.settled(self)
+
+
+def offer(parcel: Parcel, posting: Posting, line: Line) -> None:
+    """One more, if there is room; and a connection, for one that does not wait for it."""
+    if not (parcel.is_resent or line.is_open):
+        parcel.settle(Fate.LATER, line.trouble or "no broker answers")
+    elif posting.has_room(len(parcel.data)):
+        posting.put(parcel)
+    else:
+        parcel.settle(Fate.LATER, "too much is under way already")
 
 
 class Posting:

@@ -9,20 +9,95 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from fairway.client import url as urls
-from fairway.client.url import Address
-from fairway.protocol.handshake import Options
-from fairway.protocol.line import Line, LineOptions
-from fairway.sql.posting import Fate, Parcel, Posting
+from fairway.client.url import Address, Target
+from fairway.protocol.line import Line
+from fairway.sql.fleet_posts import LINE_OPTIONS, AioFleetPost, FleetPost
+from fairway.sql.letters import Picker
+from fairway.sql.posting import Parcel, Posting, offer
 from fairway.world.clock import Clock
 from fairway.world.link import Link
 from fairway.world.loop_link import LoopLink
 from fairway.world.net import Net
 from fairway.world.rng import Rng
 
-_OPTIONS = LineOptions(hello=Options(name="fairway-outbox"))
 GOODBYE_S = 1.0
+
+
+class AnyPost(Protocol):
+    """For threads: to one broker, or to a cluster."""
+
+    @property
+    def picker(self) -> Picker | None:
+        """In a cluster: who knows where messages go."""
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether it belongs to the process that this one was forked from."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything could be sent now."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why something cannot be sent now."""
+
+    def put(self, parcels: Sequence[tuple[Parcel, bool]]) -> None:
+        """Send these, each with whether it is due later. Those that cannot be taken are settled at once."""
+
+    def wait(self, parcels: Sequence[Parcel], timeout_s: float) -> bool:
+        """Whether all of them are settled by then."""
+
+    def wait_quiet(self, timeout_s: float) -> bool:
+        """Whether everything that was given in is settled by then."""
+
+    def wait_open(self, timeout_s: float) -> bool:
+        """Whether anything could be sent by then, or its way be found out."""
+
+    def close(self) -> None:
+        """Give up what is not settled, and end."""
+
+
+class AnyAioPost(Protocol):
+    """The same on a loop."""
+
+    @property
+    def picker(self) -> Picker | None: ...
+
+    @property
+    def is_open(self) -> bool: ...
+
+    @property
+    def trouble(self) -> str | None: ...
+
+    def put(self, parcels: Sequence[tuple[Parcel, bool]]) -> None: ...
+
+    async def wait(self, parcels: Sequence[Parcel], timeout_s: float) -> bool: ...
+
+    async def wait_quiet(self, timeout_s: float) -> bool: ...
+
+    async def wait_open(self, timeout_s: float) -> bool: ...
+
+    async def close(self) -> None: ...
+
+
+def post_to(url: str, clock: Clock, rng: Rng, at_exit: Callable[[], None], *, linger_s: float = 0.0) -> AnyPost:
+    """As the URL says."""
+    target = urls.parse_any(url)
+    if target.meta:
+        return FleetPost(target.meta, clock, rng, at_exit, linger_s=linger_s)
+    return Post(target, clock, rng, at_exit, linger_s=linger_s)
+
+
+def aio_post_to(url: str, clock: Clock, rng: Rng, net: Net, *, linger_s: float = 0.0) -> AnyAioPost:
+    """The same on the loop that is running."""
+    target = urls.parse_any(url)
+    if target.meta:
+        return AioFleetPost(target.meta, clock, rng, net, linger_s=linger_s)
+    return AioPost(target, clock, rng, net, linger_s=linger_s)
 
 
 class _Lane:
@@ -30,26 +105,23 @@ class _Lane:
 
     def __init__(self, addresses: Sequence[Address], clock: Clock, rng: Rng, linger_s: float) -> None:
         self.addresses = addresses
-        self.line = Line(rng, _OPTIONS, now_ns=clock.monotonic_ns())
+        self.line = Line(rng, LINE_OPTIONS, now_ns=clock.monotonic_ns())
         self.posting = Posting(int(linger_s * 1e9))
         self.line.add(self.posting, clock.monotonic_ns())
 
     def put(self, parcel: Parcel) -> None:
-        """One more, if there is room; and a connection, for one that does not wait for it."""
-        if not (parcel.is_resent or self.line.is_open):
-            parcel.settle(Fate.LATER, self.line.trouble or "no broker answers")
-        elif self.posting.has_room(len(parcel.data)):
-            self.posting.put(parcel)
-        else:
-            parcel.settle(Fate.LATER, "too much is under way already")
+        offer(parcel, self.posting, self.line)
 
 
 class Post:
-    """For threads."""
+    """For threads, to one broker."""
 
-    def __init__(self, url: str, clock: Clock, rng: Rng, at_exit: Callable[[], None], *, linger_s: float = 0.0) -> None:
+    picker: Picker | None = None
+
+    def __init__(
+        self, target: Target, clock: Clock, rng: Rng, at_exit: Callable[[], None], *, linger_s: float = 0.0
+    ) -> None:
         self._clock = clock
-        target = urls.parse(url)
         new_way = partial(self._new_way, rng, at_exit, linger_s)
         self._direct = new_way(target.brokers)
         self._delay = new_way(target.delay) if target.delay else self._direct
@@ -62,28 +134,23 @@ class Post:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether it belongs to the process that this one was forked from."""
         return self._direct.link.is_orphan
 
     @property
     def is_open(self) -> bool:
-        """Whether anything could be sent now."""
         return any(way.lane.line.is_open for way in self._ways)
 
     @property
     def trouble(self) -> str | None:
-        """Why something cannot be sent now."""
         return next((way.lane.line.trouble for way in self._ways if way.lane.line.trouble), None)
 
     def put(self, parcels: Sequence[tuple[Parcel, bool]]) -> None:
-        """Send these, each with whether it is due later. Those that cannot be taken are settled at once."""
         for way in self._ways:
             mine = [parcel for parcel, is_due in parcels if (self._delay if is_due else self._direct) is way]
             if mine:
                 way.put(mine)
 
     def wait(self, parcels: Sequence[Parcel], timeout_s: float) -> bool:
-        """Whether all of them are settled by then."""
         end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
         for way in self._ways:
             left_s = max(end_ns - self._clock.monotonic_ns(), 0) / 1e9
@@ -91,7 +158,6 @@ class Post:
         return all(parcel.fate is not None for parcel in parcels)
 
     def wait_quiet(self, timeout_s: float) -> bool:
-        """Whether everything that was given in is settled by then."""
         end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
         return all(way.wait_quiet(max(end_ns - self._clock.monotonic_ns(), 0) / 1e9) for way in self._ways)
 
@@ -140,9 +206,10 @@ class _ThreadWay:
 class AioPost:
     """The same on a loop; to be made there."""
 
-    def __init__(self, url: str, clock: Clock, rng: Rng, net: Net, *, linger_s: float = 0.0) -> None:
+    picker: Picker | None = None
+
+    def __init__(self, target: Target, clock: Clock, rng: Rng, net: Net, *, linger_s: float = 0.0) -> None:
         self._clock = clock
-        target = urls.parse(url)
         self._direct = _LoopWay(_Lane(target.brokers, clock, rng, linger_s), clock, net)
         self._delay = _LoopWay(_Lane(target.delay, clock, rng, linger_s), clock, net) if target.delay else self._direct
         self._ways = list(dict.fromkeys([self._direct, self._delay]))

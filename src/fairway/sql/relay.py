@@ -18,8 +18,9 @@ from sqlalchemy import Engine, MetaData
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from fairway.client import url as urls
 from fairway.errors import FairwayError, Misuse
-from fairway.sql.posts import AioPost, Post
+from fairway.sql.posts import AnyAioPost, AnyPost, aio_post_to, post_to
 from fairway.sql.relaying import RelayCounts, Relaying, RelayOptions, Work
 from fairway.sql.rows import OutboxRows, OutboxState, check_engine, own_isolation
 from fairway.sql.tables import NAME, outbox_table
@@ -58,10 +59,11 @@ class Relay:
         self._clock, self._rng = clock or RealClock(), rng or RealRng()
         self._url = url
         self._engine = own(engine)
-        self.rows = OutboxRows(outbox_table(MetaData(), table, schema), engine.dialect)
+        is_cluster = bool(urls.parse_any(url).meta)
+        self.rows = OutboxRows(outbox_table(MetaData(), table, schema), engine.dialect, is_cluster=is_cluster)
         self.steps = Relaying(self.rows, self._clock, self._rng, options or RelayOptions())
         self.trouble: str | None = None  # why nothing can be sent now, as far as it is known
-        self._post: Post | None = None
+        self._post: AnyPost | None = None
         self._ending = Ending()
         self._workers = Workers()
 
@@ -73,7 +75,7 @@ class Relay:
         """In a thread of its own. Raises `Misuse` where there is no table."""
         with self._engine.connect() as connection:
             self.rows.check_table(connection)
-        post = self._post = Post(self._url, self._clock, self._rng, self.stop)
+        post = self._post = post_to(self._url, self._clock, self._rng, self.stop)
         self._workers.start("fairway-outbox-relay", lambda: self.run(post, self._ending))
 
     def stop(self) -> None:
@@ -105,14 +107,14 @@ class Relay:
 
     # --- in the thread -----------------------------------------------------------------------------------------------
 
-    def run(self, post: Post, ending: Ending) -> None:
+    def run(self, post: AnyPost, ending: Ending) -> None:
         """Round after round, until it is asked to end."""
         while not ending.is_asked:
             wait_s = self._round(post)
             if wait_s:
                 ending.wait(wait_s * (0.75 + self._rng.uniform() / 2))  # a hundred relays do not look all at once
 
-    def _round(self, post: Post) -> float:
+    def _round(self, post: AnyPost) -> float:
         """One look at the table; how long to wait for the next."""
         try:
             if not post.wait_open(OPEN_S):
@@ -126,12 +128,13 @@ class Relay:
             self._note(str(problem))
             return TROUBLE_S
         self._note(post.trouble)
-        return 0.0 if len(work) == self.steps.options.rows_max else self.steps.options.poll_s
+        is_more = len(work) == self.steps.options.rows_max and post.is_open  # else there is nobody to send it to
+        return 0.0 if is_more else self.steps.options.poll_s
 
-    def once(self, post: Post) -> Work:
+    def once(self, post: AnyPost) -> Work:
         """Take what there is, send it, settle it."""
         with self._engine.begin() as connection:
-            work = self.steps.take(connection)
+            work = self.steps.take(connection, post.picker)
         self.steps.taken()
         if work.rows:
             post.put(work.to_post)
@@ -172,10 +175,11 @@ class AioRelay:
         self._clock, self._rng, self._net = clock or RealClock(), rng or RealRng(), net or RealNet()
         self._url = url
         self._engine = own_async(engine)
-        self.rows = OutboxRows(outbox_table(MetaData(), table, schema), engine.dialect)
+        is_cluster = bool(urls.parse_any(url).meta)
+        self.rows = OutboxRows(outbox_table(MetaData(), table, schema), engine.dialect, is_cluster=is_cluster)
         self.steps = Relaying(self.rows, self._clock, self._rng, options or RelayOptions())
         self.trouble: str | None = None
-        self._post: AioPost | None = None
+        self._post: AnyAioPost | None = None
         self._task: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
 
@@ -186,7 +190,7 @@ class AioRelay:
     async def start(self) -> None:
         async with self._engine.connect() as connection:
             await connection.run_sync(self.rows.check_table)
-        post = self._post = AioPost(self._url, self._clock, self._rng, self._net)
+        post = self._post = aio_post_to(self._url, self._clock, self._rng, self._net)
         self._ending.clear()
         self._task = asyncio.create_task(self.run(post, self._ending), name="fairway-outbox-relay")
 
@@ -212,13 +216,13 @@ class AioRelay:
         async with self._engine.connect() as connection:
             return await connection.run_sync(self.rows.state, self._clock)
 
-    async def run(self, post: AioPost, ending: asyncio.Event) -> None:
+    async def run(self, post: AnyAioPost, ending: asyncio.Event) -> None:
         while not ending.is_set():
             wait_s = await self._round(post)
             if wait_s:
                 await heard(ending, wait_s * (0.75 + self._rng.uniform() / 2))
 
-    async def _round(self, post: AioPost) -> float:
+    async def _round(self, post: AnyAioPost) -> float:
         try:
             if not await post.wait_open(OPEN_S):
                 self.trouble = post.trouble or "no broker answers"
@@ -229,11 +233,12 @@ class AioRelay:
             log.warning("the outbox's relay waits: %s", self.trouble)
             return TROUBLE_S
         self.trouble = post.trouble
-        return 0.0 if len(work) == self.steps.options.rows_max else self.steps.options.poll_s
+        is_more = len(work) == self.steps.options.rows_max and post.is_open  # else there is nobody to send it to
+        return 0.0 if is_more else self.steps.options.poll_s
 
-    async def once(self, post: AioPost) -> Work:
+    async def once(self, post: AnyAioPost) -> Work:
         async with self._engine.begin() as connection:
-            work = await connection.run_sync(self.steps.take)
+            work = await connection.run_sync(self.steps.take, post.picker)
         self.steps.taken()
         if work.rows:
             post.put(work.to_post)

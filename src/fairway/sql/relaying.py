@@ -9,6 +9,10 @@
                 always had)
     refused     set aside with the reason
 
+In a cluster a row also names the group of brokers that it is sent to, from before it is first sent until that group has
+said that it is not stored. One that has none goes to a group that takes messages of its subject now. If its group is in
+the cluster no more, nobody can tell whether it is stored, and it is set aside as such.
+
 Relays need not know of one another. A row that two of them send is stored once, because both send it under the place
 that the row names; a lease keeps them from doing the same work twice.
 """
@@ -24,7 +28,7 @@ from sqlalchemy import Connection
 
 from fairway import batch
 from fairway.errors import Misuse, RemoteProtocolError
-from fairway.sql.letters import Row
+from fairway.sql.letters import Picker, Row
 from fairway.sql.posting import Fate, Parcel
 from fairway.sql.rows import OutboxRows
 from fairway.sql.streams import Route, Stream, Streams
@@ -78,10 +82,11 @@ class RelayCounts:
 class Work:
     """Rows that were taken, and their parcels."""
 
-    def __init__(self, rows: Sequence[Row], broken: Sequence[tuple[Row, str]]) -> None:
+    def __init__(self, rows: Sequence[Row], broken: Sequence[tuple[Row, str]], homeless: Sequence[Row] = ()) -> None:
         self.rows = rows
         self.broken = broken  # that nobody can send
-        self.parcels = [Parcel(row.subject, row.stamped) for row in rows]
+        self.homeless = homeless  # that no group takes now
+        self.parcels = [Parcel(row.subject, row.stamped, group=row.group or "") for row in rows]
 
     @property
     def to_post(self) -> list[tuple[Parcel, bool]]:
@@ -92,7 +97,7 @@ class Work:
         return sum(1 for parcel in self.parcels if parcel.fate is None)
 
     def __len__(self) -> int:
-        return len(self.rows) + len(self.broken)
+        return len(self.rows) + len(self.broken) + len(self.homeless)
 
 
 class Relaying:
@@ -113,27 +118,35 @@ class Relaying:
 
     # --- taking ------------------------------------------------------------------------------------------------------
 
-    def take(self, connection: Connection) -> Work:
-        """Rows whose time has come; those that have no stream yet are given one. `taken` is called after the commit."""
+    def take(self, connection: Connection, picker: Picker | None = None) -> Work:
+        """Rows whose time has come; those that have no stream yet are given one. `taken` is called after the commit.
+        `picker`: in a cluster, who knows where they go."""
         if self._forks != forks():
             self._start()
         self._taken = {}
         now_ms = self._clock.wall_ms()
         found = self._rows.claim(connection, now_ms, int(self.options.lease_s * 1_000), self.options.rows_max)
-        broken = [(row, problem) for row in found if (problem := _problem(row))]
+        broken = [(row, problem) for row in found if (problem := _problem(row, picker))]
         unsound = {row.id for row, _ in broken}
         sound = [row for row in found if row.id not in unsound]
         fresh = [row for row in sound if row.stream is None or row.place is None]
+        homeless: list[Row] = []
+        if picker is not None:
+            for row in fresh:
+                row.group = picker.home(row.route, row.key) or picker.pick(row.route)
+            homeless = [row for row in fresh if row.group is None]
+            fresh = [row for row in fresh if row.group is not None]
         if fresh:
             self._stamp(fresh)
             self._rows.stamp(connection, fresh)
+        sound = [row for row in sound if row.stream is not None]
         sound.sort(key=lambda row: (row.stream, row.place))  # in the order of their streams, or there would be gaps
-        return Work(sound, broken)
+        return Work(sound, broken, homeless)
 
     def _stamp(self, rows: Sequence[Row]) -> None:
         streams: dict[Route, Stream] = {}
         for row in rows:
-            route = Route(row.subject, row.is_due)
+            route = Route(row.subject, row.is_due, row.group or "")
             stream = streams.get(route) or streams.setdefault(route, self._streams.take(route))
             row.stream, row.place = stream.producer_id, stream.next + self._taken.get(stream, 0)
             self._taken[stream] = self._taken.get(stream, 0) + row.messages
@@ -158,8 +171,8 @@ class Relaying:
             self._rows.delete(connection, [row.id for row, _ in stored])
             self.counts.sent += sum(row.messages for row, _ in stored)
             self.counts.repeats += sum(row.messages for row, parcel in stored if parcel.is_repeat)
-        if later := by_fate[Fate.LATER]:
-            self._rows.wake(connection, [row.id for row, _ in later], again_ms)
+        if later := [*(row for row, _ in by_fate[Fate.LATER]), *work.homeless]:
+            self._rows.wake(connection, [row.id for row in later], again_ms)
         aside = [(row, PARKED_MS, parcel.sentence) for row, parcel in by_fate[Fate.REFUSED]]
         aside += [(row, PARKED_MS, problem) for row, problem in work.broken]
         self.counts.set_aside += sum(row.messages for row, _, _ in aside)
@@ -198,7 +211,17 @@ class Relaying:
         return waiting, broken
 
 
-def _problem(row: Row) -> str:
+def _problem(row: Row, picker: Picker | None) -> str:
+    """Why nobody can send a row."""
+    if picker is not None and row.group is not None and picker.is_lost(row.route, row.group):
+        return (
+            f"broker group {row.group}, which alone can tell whether it is stored, is not in this cluster any more: "
+            "`fairway outbox retry` sends it to another, perhaps for the second time"
+        )
+    return _damage(row)
+
+
+def _damage(row: Row) -> str:
     """What is wrong with the bytes in a row: a broker would end the connection for it, and take the others along."""
     try:
         header = batch.decode(row.body).header

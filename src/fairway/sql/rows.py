@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Dialect, Engine, Table
 
 from fairway.errors import Misuse
 from fairway.sql.letters import Row
-from fairway.sql.tables import COLUMNS, ERROR_CHARS_MAX, PARKED_MS
+from fairway.sql.tables import COLUMNS, ERROR_CHARS_MAX, GROUP, PARKED_MS
 from fairway.world.clock import Clock
 
 ROWS_MAX: Final = 500  # per INSERT; SQLite takes 32,766 parameters, PostgreSQL 65,535
@@ -30,17 +30,19 @@ MARKS: Final = {
 }  # fmt: skip
 
 
-def insert_text(table_name: str, paramstyle: str, rows: int, *, is_hex: bool = False) -> str:
+def insert_text(
+    table_name: str, paramstyle: str, rows: int, *, is_hex: bool = False, columns: Sequence[str] = COLUMNS
+) -> str:
     """An INSERT of so many rows; `is_hex`: their bodies are given as text."""
     mark = MARKS.get(paramstyle)
     if mark is None:
         raise Misuse(f"the paramstyle {paramstyle!r} is none of {', '.join(MARKS)}")
-    forms = [f"UNHEX({mark})" if is_hex and name == "body" else mark for name in COLUMNS]
-    width = len(COLUMNS)
+    forms = [f"UNHEX({mark})" if is_hex and name == "body" else mark for name in columns]
+    width = len(columns)
     tuples = (
         ", ".join(form.format(row * width + column) for column, form in enumerate(forms, 1)) for row in range(rows)
     )
-    return f"INSERT INTO {table_name} ({', '.join(COLUMNS)}) VALUES ({'), ('.join(tuples)})"  # noqa: S608  no values
+    return f"INSERT INTO {table_name} ({', '.join(columns)}) VALUES ({'), ('.join(tuples)})"  # noqa: S608  no values
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +70,34 @@ class SetAside:
 
 
 class OutboxRows:
-    """The statements for one table, as one kind of database takes them."""
+    """The statements for one table, as one kind of database takes them.
 
-    def __init__(self, table: Table, dialect: Dialect) -> None:
+    Those of a cluster and those of one broker leave each other's rows alone: under a stream that was begun by the other
+    kind a row is to be sent where only the other kind knows.
+    """
+
+    def __init__(self, table: Table, dialect: Dialect, *, is_cluster: bool = False) -> None:
         self.table = table
+        self._is_cluster = is_cluster
+        self._knows_groups = False  # the table has that column: older ones have not, until somebody adds it
         self._name = dialect.identifier_preparer.format_table(table)
         self._paramstyle = dialect.paramstyle
         # aiomysql 0.3 asks PyMySQL to quote bytes by a function that PyMySQL 1.2 no longer has.
         self._is_hex = dialect.driver == "aiomysql"
         self._inserts: dict[int, str] = {}
         columns = table.c
+        self._columns = (*COLUMNS, GROUP) if is_cluster else COLUMNS
         self._reading = sa.select(*(columns[name] for name in COLUMNS), columns.error)
+        if is_cluster:
+            self._reading = self._reading.add_columns(columns[GROUP])
         some: sa.BindParameter[list[str]] = sa.bindparam("ids", expanding=True)
         self._deleting = sa.delete(table).where(columns.id.in_(some))
         self._waking = sa.update(table).where(columns.id.in_(some)).values(wake_ms=sa.bindparam("wake"))
-        self._unstamping = (
-            sa.update(table)
-            .where(columns.id.in_(some))
-            .values(wake_ms=sa.bindparam("wake"), stream=None, place=None, error=None)
-        )
+        self._unstamping = sa.update(table).where(columns.id.in_(some))
         one = columns.id == sa.bindparam("one")
         self._stamping = sa.update(table).where(one).values(stream=sa.bindparam("into"), place=sa.bindparam("at"))
+        if is_cluster:
+            self._stamping = self._stamping.values({GROUP: sa.bindparam("whose")})
         self._noting = sa.update(table).where(one).values(wake_ms=sa.bindparam("wake"), error=sa.bindparam("sentence"))
 
     # --- writing -----------------------------------------------------------------------------------------------------
@@ -106,12 +115,13 @@ class OutboxRows:
             cursor.close()
 
     def _values(self, row: Row) -> tuple[Any, ...]:
-        return (*row.values[:-1], row.body.hex()) if self._is_hex else row.values
+        values = (*row.values[:-1], row.body.hex()) if self._is_hex else row.values
+        return (*values, row.group) if self._is_cluster else values
 
     def _insert(self, rows: int) -> str:
         text = self._inserts.get(rows)
         if text is None:
-            text = insert_text(self._name, self._paramstyle, rows, is_hex=self._is_hex)
+            text = insert_text(self._name, self._paramstyle, rows, is_hex=self._is_hex, columns=self._columns)
             self._inserts[rows] = text
         return text
 
@@ -126,7 +136,11 @@ class OutboxRows:
         dialect, columns = connection.dialect, self.table.c
         if dialect.name == "sqlite":  # a write that changes nothing: from here on the database is ours
             connection.execute(self._waking, {"ids": [""], "wake": now_ms})
-        query = self._reading.where(columns.wake_ms <= now_ms).order_by(columns.wake_ms).limit(rows_max)
+        query = self._reading.where(columns.wake_ms <= now_ms).order_by(columns.wake_ms, columns.id).limit(rows_max)
+        if self._is_cluster:
+            query = query.where(columns.stream.is_(None) | columns[GROUP].is_not(None))
+        elif self._has_groups(connection):
+            query = query.where(columns[GROUP].is_(None))
         query = query.with_for_update(skip_locked=skips_locked(dialect))
         rows = [_row(each) for each in connection.execute(query)]
         if rows:
@@ -135,7 +149,11 @@ class OutboxRows:
 
     def stamp(self, connection: Connection, rows: Sequence[Row]) -> None:
         """Write down under which streams these rows are sent."""
-        connection.execute(self._stamping, [{"one": row.id, "into": row.stream, "at": row.place} for row in rows])
+        given = [{"one": row.id, "into": row.stream, "at": row.place, "whose": row.group} for row in rows]
+        if not self._is_cluster:
+            for each in given:
+                del each["whose"]
+        connection.execute(self._stamping, given)
 
     def wake(self, connection: Connection, ids: Sequence[str], wake_ms: int) -> None:
         """They are to be looked at then."""
@@ -150,17 +168,17 @@ class OutboxRows:
 
     def unstamp(self, connection: Connection, ids: Sequence[str], wake_ms: int) -> int:
         """Let a relay choose another stream for them: they are stored nowhere, or nobody can say."""
-        return connection.execute(self._unstamping, {"ids": sorted(ids), "wake": wake_ms}).rowcount
+        return connection.execute(self._unstamped(connection, self._unstamping, wake_ms), {"ids": sorted(ids)}).rowcount
+
+    def _unstamped(self, connection: Connection, update: sa.Update, wake_ms: int) -> sa.Update:
+        free: dict[str, Any] = {"wake_ms": wake_ms, "stream": None, "place": None, "error": None}
+        return update.values(free | ({GROUP: None} if self._has_groups(connection) else {}))
 
     def abandon(self, connection: Connection, stream: int, wake_ms: int) -> int:
         """The same for all that is still to be sent in a stream."""
         columns = self.table.c
-        statement = (
-            sa.update(self.table)
-            .where(columns.stream == stream, columns.wake_ms < PARKED_MS)
-            .values(wake_ms=wake_ms, stream=None, place=None, error=None)
-        )
-        return connection.execute(statement).rowcount
+        statement = sa.update(self.table).where(columns.stream == stream, columns.wake_ms < PARKED_MS)
+        return connection.execute(self._unstamped(connection, statement, wake_ms)).rowcount
 
     def has_before(self, connection: Connection, row: Row) -> bool:
         """Whether a batch that comes before this one in its stream is still to be sent."""
@@ -228,10 +246,21 @@ class OutboxRows:
                 f"there is no table {self._name} in {connection.engine.url.render_as_string()}: call outbox.create() "
                 "once, `fairway outbox create`, or make it with your migrations (fairway.sql.outbox_table)"
             )
+        if self._is_cluster and not self._has_groups(connection):
+            raise Misuse(
+                f"the table {self._name} is of an earlier version, and has no place for broker groups of a cluster: "
+                f"call outbox.create() once, `fairway outbox create`, or add the column {GROUP} with your migrations"
+            )
+
+    def _has_groups(self, connection: Connection) -> bool:
+        if not self._knows_groups:
+            found = sa.inspect(connection).get_columns(self.table.name, schema=self.table.schema)
+            self._knows_groups = any(column["name"] == GROUP for column in found)
+        return self._knows_groups
 
 
 def _row(found: Sequence[Any]) -> Row:
-    """In the order of `COLUMNS`, with the error behind them."""
+    """In the order of `COLUMNS`, with the error behind them, and the group in a cluster."""
     return Row(*found)
 
 

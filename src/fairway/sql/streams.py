@@ -24,6 +24,7 @@ class Route(NamedTuple):
 
     subject: str
     is_due: bool  # delayed messages are stored elsewhere, and so have streams of their own
+    group: str = ""  # of brokers, in a cluster; each knows its own streams
 
 
 class Stream:

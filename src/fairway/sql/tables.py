@@ -9,6 +9,8 @@
     place       they are, so that a broker recognises the batch whoever sends it again. NULL: a relay chooses
     body        the batch: payloads, keys, tags, headers, ids, due times
     error       what a broker said when it refused it
+    broker_group  in a cluster, written with stream and place: where the batch is sent, and nowhere else, for only that
+                group can tell whether it has it. NULL: with one broker; or a relay chooses
 
 The one index is what relays go by. Rows that were set aside lie at its far end, where nobody looks for work.
 """
@@ -27,6 +29,7 @@ from fairway.errors import Misuse
 NAME: Final = "fairway_outbox"
 PARKED_MS: Final = 1 << 62  # the wake time of what was set aside
 COLUMNS: Final = ("id", "wake_ms", "subject", "messages", "created_ms", "stream", "place", "body")  # of a new row
+GROUP: Final = "broker_group"  # one more in a cluster
 ERROR_CHARS_MAX: Final = limits.SENTENCE_CHARS_MAX
 
 _NAME_CHARS_MAX: Final = 48  # leaves room for the name of the index in the 63 characters of PostgreSQL
@@ -54,6 +57,7 @@ def outbox_table(metadata: sa.MetaData, name: str = NAME, schema: str | None = N
         sa.Column("place", sa.BigInteger),
         sa.Column("body", sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"), nullable=False),
         sa.Column("error", sa.Text),
+        sa.Column(GROUP, _text(limits.NAME_CHARS_MAX)),
         sa.Index(f"ix_{name}_wake_ms", "wake_ms"),
         schema=schema,
         mysql_engine="InnoDB",

@@ -26,14 +26,14 @@ from fairway.client.core import Duration
 from fairway.errors import Misuse
 from fairway.sql.hooks import hooks_of
 from fairway.sql.inserting import Bound
-from fairway.sql.letters import Letter, Origin, Row, letter, sealed
+from fairway.sql.letters import Letter, Origin, Picker, Row, letter, placed, sealed, unstamped
 from fairway.sql.rows import OutboxRows, bytes_max
 from fairway.sql.streams import Stream, Streams
 from fairway.world.clock import Clock
 from fairway.world.lineage import forks
 from fairway.world.rng import Rng
 
-Parcels = list[tuple[Row, Stream]]
+Parcels = list[tuple[Row, Stream | None]]  # None: a relay chooses one
 
 
 class _Transaction:
@@ -61,8 +61,11 @@ class Writer:
         *,
         grace_ms: int,
         on_committed: Callable[[Parcels], None] | None,
+        picker: Callable[[], Picker] | None = None,
     ) -> None:
-        self.rows = OutboxRows(table, engine.dialect)
+        """`picker`: in a cluster, who knows where messages go."""
+        self.rows = OutboxRows(table, engine.dialect, is_cluster=picker is not None)
+        self._picker = picker
         self._engine = engine
         self._clock = clock
         self._rng = rng
@@ -165,7 +168,12 @@ class Writer:
         transaction: _Transaction | None = info.pop(self, None)
         if transaction is not None:
             for _, stream in transaction.parcels:
-                stream.is_left = True
+                if stream is not None:
+                    stream.is_left = True
+
+    def has_words(self, info: dict[Any, Any]) -> bool:
+        transaction: _Transaction | None = info.get(self)
+        return transaction is not None and bool(transaction.letters)
 
     def before_commit(self, info: dict[Any, Any], connection: Any) -> None:
         transaction: _Transaction | None = info.get(self)
@@ -173,8 +181,15 @@ class Writer:
             return
         now_ms = self._clock.wall_ms()
         letters, transaction.letters = transaction.letters, []
-        transaction.parcels = sealed(letters, self._streams, now_ms, now_ms + self._grace_ms)
+        transaction.parcels = self._sealed(letters, now_ms)
         self.rows.insert(connection, [row for row, _ in transaction.parcels])
+
+    def _sealed(self, letters: list[Letter], now_ms: int) -> Parcels:
+        if self._on_committed is None:  # nobody here sends them: whoever does knows where to
+            return [(row, None) for row in unstamped(letters, now_ms)]
+        if self._picker is None:
+            return [*sealed(letters, self._streams, now_ms, now_ms + self._grace_ms)]
+        return placed(letters, self._streams, now_ms, now_ms + self._grace_ms, self._picker())
 
     def committed(self, info: dict[Any, Any]) -> None:
         transaction: _Transaction | None = info.pop(self, None)
@@ -185,7 +200,8 @@ class Writer:
             self._on_committed(parcels)  # first: who takes the stream next must come behind us
         given_back: dict[Stream, int] = {}
         for row, stream in parcels:
-            given_back[stream] = given_back.get(stream, 0) + row.messages
+            if stream is not None:
+                given_back[stream] = given_back.get(stream, 0) + row.messages
         for stream, messages in given_back.items():
             self._streams.give_back(stream, messages)
 

@@ -60,10 +60,16 @@ def file_name(number: int) -> str:
     return f"{DIRECTORY}/{number:020d}.ckpt"
 
 
+def number_of(name: str) -> int | None:
+    """The number that a file's name states, or None where the file is no checkpoint."""
+    stem, dot, suffix = name.rpartition(".")
+    is_one = dot + suffix == ".ckpt" and len(stem) == 20 and stem.isascii() and stem.isdigit()
+    return int(stem) if is_one else None
+
+
 def numbers(disk: Disk) -> list[int]:
     """The checkpoints that are there, readable or not, oldest first."""
-    stems = (name.removesuffix(".ckpt") for name in disk.listing(DIRECTORY) if name.endswith(".ckpt"))
-    return [int(stem) for stem in stems if len(stem) == 20 and stem.isascii() and stem.isdigit()]
+    return [number for name in disk.listing(DIRECTORY) if (number := number_of(name)) is not None]
 
 
 def pack(checkpoint: Checkpoint) -> list[Part]:

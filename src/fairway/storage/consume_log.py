@@ -192,6 +192,9 @@ class ConsumeLog:
     def insert_sealed(self, base: int, end: int, entries: Mapping[int, bytes | bytearray]) -> None:
         """The same for a complete segment, whose index is made anew."""
         own = {subject_id: run for subject_id, runs in self._runs.items() for run in runs if run.base == base}
+        known = {subject_id: self._load(subject_id, own[subject_id]) for subject_id in entries if subject_id in own}
+        if own and all(_merged(known.get(each, b""), entries[each]) == known.get(each) for each in entries):
+            return  # it was made before they were lost, and has them all
         known = {subject_id: self._load(subject_id, run) for subject_id, run in own.items()}
         merged = {each: _merged(known.get(each, b""), entries.get(each, b"")) for each in known.keys() | entries.keys()}
         parts, made = index_file.pack(self._log_id, base, end, merged)
@@ -200,7 +203,11 @@ class ConsumeLog:
             self._cached_bytes -= len(self._cache.pop(key))
         for subject_id, run in made.items():
             insort(self._runs.setdefault(subject_id, []), run, key=lambda each: each.base)
-        self._disk.publish(index_file.file_name(base), parts)
+        try:
+            self._disk.publish(index_file.file_name(base), parts)
+        except DiskFull:
+            self._disk.remove(index_file.file_name(base))  # it lacks them: the next start makes it again
+            raise
         for run in made.values():
             run.data = None
 

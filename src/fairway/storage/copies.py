@@ -148,13 +148,35 @@ class Copies(ABC):
         try:
             return copying.read_chunk(self._logs[log], position, bytes_max)
         except Damaged as damaged:
-            if position >= first_base(self._logs[log]):
-                self._note_rot(self._logs[log], damaged)
+            self._note_met(log, position, damaged)
             raise
 
+    def read_warm_chunk(self, log: int, position: int, bytes_max: int) -> copying.Chunk | None:
+        """The same as far as it is in memory. None: it is not, or there is nothing yet."""
+        try:
+            return copying.read_warm_chunk(self._logs[log], position, bytes_max)
+        except Damaged as damaged:
+            self._note_met(log, position, damaged)
+            raise
+
+    def fetch_chunk(self, log: int, position: int, bytes_max: int, done: copying.ChunkRead) -> None:
+        """The same off the loop, of what is synced; then `done` is called with it, or with what is wrong."""
+
+        def fetched(found: copying.Chunk | Damaged | StorageFault) -> None:
+            if isinstance(found, Damaged):
+                self._note_met(log, position, found)
+            done(found)
+
+        copying.fetch_chunk(self._logs[log], position, bytes_max, fetched)
+
+    def _note_met(self, log: int, position: int, damaged: Damaged) -> None:
+        """Damage, unless retention took what was there."""
+        if position >= first_base(self._logs[log]):
+            self._note_rot(self._logs[log], damaged)
+
     def marks(self, log: int, positions: Iterable[int]) -> list[tuple[int, int]]:
-        """Epoch and header checksum of the records that begin there; (0, 0) where none does, or it is not synced.
-        `Damaged` where one might, and has rotted."""
+        """Epoch and header checksum of the records that begin there; (0, 0) where none does, or it is not synced;
+        `copying.ROTTEN_MARK` where one might, and has rotted."""
         return copying.marks(self._logs[log], positions, self._rotten)
 
     def tail_positions(self, log: int) -> list[int]:

@@ -5,19 +5,23 @@ Only what is synced is spoken of: a full disk may undo the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 from fairway import limits
-from fairway.errors import RemoteProtocolError, WrongDirectory
+from fairway.errors import RemoteProtocolError, StorageFault, WrongDirectory
 from fairway.storage import record, segment
 from fairway.storage.checkpoint import RotMark
 from fairway.storage.log import Damaged, Log
 from fairway.storage.record import BadRecord, Header
 from fairway.storage.scan import STALE, Damage, Scan
 
+_RECENT_BYTES = 16 * limits.MIB  # of the log's end: in memory, where nobody can tell
 _TAIL_BYTES = limits.MIB  # of the log's end, whose records are compared one by one, whatever a checkpoint covers
+_HEADERS_BYTES = segment.HEADER_BYTES + record.HEADER_BYTES  # at least so much is read: it says how much there is
 NO_MARK = (0, 0)
+ROTTEN_MARK = (0, 1)  # there might have been one, and it has rotted
 
 
 class Chunk(NamedTuple):
@@ -28,21 +32,68 @@ class Chunk(NamedTuple):
     data: bytes
 
 
+ChunkRead: TypeAlias = Callable[[Chunk | Damaged | StorageFault], None]
+
+
 def read_chunk(log: Log, position: int, bytes_max: int) -> Chunk | None:
     """What lies at `position` and is synced: one record at least, else as many as fit. None: nothing yet. `Damaged`
     where no intact record begins, or none is stored any more."""
     if position >= log.synced_end:
         return None
-    of = log.segment_at(position)
-    limit = min(of.end, log.synced_end) - position
-    data = log.read(position, min(bytes_max, limit))
-    size = _whole_bytes(log, of.base, position, data)
+    base, limit = _extent(log, position)
+    data = log.read(position, min(max(bytes_max, _HEADERS_BYTES), limit))
+    size = _whole_bytes(log, base, position, data)
     if size == 0 and len(data) < limit:
-        data = log.read(position, min(_bytes_of_first(log, of.base, position), limit))
-        size = _whole_bytes(log, of.base, position, data)
+        data = log.read(position, min(_bytes_of_first(log, base, position, data), limit))
+        size = _whole_bytes(log, base, position, data)
     if size == 0:
         raise Damaged(position, "cut short")
-    return Chunk(of.base, position, data[:size])
+    return Chunk(base, position, data[:size])
+
+
+def read_warm_chunk(log: Log, position: int, bytes_max: int) -> Chunk | None:
+    """The same without waiting for the device: as many records as memory holds. None: not one, or nothing yet."""
+    if position >= log.synced_end:
+        return None
+    base, limit = _extent(log, position)
+    read = log.read_recent if position >= log.synced_end - _RECENT_BYTES else log.read_cached
+    wanted = min(max(bytes_max, _HEADERS_BYTES), limit)
+    data = read(position, wanted) or b""
+    size = _whole_bytes(log, base, position, data)
+    if size == 0 and len(data) == wanted < limit:  # all of it is there, and the first record is larger
+        data = read(position, min(_bytes_of_first(log, base, position, data), limit)) or b""
+        size = _whole_bytes(log, base, position, data)
+    return Chunk(base, position, data[:size]) if size else None
+
+
+def fetch_chunk(log: Log, position: int, bytes_max: int, done: ChunkRead) -> None:
+    """`read_chunk` for what is synced, off the loop; then `done` is called with it, or with what is wrong."""
+    base, limit = _extent(log, position)
+
+    def fetched(found: bytes | StorageFault, *, is_again: bool = False) -> None:
+        if isinstance(found, StorageFault):
+            done(found)
+            return
+        try:
+            size = _whole_bytes(log, base, position, found)
+            if size == 0 and (is_again or len(found) >= limit):
+                raise Damaged(position, "cut short")
+            if size == 0:  # the first record is larger
+                wanted = min(_bytes_of_first(log, base, position, found), limit)
+                log.fetch(position, wanted, partial(fetched, is_again=True))
+                return
+        except Damaged as damaged:
+            done(damaged)
+            return
+        done(Chunk(base, position, found[:size]))
+
+    log.fetch(position, min(max(bytes_max, _HEADERS_BYTES), limit), fetched)
+
+
+def _extent(log: Log, position: int) -> tuple[int, int]:
+    """The base of the segment there, and how much of it is synced from `position` on."""
+    of = log.segment_at(position)
+    return of.base, min(of.end, log.synced_end) - position
 
 
 def _whole_bytes(log: Log, base: int, position: int, data: bytes) -> int:
@@ -76,20 +127,23 @@ def _header_bytes(log: Log, base: int, position: int, data: bytes) -> int:
     return segment.HEADER_BYTES
 
 
-def _bytes_of_first(log: Log, base: int, position: int) -> int:
-    """So many bytes from `position` on hold the first record there."""
+def _bytes_of_first(log: Log, base: int, position: int, data: bytes) -> int:
+    """So many bytes from `position` on hold the first record there, whose header is in the data."""
     skip = segment.HEADER_BYTES if position == base else 0
-    return skip + record.HEADER_BYTES + _header_at(log, position + skip)[0].body_bytes
+    return skip + record.HEADER_BYTES + _header_in(log, data[skip:], position + skip).body_bytes
+
+
+def _header_in(log: Log, data: bytes, position: int) -> Header:
+    try:
+        return record.parse_header(data, 0, position, log.log_id)
+    except (BadRecord, WrongDirectory) as bad:
+        raise Damaged(position, str(bad)) from bad
 
 
 def _header_at(log: Log, position: int) -> tuple[Header, int]:
     """The header of the record that begins there, and its own checksum; `Damaged` if none does."""
     data = log.read(position, record.HEADER_BYTES)
-    try:
-        header = record.parse_header(data, 0, position, log.log_id)
-    except (BadRecord, WrongDirectory) as bad:
-        raise Damaged(position, str(bad)) from bad
-    return header, int.from_bytes(data[-4:], "little")
+    return _header_in(log, data, position), int.from_bytes(data[-4:], "little")
 
 
 def mark(log: Log, position: int) -> tuple[int, int]:
@@ -102,14 +156,14 @@ def mark(log: Log, position: int) -> tuple[int, int]:
 
 
 def marks(log: Log, places: Iterable[int], rotten: Iterable[RotMark]) -> list[tuple[int, int]]:
-    """Those of several. `Damaged` where there is none, in a span that is known to have rotted: there might have been
-    one, and to take that for a difference would cost another copy what only it still has."""
+    """Those of several; `ROTTEN_MARK` where there is none in a span that is known to have rotted: to take that for a
+    difference would cost another copy what only it still has."""
     spans = [(each.start, max(each.end, each.start + 1)) for each in rotten if each.log == log.directory]
     found: list[tuple[int, int]] = []
     for position in places:
-        found.append(mark(log, position))
-        if found[-1] == NO_MARK and any(start <= position < end for start, end in spans):
-            raise Damaged(position, "it has rotted")
+        seen = mark(log, position)
+        is_lost = seen == NO_MARK and any(start <= position < end for start, end in spans)
+        found.append(ROTTEN_MARK if is_lost else seen)
     return found
 
 

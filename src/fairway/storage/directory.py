@@ -10,6 +10,7 @@
     promise         of a copy: the highest epoch that it serves
     catching-up     of a copy that is far behind: how far it was synced when it began to catch up
     wiping          of a copy that is being begun anew: what it is to become
+    installing      the same, of a copy of a delay server that begins with files of its master (`fairway.delay`)
 
 A directory with files but no identity belongs to another program, and is left alone; unless its segments say that it
 is ours, in which case the identity is made again from them under a new directory id (a damaged copy is not the copy
@@ -29,6 +30,7 @@ from fairway.world.rng import Rng
 
 IDENTITY = "identity"
 WIPING = "wiping"  # what a copy that is begun anew is to become
+INSTALLING = "installing"  # the same, where it begins with more than empty logs
 _ID_BITS = 63  # ids travel in control messages too, and many languages have signed numbers only
 MAGIC = b"FWYDIR\r\n"
 VERSION = 1

@@ -7,15 +7,17 @@ rotten as before, and is mended again. What is intact is never touched.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
-from fairway.errors import RemoteProtocolError
+from fairway.errors import RemoteProtocolError, WrongDirectory
 from fairway.storage import following, record, segment
 from fairway.storage.checkpoint import RotMark
 from fairway.storage.log import Damaged, Log
-from fairway.storage.record import Record
-from fairway.storage.scan import MISSING, Scan
+from fairway.storage.record import BadRecord, Header, Record
+from fairway.storage.scan import MISSING, STALE, Scan, check_segment_header
+from fairway.storage.segment import Segment
 
 
 class Span(NamedTuple):
@@ -39,7 +41,7 @@ def spans(number: int, log: Log, rotten: Iterable[RotMark]) -> list[Span]:
     found: list[Span] = []
     for mark in sorted((each for each in rotten if each.log == log.directory), key=lambda each: each.start):
         start = _start_of(log, mark)
-        end = mark.end if mark.end > mark.start else _end_of(log, mark.start)
+        end = mark.end if mark.end > mark.start else end_of(log, mark.start)
         if found and start <= found[-1].end:
             start, end = found[-1].start, max(end, found.pop().end)
         if start < end:
@@ -61,7 +63,7 @@ def _start_of(log: Log, mark: RotMark) -> int:
     return whole_end
 
 
-def _end_of(log: Log, position: int) -> int:
+def end_of(log: Log, position: int) -> int:
     """How far the damage goes that a reader met there; `position` itself if there is none any more."""
     try:
         of = log.segment_at(position)
@@ -70,13 +72,25 @@ def _end_of(log: Log, position: int) -> int:
         return later[0] if later else log.end
     if position < of.base + segment.HEADER_BYTES:
         return of.base + segment.HEADER_BYTES
+    header = _header_at(log, position)
+    if header is not None and header.end <= of.end:  # most often only the body is damaged, and a scan would read more
+        is_sound = record.is_sound_body(log.read(header.body_at, header.body_bytes), header.body_crc)
+        return position if is_sound else header.end
     seen = next(iter(Scan(log.file(of), of.base, position, log.log_id, limit=of.end)), None)
     return position if seen is None or isinstance(seen, Record) else seen.end
 
 
+def _header_at(log: Log, position: int) -> Header | None:
+    """The header of the record that begins there, if that much of it is sound."""
+    try:
+        return record.parse_header(log.read(position, record.HEADER_BYTES), 0, position, log.log_id)
+    except (Damaged, BadRecord, WrongDirectory):
+        return None
+
+
 def check(log: Log, span: Span, position: int, data: bytes) -> Patch:
     """What of the data belongs into the span: whole records, and a segment's header where one begins.
-    `RemoteProtocolError` where that is nothing."""
+    `RemoteProtocolError` where that is nothing, or another record than the one that was lost."""
     data = data[: max(span.end - position, 0)]
     at = 0
     if data.startswith(segment.MAGIC):
@@ -89,10 +103,19 @@ def check(log: Log, span: Span, position: int, data: bytes) -> Patch:
         if at + size > len(data):
             break
         records.append(following.record_of(log, data, at, position + at))
+        _check_same(log, records[-1].header)
         at += size
     if at == 0:
         raise RemoteProtocolError(f"nothing came that could mend {log.directory} at {position}")
     return Patch(records, data[:at])
+
+
+def _check_same(log: Log, header: Header) -> None:
+    """Where the header of what was lost is still sound, it must be this one; one of an earlier epoch was never part of
+    the log."""
+    known = _header_at(log, header.position)
+    if known is not None and known.epoch >= header.epoch and known != header:
+        raise RemoteProtocolError(f"another record than the one of {log.directory} came for {header.position}")
 
 
 def left(marks: Iterable[RotMark], log: Log, start: int, end: int) -> list[RotMark]:
@@ -108,6 +131,39 @@ def left(marks: Iterable[RotMark], log: Log, start: int, end: int) -> list[RotMa
         if mark.end > end:
             found.append(RotMark(mark.log, end, mark.end, mark.why))
     return found
+
+
+def is_whole(log: Log, mark: RotMark) -> bool:
+    """Whether what was rotten is mended, and nobody lived to write that down."""
+    if mark.why == STALE:
+        return False  # such records look sound
+    at, end = mark.start, mark.end
+    if at == end:
+        return end_of(log, at) == at
+    while at < end:
+        try:
+            of = log.segment_at(at)
+        except Damaged:
+            return False
+        file = log.file(of)
+        if at == of.base and check_segment_header(file, of.base, log.log_id) is not None:
+            return False
+        begin = max(at, of.base + segment.HEADER_BYTES)
+        if any(not isinstance(each, Record) for each in Scan(file, of.base, begin, log.log_id, limit=min(of.end, end))):
+            return False
+        at = of.end
+    return True
+
+
+def within(log: Log, mark: RotMark) -> Iterator[tuple[Segment, Iterator[Record]]]:
+    """The records that begin in a span that is whole, by segment."""
+    end = max(mark.end, mark.start + 1)
+    for of in log.segments:
+        begin = max(mark.start, of.base + segment.HEADER_BYTES)
+        if begin < min(of.end, end):
+            scan = Scan(log.file(of), of.base, begin, log.log_id, limit=of.end)
+            records = (each for each in scan if isinstance(each, Record))
+            yield of, takewhile(lambda each: each.header.position < end, records)
 
 
 def place(log: Log, position: int, patch: Patch) -> int:

@@ -13,7 +13,7 @@ from operator import attrgetter
 import msgspec
 
 from fairway import batch, limits
-from fairway.errors import Code, FairwayError, Refused, StorageFault, invariant
+from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError, StorageFault, invariant
 from fairway.names import Subject
 from fairway.storage import index_file, record
 from fairway.storage.consume_log import Entry
@@ -29,6 +29,9 @@ from fairway.world.disk import Disk
 
 DIRECTORY = "messages"
 _SIZE = attrgetter("size")
+_AWAITED = Refused(
+    Code.BUSY, "a message has rotted here, and is being fetched from another copy: ask again", retry_after_ms=100
+)
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -86,6 +89,7 @@ class MessageLog:
         self._clock = clock
         self._report_damage = on_damage
         self._damaged: set[int] = set()  # positions of records that can no longer be read
+        self.is_awaited: Callable[[int], bool] = lambda _: False  # whether another copy may bring what was lost there
         self._unsealed = [each for each in state.segments if each.base >= unsealed_from]
 
     # --- writing -----------------------------------------------------------------------------------------------------
@@ -194,6 +198,19 @@ class MessageLog:
 
         self._disk.publish_later(index_file.file_name(complete.base), parts, done)
 
+    def check_mended(self, records: Iterable[Record]) -> None:
+        """`RemoteProtocolError` where the consume log knows other batches by these sequences, or in these places."""
+        for found in records:
+            header = found.header
+            if header.kind != Kind.DATA:
+                continue
+            entry = next(self.views.entries.entries(header.subject_id, header.first_sequence, self.log.end), None)
+            if entry is None or entry.first_sequence >= header.first_sequence + header.count:
+                continue
+            known = (entry.position, entry.first_sequence, entry.count, entry.position + entry.size)
+            if known != (header.position, header.first_sequence, header.count, header.end):
+                raise RemoteProtocolError(f"another batch than the one that was lost came for {header.position}")
+
     def mended(self, of: Segment, records: Iterable[Record], on_fault: Callable[[StorageFault], None]) -> None:
         """Take in what was lost: batches, and names of subjects. What came after it is known already."""
         entries: dict[int, bytearray] = {}
@@ -260,9 +277,17 @@ class MessageLog:
             self.views.entries.some(subject_id, sequence, below, messages_max=messages_max, bytes_max=bytes_max)
         )
 
-    def _on_damage(self, damaged: Damaged) -> None:
-        self._damaged.add(damaged.position)
-        self._report_damage(damaged)
+    def _on_damage(self, found: Iterable[Damaged]) -> None:
+        """Report them. `Refused` where another copy may bring one of them: to step over it would lose it to a group."""
+        is_awaited = False
+        for damaged in found:
+            self._report_damage(damaged)
+            if self.is_awaited(damaged.position):
+                is_awaited = True
+            else:
+                self._damaged.add(damaged.position)
+        if is_awaited:
+            raise _AWAITED
 
     def _read_stretch(
         self, subject_id: int, stretch: list[Entry], read: Callable[[int, int], bytes] | None = None
@@ -273,18 +298,28 @@ class MessageLog:
         try:
             data = (read or self.log.read)(start, stretch[-1].position + stretch[-1].size - start)
         except Damaged as damaged:
-            for entry in stretch:
-                self._on_damage(Damaged(entry.position, damaged.why))
+            self._on_damage([Damaged(entry.position, damaged.why) for entry in stretch])
             return found
         bodies = record.batches(data, start, stretch, self.log.log_id, subject_id)
         if all(bodies):
             return list(map(StoredBatch, stretch, bodies))  # type: ignore[arg-type]  # not one is None
-        for entry, body in zip(stretch, bodies, strict=True):
+        damages: list[Damaged] = []
+        for entry, seen in zip(stretch, bodies, strict=True):
+            body = seen or self._read_again(subject_id, entry)
             if body is not None:
                 found.append(StoredBatch(entry, body))
             else:
-                self._on_damage(self._what_is_wrong(data, entry.position - start, entry.position))
+                damages.append(self._what_is_wrong(data, entry.position - start, entry.position))
+        self._on_damage(damages)
         return found
+
+    def _read_again(self, subject_id: int, entry: Entry) -> bytes | None:
+        """What was fetched may be older than a repair of it, and a device may err once."""
+        try:
+            data = self.log.read(entry.position, entry.size)
+        except Damaged:
+            return None
+        return record.batches(data, entry.position, [entry], self.log.log_id, subject_id)[0]
 
     def _what_is_wrong(self, data: bytes, offset: int, position: int) -> Damaged:
         try:

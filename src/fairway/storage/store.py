@@ -72,7 +72,6 @@ class Store(Copies):
         self._disk = disk
         self._clock = clock
         self._options = options
-        self._rotten = opened.rotten
         self._number = opened.checkpoint_number
         self.is_view_stale = False  # the action log was mended: only the next start makes the view of it again
         self.checkpointed_ms = clock.wall_ms()  # or begun, before the first checkpoint of this life
@@ -84,6 +83,8 @@ class Store(Copies):
         self._action_view: ActionView | None = None
         self.on_fault: Callable[[StorageFault], None] = lambda _fault: None  # told once, of the fault that ends it
         self.on_actions: Callable[[], None] = lambda: None  # something was committed to the action log
+        self.keeps_from: Callable[[], int | None] = lambda: None  # messages from here on are needed here, if any are
+        self.on_rot: Callable[[], None] = lambda: None  # a reader has met damage that was not known
         self.messages = MessageLog(
             disk,
             clock,
@@ -109,6 +110,7 @@ class Store(Copies):
             names=names,
         )
         super().__init__(disk, opened, (self.messages, self.actions), options.durability)
+        self._rotten = [each for each in opened.rotten if not self._is_mended(each)]
         self._follow(follows)
 
     @classmethod
@@ -156,6 +158,9 @@ class Store(Copies):
         """Let go of what the master has let go of, as far as it is settled here: at once for readers, on disk once a
         checkpoint says so."""
         messages, actions = self.messages.log, self.actions.log
+        needed_from = self.keeps_from()
+        if needed_from is not None:
+            messages_base = min(messages_base, needed_from)
         while len(messages.segments) > 1 and messages.segments[0].end <= min(messages_base, self._droppable_end()):
             self._drop(messages.segments[0].base)
         while len(actions.segments) > 1 and actions.segments[0].end <= min(actions_base, self._checkpointed_ends[1]):
@@ -182,6 +187,8 @@ class Store(Copies):
         base = mending.place(of, position, patch)
         if of is self.actions.log:
             self._distrust_view()
+        else:
+            self.messages.check_mended(patch.records)
         newest_ms = max((each.header.appended_ms for each in patch.records), default=0)
         mended = of.mend(base, position, patch.data, newest_ms)
         if of is self.messages.log:
@@ -190,18 +197,37 @@ class Store(Copies):
         self.checkpoint()
         return position + len(patch.data)
 
+    def _is_mended(self, mark: RotMark) -> bool:
+        """Whether a life before this one put the bytes back, and could not write that down. Then the indexes may be
+        without them still."""
+        log = next(each for each in self._logs if each.directory == mark.log)
+        if not mending.is_whole(log, mark):
+            return False
+        if log is self.messages.log:
+            for of, records in mending.within(log, mark):
+                self.messages.mended(of, records, self._background_fault)
+        return True
+
     def _distrust_view(self) -> None:
-        """The view lacks actions that the log will have: no checkpoint may carry it on, this one's least of all."""
+        """The view lacks actions that the log will have: no checkpoint may carry it on, this one's least of all.
+        `Refused` where there is nothing to make it again from."""
+        if self.is_view_stale:
+            return
+        if first_base(self.actions.log) > 0:
+            raise Refused(Code.DAMAGED, "actions before these were let go of: what they made could not be made again")
         if self._checkpointing:
             raise Refused(Code.BUSY, "a checkpoint is being written: mend a little later", retry_after_ms=100)
-        if not self.is_view_stale:
-            self.is_view_stale = True
-            picture = self._picture()
+        self.is_view_stale = True
+        picture = self._picture()
+        try:
             self._disk.publish(checkpoints.file_name(picture.number), checkpoints.pack(picture))
-            for number in checkpoints.numbers(self._disk):
-                if number < picture.number:
-                    self._disk.remove(checkpoints.file_name(number))
-            self._number = picture.number
+        except DiskFull:
+            self.is_view_stale = False  # nothing was mended; whoever tries again has to begin here
+            raise
+        for number in checkpoints.numbers(self._disk):
+            if number < picture.number:
+                self._disk.remove(checkpoints.file_name(number))
+        self._number = picture.number
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -314,9 +340,10 @@ class Store(Copies):
         self._note_rot(self.messages.log, damaged)
 
     def _note_rot(self, log: Log, damaged: Damaged) -> None:
-        mark = RotMark(log.directory, damaged.position, damaged.position, str(damaged))
+        mark = RotMark(log.directory, damaged.position, mending.end_of(log, damaged.position), str(damaged))
         if mark not in self._rotten:
             self._rotten.append(mark)
+            self.on_rot()
 
     # --- checkpoint and retention ------------------------------------------------------------------------------------
 

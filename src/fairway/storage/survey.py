@@ -250,6 +250,7 @@ class _Look:
         said = {
             catching_up.FILE: "this copy is catching up with its master: what is damaged at its end is torn",
             wiping.FILE: "this copy is being begun anew: the next start finishes that",
+            directory.INSTALLING: "this copy is being begun anew with its master's files: the next start finishes that",
         }
         return [sentence for name, sentence in said.items() if name in names]
 

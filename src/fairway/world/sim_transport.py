@@ -53,11 +53,13 @@ class SimTransport(asyncio.Transport):
         self._label = f"{own[0]}:{own[1]}<{peer[0]}:{peer[1]}"
         self._loop = loop
         self._rng = rng
+        self._way = way
         self._wire = Wire(loop, rng, way, self.break_off)
         self._opened = opened
         self._window_bytes = way.conditions.window_bytes  # that may still be sent before the peer reads
         self._unsent = bytearray()
         self._inbox = bytearray()
+        self._untold_bytes = 0  # read here, and the peer does not know
         self._high_bytes, self._low_bytes = HIGH_WATER_BYTES, HIGH_WATER_BYTES // 4
         self._read_timer: asyncio.TimerHandle | None = None
         self._started = False
@@ -296,7 +298,9 @@ class SimTransport(asyncio.Transport):
         self._read_soon()
 
     def _read_data(self) -> None:
-        size = self._chunk_bytes(min(len(self._inbox), READ_BYTES_MAX))
+        size = min(len(self._inbox), READ_BYTES_MAX)
+        if self._way.conditions.is_choppy:
+            size = self._chunk_bytes(size)
         data = bytes(self._inbox[:size])
         del self._inbox[:size]
         self._loop.note(f"{self._label} {size} bytes {zlib.crc32(data):08x}")
@@ -304,8 +308,10 @@ class SimTransport(asyncio.Transport):
             self._protocol.data_received(data)
         except Exception as problem:
             self._fail("data_received", problem)
-        if not self._lost:
-            self._wire.send(self._peer._read_by_peer, size)
+        self._untold_bytes += size
+        if not self._lost and self._untold_bytes >= self._way.conditions.told_bytes:
+            self._wire.send(self._peer._read_by_peer, self._untold_bytes)
+            self._untold_bytes = 0
 
     def _chunk_bytes(self, available: int) -> int:
         """All there is, half of the time; else any part of it, or a few bytes."""

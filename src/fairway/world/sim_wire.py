@@ -30,9 +30,12 @@ class Conditions:
     jitter_us: int = 400  # one way, at most that much more
     window_bytes: int = 64 * KIB  # sent and not yet read, per direction: what the two kernels would hold
     drop_chance: float = 0.0  # that a connection breaks, per thing that arrives on it
+    is_choppy: bool = True  # bytes are read in pieces that the seed cuts; False: as they come
+    told_bytes: int = 1  # read before the sender is told that there is room again: more of them, fewer events
 
     def __post_init__(self) -> None:
-        if min(self.latency_us, self.jitter_us) < 0 or self.window_bytes < 1 or not 0 <= self.drop_chance <= 1:
+        is_odd = min(self.latency_us, self.jitter_us) < 0 or self.window_bytes < 1 or not 0 <= self.drop_chance <= 1
+        if is_odd or not 1 <= self.told_bytes <= max(self.window_bytes // 2, 1):  # else a sender waits for ever
             raise Misuse(f"no net is like this: {self}")
 
 

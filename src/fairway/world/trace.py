@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeAlias
 
+EVENTS_AT_ONCE = 256  # hashed together: one by one costs as much again as noting them
 RECENT_EVENTS = 16  # kept for the message of an error: enough to see the cycle that a run is caught in
 
 Listener: TypeAlias = Callable[[int, str], None]
@@ -27,19 +28,27 @@ class Trace:
         self._hash = hashlib.blake2b(digest_size=16)
         self._listener = listener
         self._recent: deque[tuple[int, str]] = deque(maxlen=RECENT_EVENTS)
+        self._unhashed: list[str] = []
 
     def add(self, now_ns: int, label: str) -> None:
-        self._hash.update(f"{now_ns} {label}\n".encode())
+        self._unhashed.append(f"{now_ns} {label}\n")
         self._recent.append((now_ns, label))
+        if len(self._unhashed) == EVENTS_AT_ONCE:
+            self._digest()
         if self._listener is not None:
             self._listener(now_ns, label)
 
     def hexdigest(self) -> str:
+        self._digest()
         return self._hash.hexdigest()
 
     def recent(self) -> str:
         """The last events, one per line, for an error that has to say what went on."""
         return "\n".join(f"  {now_ns} ns  {label}" for now_ns, label in self._recent)
+
+    def _digest(self) -> None:
+        self._hash.update("".join(self._unhashed).encode())
+        self._unhashed.clear()
 
 
 def label_of(callback: Callable[..., object]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fairway import limits
-from fairway.batch import Codec, MessageId, decode, encode, layout, peek
+from fairway.batch import Codec, MessageId, check, decode, encode, layout, peek, reborn, restamp
 from fairway.errors import Misuse
 
 IDENTITY: dict[str, Any] = {"producer_id": 7, "first_sequence": 100, "created_ms": 1_700_000_000_000}
@@ -143,3 +143,27 @@ def opcodes(payloads: list[bytes]) -> int:
 
 def test_payloads_cost_no_python_per_message() -> None:
     assert opcodes([b"x" * 8] * 4_095) == opcodes([b"x" * 8] * 3) > 100
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {"keys": ["a", None, "c"], "tags": [("x",), (), ("y", "z")], "headers": [{"h": "1"}, {}, {}]},
+        {"ids": [None, MessageId(9, 4), None], "due_ms": [1_800_000_000_000] * 3},
+    ],
+)
+def test_under_another_number_messages_are_reborn_with_their_ids(columns: Any, codec: Codec) -> None:
+    data = encode([b"one", b"", b"three" * 50], **IDENTITY, **columns, codec=codec)
+    elsewhere = reborn(data, producer_id=8, first_sequence=0)
+    check(elsewhere)
+    before, after = decode(data), decode(elsewhere)
+    assert (after.header.producer_id, after.header.first_sequence) == (8, 0)
+    assert after.payloads == before.payloads
+    for index in range(3):
+        assert after.id(index) == before.id(index)
+        assert (after.key(index), after.tags(index)) == (before.key(index), before.tags(index))
+        assert (after.headers(index), after.due_ms(index)) == (before.headers(index), before.due_ms(index))
+    assert reborn(elsewhere, producer_id=7, first_sequence=100) == reborn(data, producer_id=7, first_sequence=100)
+    assert decode(restamp(data, producer_id=8, first_sequence=0)).id(0) == MessageId(8, 0), "else they would not"

@@ -139,8 +139,8 @@ class Worker:
         join = m.Join(*self._place, version, self.arrived, start, is_broadcast, policies)
         return (await self.client.ask(join, m.Joined))[0]
 
-    async def pull(self, *, most: int = 1_000, wait_s: float = 0) -> Handed:
-        pull = m.Pull(*self._place, most, 1 << 20, round(wait_s * 1_000), self.arrived)
+    async def pull(self, *, most: int = 1_000, wait_s: float = 0, run_max: int = 1) -> Handed:
+        pull = m.Pull(*self._place, most, 1 << 20, round(wait_s * 1_000), self.arrived, run_max)
         handed = Handed(*await self.client.ask(pull, m.Pulled))
         self.arrived = max(self.arrived, handed.number)
         return handed

@@ -159,6 +159,19 @@ def test_while_others_are_at_work_it_rests_between_answers(stage: Stage) -> None
     assert actor.suspensions == 0
 
 
+def test_with_weight_it_rests_the_less(stage: Stage) -> None:
+    actor = stage.actor("a")
+    actor.weight = 4.0
+    stage.start(actor, "one")
+    stage.device.answer()
+    stage.clock.advance(1)
+    stage.scheduler.busy_ns = stage.clock.monotonic_ns()
+    stage.fetches.rest(actor)
+    stage.clock.advance(fetching.REST_FACTOR // 4)
+    stage.loop.ring_all()
+    assert actor.suspensions == 0
+
+
 def test_alone_it_does_not_rest_between_answers(stage: Stage) -> None:
     actor = stage.actor("a")
     stage.start(actor, "one")
@@ -192,7 +205,7 @@ def test_one_that_has_what_it_wants_does_not_wait_for_the_device(stage: Stage) -
     stage.clock.advance(1)
     stage.scheduler.busy_ns = stage.clock.monotonic_ns()
     stage.fetches.rest(sated)
-    stage.clock.advance(10)
+    stage.clock.advance(fetching.REST_FACTOR + 1)
     stage.loop.ring_all()
     assert (sated.suspensions, slow.suspensions, slower.suspensions) == (0, 1, 1)
 

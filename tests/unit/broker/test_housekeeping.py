@@ -121,6 +121,20 @@ async def test_what_a_group_owes_stays_also_what_was_pulled_and_not_acked(scene:
     assert segments(scene) == 1
 
 
+@staged_with(options_of(store=keeping(Policy(age_ms_max=HOUR_S * 1_000))))
+async def test_what_a_query_on_spark_has_not_read_stays(scene: Scene) -> None:
+    """Its group has no members, and is moved by seeks alone."""
+    spark = await scene.worker("spark", group="archive")
+    await spark.leave()
+    await fill(scene, 5)
+    await scene.seek(m.Whence.SEQUENCE, 2, group="archive")
+    await scene.sleep(3 * HOUR_S)
+    assert segments(scene) == 4
+    await scene.seek(m.Whence.SEQUENCE, 6, group="archive")
+    await scene.sleep(0.1 * HOUR_S)
+    assert segments(scene) == 1
+
+
 @staged_with(options_of(store=keeping(Policy(age_ms_max=HOUR_S * 1_000, owed_bytes_max=14_000))))
 async def test_above_the_ceiling_pulled_messages_die_and_others_are_lost_loudly(scene: Scene) -> None:
     await scene.configure(GroupConfig(lease_ms=DAY_S * 1_000))

@@ -9,6 +9,8 @@ from fairway.groups import GroupConfig
 from fairway.protocol import Bytes, Message, codec
 from fairway.protocol import messages as m
 from fairway.protocol.frames import write
+from fairway.replication.figures import families as figures_of_copies
+from fairway.replication.standing import Standing
 from fairway.storage.retention import Policy
 from tests.support.raw import Raw
 from tests.unit.broker.scene import BROKER, PORT, Scene, options_of, staged, staged_with
@@ -89,6 +91,8 @@ async def test_what_the_connection_refuses_by_itself_is_counted(scene: Scene) ->
 async def test_the_manual_names_figures_that_exist(scene: Scene) -> None:
     await scene.worker("ann")
     families = set(re.findall(r"^# TYPE (fairway_\w+)", scene.broker.metrics.page(), re.MULTILINE))
+    of_copies = figures_of_copies(Standing("east", ()), scene.broker.store)
+    families |= {f"fairway_{each.name}" for each in of_copies}
     named = set(re.findall(r"fairway_[a-z_]+[a-z]", MANUAL.read_text(encoding="utf-8")))
     assert len(named) > 10
     assert named <= families

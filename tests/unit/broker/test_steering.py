@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fairway.errors import Code
+import pytest
+
+from fairway.errors import Code, Refused
 from fairway.groups import GroupConfig, TagFilter
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Depth, Describe, Described, Lever
@@ -29,6 +31,18 @@ async def test_seek_to_the_latest_skips(scene: Scene) -> None:
     ann = await scene.worker("ann")
     await scene.send(b"a", b"b")
     assert (await scene.seek(m.Whence.LATEST)).sequence == 2
+    await scene.send(b"c")
+    assert await ann.drain() == [b"c"]
+
+
+@staged
+async def test_seek_to_the_end_is_as_far_as_it_goes(scene: Scene) -> None:
+    ann = await scene.worker("ann")
+    await scene.send(b"a", b"b")
+    with pytest.raises(Refused, match=r"no sequence 3 in .*, which ends at 2 here: seek to 2, or to 'la") as beyond:
+        await scene.seek(m.Whence.SEQUENCE, 3)
+    assert beyond.value.code is Code.BAD_REQUEST
+    assert (await scene.seek(m.Whence.SEQUENCE, 2)).was == 0, "what is refused has moved nothing"
     await scene.send(b"c")
     assert await ann.drain() == [b"c"]
 

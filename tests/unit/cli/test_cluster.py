@@ -93,7 +93,11 @@ def test_the_cluster_is_shown_with_roles_epochs_and_lag(meta: tuple[Cli, str]) -
             ("follower", True, 1_000),
             ("away", False, None),
         ]
-        text = cli.run("cluster", "--check")
+        [away] = found["troubles"]
+        assert away.startswith("copy a3 of group east is away: start it")
+        assert not found["is_well"]
+        text = cli.run("cluster", "--check", status=4)
+        assert away in text
         for words in ("east", "127.0.0.1:7002", "1000 B", "away", "meta servers: 127.0.0.1:"):
             assert words in text
 

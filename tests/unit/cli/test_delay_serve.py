@@ -132,7 +132,9 @@ def test_a_delay_server_joins_a_cluster_by_itself_and_finds_the_broker_groups(tm
             client.send("orders", b"far", key="k", after=3_600).result()
             assert received(client, 1) == [b"later"]
             assert client.delayed.count(subject="orders") == 1
-            another = ("delay", "serve", "--data", str(tmp_path / "d2"), "--registry", meta, "--group", "d1")
-            assert "give it a --group of its own" in NOBODY.fails(*another, "--port", "0", status=1)
+            misnamed = ("delay", "serve", "--data", str(tmp_path / "d2"), "--registry", meta, "--group", "g1")
+            assert "g1 is a group of brokers" in NOBODY.fails(*misnamed, "--port", "0", status=1)
             server.terminate()
             assert server.wait(timeout_s=READY_S) == 0
+        alone = ("delay", "serve", "--data", str(tmp_path / "d1"), "--broker", "127.0.0.1:1", "--port", "0")
+        assert "start it with --registry and --group" in NOBODY.fails(*alone, status=2)

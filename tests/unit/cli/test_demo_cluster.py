@@ -60,9 +60,11 @@ def test_without_java_it_says_what_is_missing() -> None:
 def test_a_cluster_loses_nothing_although_a_master_is_killed_and_nothing_stays_behind(tmp_path: Path) -> None:
     with Child("fairway.cli.main", "demo", "cluster", "--seconds", "16", "--data", str(tmp_path / "data")) as show:
         processes = re.findall(r"[\w-]+ (\d+)", said(show, "processes:"))
-        assert len(processes) == 8
+        assert len(processes) == 9
         assert "which leads g1" in said(show, "kill -9 ")
-        assert "leads g1 under epoch 2" in said(show, "leads g1 under epoch")
+        assert "which leads d1" in said(show, "kill -9 ")
+        assert "later, of which a session" in said(show, "under epoch 2")
+        assert "later, of which a session" in said(show, "under epoch 2")
         assert "0 lost" in said(show, " lost")
         assert show.wait(timeout_s=SHOW_S) == 0
     assert not [pid for pid in processes if is_running(pid)]

@@ -71,6 +71,7 @@ def test_seek(cli: Cli, to: str, sequence: int) -> None:
     assert (told["was"], told["sequence"]) == (4, sequence)
     left = cli.run("consume", subject, "-g", "g", "--idle-s", "0.5").split()
     assert len(left) == 10 - sequence
+    assert "which ends at 10 here" in cli.fails("seek", subject, "g", "11", status=1)
 
 
 def test_weight(cli: Cli) -> None:

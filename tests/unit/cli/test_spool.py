@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 import fairway
-from fairway.batch import encode
+from fairway.batch import MessageId, encode
 from fairway.client.spool_journal import Journal
+from fairway.client.spool_record import Entry
 from fairway.protocol.diversion import Handed
 from fairway.world.clock import RealClock
 from fairway.world.rng import RealRng
@@ -72,6 +76,17 @@ def test_delayed_messages_go_on_waiting_where_they_belong(cli: Cli, tmp_path: Pa
         assert client.delayed.count("spool.later") == 2
 
 
+def test_what_a_client_of_a_cluster_left_is_drained_with_the_url_of_a_cluster(cli: Cli, tmp_path: Path) -> None:
+    spool, cluster = str(tmp_path / "spool"), cli.url.replace("fairway://", "meta://")
+    with fairway.connect(
+        NOBODY.replace("fairway://", "meta://"), spool=fairway.SpoolOptions(spool, after_ms=10)
+    ) as client:
+        client.send("spool.cluster", b"a")
+    told = cli.run("spool", "drain", spool, status=1)
+    assert "1 left, by a client of a cluster: drain it with --url meta://HOST:PORT" in told
+    assert "1 message delivered, 0 left" in cli.run("spool", "drain", spool, "--url", cluster)
+
+
 def test_a_living_process_keeps_its_own(cli: Cli, tmp_path: Path) -> None:
     chosen = fairway.SpoolOptions(str(tmp_path / "spool"), after_ms=10)
     with fairway.connect(NOBODY, spool=chosen) as client:
@@ -106,3 +121,130 @@ def test_damage_is_shown(cli: Cli, tmp_path: Path, place: int) -> None:
     assert "damaged" in cli.fails("spool", "drain", str(tmp_path / "spool"), status=4)
     [kept] = (tmp_path / "spool").glob("*/kept/*")
     assert kept.stat().st_size > 0
+
+
+# --- what does not go on by itself ------------------------------------------------------------------------------------
+
+PRODUCER = 0x5EED
+
+
+@contextmanager
+def journal_of(spool: Path, *batches: Handed, aside: bool | None = None, is_cluster: bool = False) -> Iterator[str]:
+    """Of a process that lives meanwhile. `aside`: all of it is set aside, and whether it may be stored."""
+    number, disk = Yard(spool, post=lambda callback, *args: callback(*args)).make(RealRng())
+    journal = Journal(disk, number, RealClock(), is_cluster=is_cluster)
+    done: SimpleQueue[object] = SimpleQueue()
+    journal.keep(batches, done.put)
+    assert done.get(timeout=30) is None
+    for at, each in enumerate(batches if aside is not None else ()):
+        journal.set_aside(Entry(at, *each), "it was no good", PRODUCER, bool(aside), done.put)
+        assert done.get(timeout=30) is None
+    try:
+        yield journal.name
+    finally:
+        disk.close()
+
+
+def batch_to(subject: str, first: int, *payloads: bytes, due_ms: list[int] | None = None, group: str = "") -> Handed:
+    data = encode(payloads, producer_id=PRODUCER, first_sequence=first, created_ms=1, due_ms=due_ms)
+    return Handed(subject, len(payloads), bool(group), data, group)
+
+
+def stored_on(cli: Cli, subject: str) -> list[tuple[bytes, MessageId]]:
+    with cli.client() as client:
+        pages = [page.batch for page in client.scan(subject)]
+    return sorted((bytes(each.payloads[at]), each.id(at)) for each in pages for at in range(len(each)))
+
+
+def test_what_was_set_aside_is_put_back_and_sent_under_the_ids_of_its_receipts(cli: Cli, tmp_path: Path) -> None:
+    spool, subject = str(tmp_path / "spool"), "spool.again"
+    batches = (
+        batch_to(subject, 0, b"a", b"b"),
+        batch_to(subject, 2, b"c"),
+        batch_to(subject, 3, b"d", due_ms=[RealClock().wall_ms() + 3_600_000]),
+    )
+    with journal_of(tmp_path / "spool", *batches, aside=False) as name:
+        pass
+    shown = cli.run("spool", "status", spool, status=4)
+    assert f"{name}/1" in shown
+    assert "to send it again, once the cause is mended: `fairway spool retry" in shown
+    done = cli.json("spool", "retry", spool, f"{name}/1", f"{name}/9", status=1)
+    assert (done["ids"], done["messages"], done["unknown"]) == ([f"{name}/1"], 1, [f"{name}/9"])
+    told, wrong = cli.both("spool", "retry", spool)
+    assert "2 batches with 3 messages put back: `fairway spool drain" in told
+    assert wrong == ""
+    assert "nothing was set aside" in cli.run("spool", "retry", spool)
+    assert "4 messages delivered, 0 left" in cli.run("spool", "drain", spool)
+    assert stored_on(cli, subject) == [(each, MessageId(PRODUCER, at)) for at, each in enumerate((b"a", b"b", b"c"))]
+    with cli.client() as client:
+        assert client.delayed.count(subject) == 1
+    assert cli.json("spool", "status", spool)["journals"] == []
+
+
+def test_what_may_be_stored_already_is_sent_again_only_by_a_word(cli: Cli, tmp_path: Path) -> None:
+    spool = str(tmp_path / "spool")
+    with journal_of(tmp_path / "spool", batch_to("spool.twice", 0, b"a"), aside=True):
+        pass
+    refused = cli.fails("spool", "retry", spool, status=2)
+    assert "may be stored twice. Say --may-repeat if it may" in refused
+    told = cli.run("spool", "retry", spool, "--may-repeat")
+    assert "1 message may be stored twice, under the same id" in told
+    assert "1 message delivered, 0 left" in cli.run("spool", "drain", spool)
+
+
+def test_what_is_refused_again_is_set_aside_again_and_can_be_discarded(cli: Cli, tmp_path: Path) -> None:
+    spool = str(tmp_path / "spool")
+    leave_a_name_that_no_broker_takes(tmp_path / "spool")
+    cli.run("spool", "drain", spool, status=4)
+    cli.run("spool", "retry", spool)
+    cli.run("spool", "drain", spool, status=4)
+    [journal] = cli.json("spool", "status", spool, status=4)["journals"]
+    [aside] = journal["set_aside"]
+    assert aside["number"] > 0
+    assert "name the ids of batches, or say --all" in cli.fails("spool", "discard", spool, status=2)
+    assert "is not among what was set aside" in cli.fails("spool", "discard", spool, f"{journal['name']}/77", status=1)
+    told = cli.run("spool", "discard", spool, f"{journal['name']}/{aside['number']}")
+    assert "1 batch with 1 message deleted" in told
+    assert cli.json("spool", "discard", spool, "--all")["ids"] == []
+    assert cli.json("spool", "status", spool)["journals"] == []
+
+
+def test_what_a_living_process_has_set_aside_is_left_alone(cli: Cli, tmp_path: Path) -> None:
+    spool = str(tmp_path / "spool")
+    with journal_of(tmp_path / "spool", batch_to("spool.alive", 0, b"a"), aside=False) as name:
+        for verb in (("retry",), ("discard", "--all")):
+            refused = cli.fails("spool", verb[0], spool, *verb[1:], status=1)
+            assert f"journal {name}: process" in refused
+            assert "is alive and has it: end that first" in refused
+        assert len(cli.json("spool", "status", spool, status=4)["journals"][0]["set_aside"]) == 1
+    cli.run("spool", "retry", spool)
+
+
+def test_what_waits_for_a_group_that_is_gone_is_freed_by_a_word(cli: Cli, tmp_path: Path) -> None:
+    spool, cluster, subject = str(tmp_path / "spool"), cli.url.replace("fairway://", "meta://"), "spool.freed"
+    batches = (batch_to(subject, 0, b"a", b"b", group="gone"), batch_to(subject, 2, b"c"))
+    with journal_of(tmp_path / "spool", *batches, is_cluster=True):
+        pass
+    told = cli.run("spool", "drain", spool, "--url", cluster, "--timeout-s", "0.5", status=1)
+    assert "if it was given up for good: `fairway spool retry --group`" in told
+    free = ("spool", "retry", spool, "--group", "gone")
+    assert "2 messages may be stored in broker group gone already" in cli.fails(*free, status=2)
+    assert "is no meta server" in cli.fails(*free, "--may-repeat", status=2)
+    nobody = NOBODY.replace("fairway://", "meta://")
+    assert "no meta server at" in cli.fails(*free, "--may-repeat", "--url", nobody, "--patience-s", "0.1", status=3)
+    assert cli.json("spool", "status", spool)["journals"][0]["pinned"]["gone"] == 2
+    done = cli.json(*free, "--may-repeat", "--url", cluster)
+    assert (done["messages"], done["may_repeat"], done["left"]) == (2, 2, [])
+    assert "nothing waits for broker group gone" in cli.run(*free)
+    assert " 0 left" in cli.run("spool", "drain", spool, "--url", cluster)
+    assert stored_on(cli, subject) == [(each, MessageId(PRODUCER, at)) for at, each in enumerate((b"a", b"b", b"c"))]
+
+
+def test_what_waits_for_a_group_that_the_meta_server_knows_stays(cli: Cli, tmp_path: Path) -> None:
+    spool, cluster = str(tmp_path / "spool"), cli.url.replace("fairway://", "meta://")
+    with journal_of(tmp_path / "spool", batch_to("spool.known", 0, b"a", group="here"), is_cluster=True):
+        pass
+    refused = cli.fails("spool", "retry", spool, "--group", "here", "--may-repeat", "--url", cluster, status=1)
+    assert "the meta server knows broker group here" in refused
+    assert cli.json("spool", "status", spool)["journals"][0]["pinned"] == {"here": 1}
+    assert "not both" in cli.fails("spool", "retry", spool, "x/1", "--group", "here", status=2)

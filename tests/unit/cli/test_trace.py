@@ -147,8 +147,8 @@ def test_what_is_not_there(cli: Cli, fw: fairway.Client, tmp_path: Path) -> None
     assert Cli("fairway://127.0.0.1:1").fails("trace", nobody, status=3)
 
 
-def archive_of(path: Path, subject: str, sequence: int, id: str, log_id: int = 0) -> None:
-    """One message, as the archive job leaves it."""
+def archive_of(path: Path, subject: str, sequence: int, id: str, log_id: int = 0, group: str = "default") -> None:
+    """One message, as the archive job leaves it; where its broker group has a name, another one has that sequence."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -156,7 +156,7 @@ def archive_of(path: Path, subject: str, sequence: int, id: str, log_id: int = 0
     name = f"subject={subject}/date=2026-03-01/fairway-000000000001-00000000-00000.parquet"
     (path / name).parent.mkdir(parents=True)
     row = {
-        "broker_group": "default", "sequence": sequence, "id": id, "key": "k", "tags": ["a"],
+        "broker_group": group, "sequence": sequence, "id": id, "key": "k", "tags": ["a"],
         "headers": [("tenant", "t")], "payload": b"x", "created_at": moment, "appended_at": moment,
     }  # fmt: skip
     stamp = pa.timestamp("us", tz="UTC")
@@ -167,10 +167,12 @@ def archive_of(path: Path, subject: str, sequence: int, id: str, log_id: int = 0
     (home / "commits").mkdir(parents=True)
     (home / "archive.json").write_text(json.dumps({"fairway_archive": 1}))
     span = {"subject": subject, "first": sequence, "end": sequence + 1, "rows": 1}
+    of = {} if group == "default" else {"broker_group": group}
+    others = [{**span, "log_id": f"{log_id + 1:016x}"}] if of else []
     commit = {
         "fairway_archive": 1, "number": 1, "at_ms": 0, "removed": [],
-        "ranges": [{**span, "log_id": f"{log_id:016x}"}],
-        "added": [{**span, "path": name, "date": "2026-03-01", "size_bytes": 1}],
+        "ranges": [*others, {**span, **of, "log_id": f"{log_id:016x}"}],
+        "added": [{**span, **of, "path": name, "date": "2026-03-01", "size_bytes": 1}],
     }  # fmt: skip
     (home / "commits" / "000000000001.json").write_text(json.dumps(commit))
 
@@ -202,10 +204,14 @@ def test_attempts_that_run_out(cli: Cli, fw: fairway.Client) -> None:
     assert events == ["created", "stored", "pulled", "retried", "pulled", "retried", "dead"]
 
 
-def test_one_that_retention_has_taken_has_its_events_still(cli: Cli, fw: fairway.Client, tmp_path: Path) -> None:
-    archive_of(tmp_path / "archive", "taken", 0, str(MessageId(78, 1)), fw.describe().broker.log_id)
-    fw.send("taken", b"stands for it").result(WAIT_S)
-    with fw.consumer("taken", "billing", consumer="ann") as ann:
+@pytest.mark.parametrize("group", ["default", "g2"])
+def test_one_that_retention_has_taken_has_its_events_still(
+    cli: Cli, fw: fairway.Client, tmp_path: Path, group: str
+) -> None:
+    subject = f"taken.{group}"
+    archive_of(tmp_path / "archive", subject, 0, str(MessageId(78, 1)), fw.describe().broker.log_id, group)
+    fw.send(subject, b"stands for it").result(WAIT_S)
+    with fw.consumer(subject, "billing", consumer="ann") as ann:
         ann.take(1, timeout=WAIT_S)[0].ack()
     story = cli.json("trace", str(MessageId(78, 1)), "--archive", str(tmp_path / "archive"))
     assert story["is_archived_only"]

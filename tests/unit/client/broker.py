@@ -22,14 +22,15 @@ READY = re.compile(r"ready (\d+)")
 class Running:
     """One data directory and one port, through as many lives as a test wants."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, keep_bytes: int | None = None) -> None:
         self._data = data
+        self._keeping = [] if keep_bytes is None else [str(keep_bytes)]
         self.port = 0
         self.url = ""
         self._child: Child | None = None
 
     def start(self) -> None:
-        self._child = Child("tests.crash.broker_server", str(self._data), str(self.port))
+        self._child = Child("tests.crash.broker_server", str(self._data), str(self.port), *self._keeping)
         ready = READY.fullmatch(self._child.line(timeout_s=READY_S) or "")
         assert ready
         self.port = int(ready[1])
@@ -63,8 +64,8 @@ class Running:
 
 
 @contextmanager
-def running(data: Path) -> Iterator[Running]:
-    broker = Running(data)
+def running(data: Path, keep_bytes: int | None = None) -> Iterator[Running]:
+    broker = Running(data, keep_bytes)
     try:
         broker.start()
         yield broker

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 import fairway
 from fairway.client.core import ClientOptions
-from fairway.errors import Misuse
 from fairway.lookup.homes import home
 from fairway.protocol.admin import Depth, Describe
 from fairway.protocol.routing import SubjectRoute
@@ -181,6 +179,30 @@ def test_a_master_that_steps_down_is_left_for_the_one_that_leads(cluster: Cluste
             assert client.send(subject, b"a").result(WAIT_S).sequence == 0, "though the meta server is behind"
 
 
+def test_a_group_that_no_route_names_any_more_is_not_dialed(cluster: Cluster, subject: str) -> None:
+    with fairway.connect(cluster.url) as client:
+        until_both_take(client, subject)
+        cluster.meta.tell(SubjectRoute(subject, ["b"], ["b"]))
+        until_alone(client, subject, "b")
+        cluster.brokers["a"].stop()
+        with Follower(cluster.brokers["a"].port) as other:  # somebody else, at the same address
+            other.asked.wait(0.5)  # a broker that is down is dialed again after 50 ms, after 100, and so on
+            assert not other.talks
+            cluster.meta.tell(SubjectRoute(subject, ["a", "b"], ["a", "b"]))
+            for _ in range(1_000):
+                client.send(subject, b"x").result(WAIT_S)
+                if other.talks:
+                    return
+    raise AssertionError("it is not dialed when it is named again")
+
+
+def until_alone(client: fairway.Client, subject: str, name: str) -> None:
+    for _ in range(1_000):
+        if {client.send(subject, b"x").result(WAIT_S).broker_group for _ in range(4)} == {name}:
+            return
+    raise AssertionError(f"others than {name} took messages")
+
+
 def test_no_meta_server_is_unreachable_and_the_remedy_is_named() -> None:
     with pytest.raises(fairway.Unreachable, match=r"no meta server at meta://127\.0\.0\.1:\d+: .*`fairway meta --port"):
         fairway.connect(f"meta://127.0.0.1:{free_port()}")
@@ -194,11 +216,6 @@ def test_brokers_go_on_while_meta_servers_are_away(cluster: Cluster, subject: st
             meta.close()
             for _ in range(10):
                 client.send(subject, b"b").result(WAIT_S)
-
-
-def test_a_spool_is_for_one_group(cluster: Cluster, tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match="connect to one group"):
-        fairway.connect(cluster.url, spool=str(tmp_path / "spool"))
 
 
 def test_callbacks_of_messages_that_went_by_another_way_are_called(cluster: Cluster, subject: str) -> None:

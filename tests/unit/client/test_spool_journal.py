@@ -9,8 +9,10 @@ from itertools import count
 
 import pytest
 
+from fairway import batch
+from fairway.client.spool_journal import SEGMENT_BYTES as SPOOL_SEGMENT_BYTES
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import Entry
+from fairway.client.spool_record import Entry, Placed
 from fairway.errors import DiskFull, StorageFault
 from fairway.protocol.diversion import Handed
 from fairway.world.clock import ManualClock
@@ -177,6 +179,29 @@ def test_a_full_disk_refuses_entries_and_lets_the_drain_go_on() -> None:
         stage.journal.note_done(number)
     stage.settle()
     assert stage.keep(b"there is room again") is None
+
+
+def test_a_full_disk_has_room_for_where_the_smallest_entries_are_sent() -> None:
+    """In a cluster nothing is sent before that is written down: without room for it the drain would never make any."""
+    stage = Stage()
+    journal = Journal(stage.disk, NUMBER, stage.clock, is_cluster=True)
+    smallest = batch.encode((b"",), producer_id=1 << 63, first_sequence=0, created_ms=1)
+    handed = Handed("orders", 1, False, smallest, "broker-1")
+    while journal.size_bytes < SPOOL_SEGMENT_BYTES:
+        journal.keep([handed] * 1_000, lambda _: None)
+        stage.settle()
+    stage.disk.reserve(stage.disk.open("other", create=True), stage.disk.free_bytes())
+    noted: list[StorageFault | None] = []
+    all_of_them = range(journal.entries)
+    for first in range(0, len(all_of_them), 300):
+        numbers = all_of_them[first : first + 300]
+        journal.place([Placed(each, "broker-1", 1 << 63, each) for each in numbers], noted.append)
+        stage.settle()
+        for each in numbers[1:]:  # one stays, and with it the segment
+            journal.note_done(each)
+            stage.settle()
+    assert len(noted) > 50
+    assert not any(noted)
 
 
 def test_a_failed_sync_ends_it(stage: Stage) -> None:

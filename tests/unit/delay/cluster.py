@@ -1,15 +1,17 @@
-"""A delay server in a cluster on virtual time: a simulated registry, meta servers, brokers that stand in for groups.
+"""Delay servers in a cluster on virtual time: a simulated registry, meta servers, brokers that stand in for groups.
 
     @in_cluster("g1", "g2")
     async def test_something(cluster: Cluster) -> None:
         await cluster.create("orders", "g1")
         await cluster.schedule([b"a"], after_s=5)
 
-Each broker is alone in its group; the registry's nodes are written for it, as a copy that leads would.
+Each broker is alone in its group; the registry's nodes are written for it, as a copy that leads would. Delay servers
+are the copies of one group, by their hosts; the first is called `delay`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -17,20 +19,22 @@ from typing import Any
 
 import msgspec
 
-from fairway.delay.joining import Joining
-from fairway.delay.server import DelayServer, ServerOptions
-from fairway.delay.service import DelayWorld
+from fairway.delay.member import DelayMember
+from fairway.delay.server import ServerOptions
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.protocol.routing import Change, Govern, Governed
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, Member
 from fairway.registry.sim_client import SimRegistry
 from fairway.registry.simulated import SimEnsemble
+from fairway.replication.membership import MemberOptions, MemberWorld
+from fairway.world.sim_disk import SimDisk
 from tests.support.client import Client
 from tests.unit.delay.helpers import OPTIONS
 from tests.unit.delay.scene import PORT, Machine, Scene
 
 META_PORT = 20882
+SESSION_MS = 2_000
 
 
 class Cluster(Scene):
@@ -41,9 +45,15 @@ class Cluster(Scene):
         self.ensemble = SimEnsemble(self.sim)
         self.hand: SimRegistry = None  # type: ignore[assignment]  # from `start` on
         self.metas: dict[str, MetaServer] = {}
-        self.registry: SimRegistry = None  # type: ignore[assignment]  # the delay server's
-        self.remarks: list[str] = []
+        self.members: dict[str, DelayMember] = {}  # by host
+        self.registries: dict[str, SimRegistry] = {}
+        self.disks: dict[str, SimDisk] = {"delay": self.disk}
         self.group = "d1"
+        self._master = "delay"
+
+    @property
+    def _delay_host(self) -> str:
+        return self._master
 
     # --- lives -------------------------------------------------------------------------------------------------------
 
@@ -62,37 +72,80 @@ class Cluster(Scene):
         self.metas[name] = await MetaServer.start(world, MetaOptions(host=name, port=META_PORT, allow_remote=True))
 
     async def start_delay(self) -> None:
-        self.server = await self.new_delay(self.disk_of_delay)
-        self.delay = self.server.delay
+        await self.start_copy("delay")
+        await self.led()
 
-    @property
-    def disk_of_delay(self) -> Machine:
-        machine = Machine(self.sim, "delay")
-        machine.disk = self.disk
-        return machine
-
-    async def new_delay(self, machine: Machine, host: str = "delay", **more: Any) -> DelayServer:
+    async def start_copy(self, host: str, *, is_apart: bool = False, **more: Any) -> DelayMember:
+        """One more process with a disk of its own, or with that of its life before. `is_apart`: its buckets are on
+        another one."""
         self._lives += 1
+        for name in (host, f"{host}'s buckets"):
+            if name not in self.disks:
+                self.disks[name] = Machine(self.sim, name).disk
+        self.registries[host] = self.ensemble.client(f"{host} {self._lives}", session_ms=SESSION_MS)
         rng = self.sim.rng.child(f"{host} {self._lives}")
-        self.registry = self.ensemble.client(f"{host} {self._lives}")
-        joining = replace(Joining(self.registry, self.group), **more)
-        world = DelayWorld(self.clock, machine.disk, self.sim.net.host(host), rng)
+        net = self.sim.net.host(host)
+        world = MemberWorld(self.clock, lambda: self._reopened(host), net, rng, self.registries[host])
         options = ServerOptions(host=host, port=PORT, allow_remote=True, delay=OPTIONS)
-        return await DelayServer.start(world, options, {}, joining, self.remarks.append)
+        membership = replace(MemberOptions(self.group, session_ms=SESSION_MS), **more)
+        beside = (lambda: self._reopened(f"{host}'s buckets")) if is_apart else None
+        self.members[host] = member = DelayMember(world, options, membership, open_schedule_disk=beside)
+        await member.begin()
+        return member
+
+    def _reopened(self, host: str) -> SimDisk:
+        self.disks[host] = self.disks[host].beside()
+        return self.disks[host]
+
+    async def led(self) -> str:
+        """The host of the copy that leads, once there is one that is open to clients."""
+        for _ in range(3_000):
+            for host, member in self.members.items():
+                if member.standing.is_master and member.server is not None:
+                    self._master, self.server, self.delay = host, member.server, member.server.delay
+                    return host
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"nobody leads: {[each.sentence() for each in self.members.values()]}")
+
+    async def in_sync(self, copies: int) -> None:
+        """So many of them are."""
+        for _ in range(3_000):
+            if len((await self.record()).in_sync) == copies:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{await self.record()}: {[each.sentence() for each in self.members.values()]}")
 
     def kill_delay(self, *, is_power_cut: bool = False) -> None:
-        assert self.server is not None
-        joined = self.server._joined
-        assert joined is not None
-        for task in (joined._looker, joined.membership._task):
-            if task is not None:
-                task.cancel()
-        joined.wayfinder.close()
-        self.ensemble.crash(self.registry.name)
-        super().kill_delay(is_power_cut=is_power_cut)
+        self.kill_copy(self._master, is_power_cut=is_power_cut)
+
+    def kill_copy(self, host: str, *, is_power_cut: bool = False) -> None:
+        """No goodbye; whatever it had still meant to do is left undone."""
+        member = self.members.pop(host)
+        for task in member._tasks.values():
+            task.cancel()
+        if member.standing.leader is not None:
+            member.standing.leader.close()
+        if member.server is not None:
+            if member.server._wayfinder is not None:
+                member.server._wayfinder.close()
+            member.server.delay.fall_silent()
+        self.ensemble.crash(self.registries[host].name)
+        self.sim.net.crash(host)
+        self._clients.pop(host, None)
+        for name in (host, f"{host}'s buckets"):
+            disk = self.disks[name]
+            self.disks[name] = disk.crash() if is_power_cut else disk.crash_process()
+
+    async def stop_copy(self, host: str) -> None:
+        await self.members.pop(host).stop()
+        self._clients.pop(host, None)
 
     async def stop(self) -> None:
-        await super().stop()
+        for host in [*self.members]:
+            await self.stop_copy(host)
+        for machine in self.machines.values():
+            if machine.broker is not None:
+                await machine.broker.stop()
         for meta in self.metas.values():
             await meta.stop()
         await self.hand.close()
@@ -131,7 +184,7 @@ class Cluster(Scene):
         assert node is not None
         return layout.unpack(GroupRecord, path, node.value)
 
-    async def members(self) -> list[Member]:
+    async def members_shown(self) -> list[Member]:
         found = []
         for name in await self.hand.children(layout.members_path(self.group)):
             path = layout.member_path(self.group, name)

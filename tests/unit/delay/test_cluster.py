@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from fairway.delay.joining import Joining
-from fairway.errors import Misuse, WrongDirectory
+from fairway.cli.promote import change_master
+from fairway.errors import WrongDirectory
 from fairway.lookup.homes import home
 from fairway.names import Subject
 from fairway.protocol.routing import Change
 from fairway.registry import layout
 from fairway.registry.layout import SubjectRecord
-from fairway.registry.simulated import SimEnsemble
-from fairway.world.simulation import Simulation
 from tests.unit.delay.cluster import Cluster, in_cluster
-from tests.unit.delay.scene import PORT, Machine
+from tests.unit.delay.scene import PORT
 
 MINUTE_S = 60
 
@@ -26,7 +23,7 @@ MINUTE_S = 60
 @in_cluster()
 async def test_it_registers_itself_and_is_gone_when_it_stops(cluster: Cluster) -> None:
     record = await cluster.record()
-    [member] = await cluster.members()
+    [member] = await cluster.members_shown()
     assert (record.kind, record.epoch, record.master, record.in_sync) == (
         "delay",
         1,
@@ -34,12 +31,10 @@ async def test_it_registers_itself_and_is_gone_when_it_stops(cluster: Cluster) -
         [member.directory],
     )
     assert (member.host, member.port, member.role, member.epoch) == ("delay", PORT, "master", 1)
-    assert cluster.server is not None
-    await cluster.server.stop()
-    assert await cluster.members() == []
+    assert member.kind == "delay"
+    await cluster.stop_copy("delay")
+    assert await cluster.members_shown() == []
     assert await cluster.record() == record, "the group stays, with what is pending"
-    cluster.disk = cluster.disk.crash_process()
-    await cluster.start_delay()
 
 
 @in_cluster()
@@ -48,18 +43,23 @@ async def test_every_start_has_the_next_epoch_and_takes_the_place_of_the_life_be
         cluster.kill_delay()
         await cluster.start_delay()  # before the session of the life before has ended
         await cluster.sleep(3)
-        [member] = await cluster.members()
+        [member] = await cluster.members_shown()
         assert ((await cluster.record()).epoch, member.epoch) == (life, life)
         await cluster.sleep(30)
-        assert len(await cluster.members()) == 1, "the end of the old session takes nothing with it"
+        assert len(await cluster.members_shown()) == 1, "the end of the old session takes nothing with it"
 
 
 @in_cluster()
-async def test_it_is_back_after_a_lost_session(cluster: Cluster) -> None:
-    cluster.ensemble.expire(cluster.registry.name)
+async def test_it_leads_again_after_a_lost_session(cluster: Cluster) -> None:
+    await cluster.create("orders")
+    await cluster.schedule([b"a"], after_s=30)
+    cluster.ensemble.expire(cluster.registries["delay"].name)
     await cluster.sleep(5)
-    [member] = await cluster.members()
-    assert member.epoch == 1, "nobody else can have led meanwhile"
+    await cluster.led()
+    [member] = await cluster.members_shown()
+    assert (member.role, member.epoch) == ("master", 2)
+    await cluster.sleep(30)
+    assert await cluster.payloads() == [b"a"]
 
 
 @in_cluster()
@@ -72,77 +72,58 @@ async def test_answers_that_are_lost_leave_neither_two_members_nor_two_lives_wit
         await cluster.sleep(20)
         cluster.ensemble.lose()
         await cluster.sleep(20)
-        [member] = await cluster.members()
+        await cluster.led()
+        [member] = await cluster.members_shown()
         assert member.epoch == (await cluster.record()).epoch > before
-
-
-@in_cluster()
-async def test_another_directory_under_the_same_name_is_refused(cluster: Cluster) -> None:
-    with pytest.raises(WrongDirectory, match=r"d1 is the delay server with data directory .* a --group of its own"):
-        await cluster.new_delay(Machine(cluster.sim, "other"), "other")
-    assert (await cluster.record()).epoch == 1
-    assert len(await cluster.members()) == 1
 
 
 @in_cluster()
 async def test_the_name_of_a_broker_group_is_refused(cluster: Cluster) -> None:
     cluster.group = "g1"
-    with pytest.raises(WrongDirectory, match="g1 is a group of brokers: choose another name"):
-        await cluster.new_delay(Machine(cluster.sim, "other"), "other")
+    with pytest.raises(WrongDirectory, match="g1 is a group of brokers, and this is one of delay servers"):
+        await cluster.start_copy("other")
+    del cluster.members["other"]
 
 
 @in_cluster()
-async def test_a_copy_of_its_directory_that_is_started_ends_it(cluster: Cluster) -> None:
-    path = layout.group_path("d1")
-    node = await cluster.hand.get(path, fresh=True)
-    assert node is not None
-    passed = layout.unpack(layout.GroupRecord, path, node.value)
-    await cluster.hand.put(path, layout.pack(msgspec.structs.replace(passed, epoch=9)), node.version)
-    server = cluster.server
-    assert server is not None
-    await server.failed()
-    with pytest.raises(WrongDirectory, match="copy of data directory"):
-        await server.stop()
-    cluster.disk = cluster.disk.crash_process()
+async def test_a_copy_of_its_directory_is_refused(cluster: Cluster) -> None:
+    await cluster.stop_copy("delay")
+    cluster.disks["other"] = cluster.disks["delay"].beside().crash()
     await cluster.start_delay()
-    assert (await cluster.record()).epoch == 10
+    other = await cluster.start_copy("other")
+    await other.failed()
+    with pytest.raises(WrongDirectory, match="this directory is a copy of that one's"):
+        await other.stop()
+    del cluster.members["other"]
+    assert len((await cluster.record()).in_sync) == 1
 
 
 @in_cluster()
 async def test_it_tells_others_where_to_find_it(cluster: Cluster) -> None:
-    other = Machine(cluster.sim, "other")
     cluster.group = "d2"
-    server = await cluster.new_delay(other, "other", advertise=("outside.example", 7_000))
+    await cluster.start_copy("other", advertise=("outside.example", 7_000))
     await cluster.sleep(1)
-    [member] = await cluster.members()
+    [member] = await cluster.members_shown()
     assert (member.host, member.port) == ("outside.example", 7_000)
-    await server.stop()
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
-def test_an_address_that_nobody_can_dial_is_told_to_nobody(host: str) -> None:
-    simulation = Simulation(1)
-    with simulation:
-        registry = SimEnsemble(simulation).client("delay")
-        with pytest.raises(Misuse, match="--advertise HOST:PORT"):
-            Joining(registry, "d1").check(host)
-        Joining(registry, "d1", ("outside.example", 7_000)).check(host)
-        simulation.run(registry.close())
+    await cluster.stop_copy("other")
 
 
 @in_cluster()
-async def test_a_group_that_was_forgotten_still_sends_what_is_pending(cluster: Cluster) -> None:
+async def test_a_group_that_the_registry_has_lost_waits_until_it_is_made_anew(cluster: Cluster) -> None:
     await cluster.create("orders")
-    await cluster.schedule([b"a"], after_s=30)
-    [member] = await cluster.members()
+    await cluster.schedule([b"a"], after_s=10)
+    [member] = await cluster.members_shown()
     await cluster.hand.remove(layout.member_path("d1", member.directory))
     await cluster.hand.remove(layout.members_path("d1"))
     await cluster.hand.remove(layout.group_path("d1"))
-    await cluster.sleep(40)
+    await cluster.sleep(30)
+    assert "the registry knows no group d1" in cluster.members["delay"].sentence()
+    assert await cluster.payloads() == []
+    await change_master(cluster.hand, "d1", member.directory, accepts_data_loss=True)
+    await cluster.led()
+    await cluster.sleep(5)
     assert await cluster.payloads() == [b"a"]
-    assert await cluster.members() == []
-    assert len(cluster.remarks) == 1
-    assert "not in the registry any more" in cluster.remarks[0]
+    assert (await cluster.record()).kind == "delay"
 
 
 # --- where messages go ------------------------------------------------------------------------------------------------
@@ -354,10 +335,9 @@ async def test_what_is_known_stays_in_force_without_meta_servers(cluster: Cluste
 
 @in_cluster("g1")
 async def test_more_subjects_than_a_question_holds_take_turns(cluster: Cluster) -> None:
-    server = cluster.server
-    assert server is not None
-    assert server._joined is not None
-    server._joined.wayfinder._subjects_max = 3
+    assert cluster.server is not None
+    assert cluster.server._wayfinder is not None
+    cluster.server._wayfinder._subjects_max = 3
     subjects = [f"subject-{number}" for number in range(12)]
     for subject in subjects:
         await cluster.schedule([subject.encode()], after_s=5, subject=subject)

@@ -75,6 +75,23 @@ def test_a_client_that_is_silent_loses_its_session_and_gets_another(tmp_path: Pa
     asyncio.run(main())
 
 
+def test_a_session_that_is_closed_leaves_no_question_behind(tmp_path: Path) -> None:
+    """Who waits for news of a node is answered then: else the goodbye, and the meta server, would wait for it."""
+
+    async def main() -> None:
+        async with meta_server(tmp_path) as server:
+            registry = await connect(server.port)
+            changes: list[int] = []
+            registry.watch("/members", lambda: changes.append(1))
+            await until(lambda: bool(changes))
+            await until(lambda: server.waiting.taken_bytes > 0)
+            await registry.close()
+            assert server.waiting.taken_bytes == 0
+            assert len(server.hall) == 0
+
+    asyncio.run(main())
+
+
 def test_nothing_is_done_for_a_session_that_has_moved_to_another_connection(tmp_path: Path) -> None:
     async def main() -> None:
         async with meta_server(tmp_path) as server:

@@ -245,6 +245,21 @@ async def test_a_dead_group_is_decommissioned_only_by_force(scene: Scene) -> Non
 
 
 @staged()
+async def test_delay_servers_that_owed_nothing_are_forgotten_once_they_are_stopped(scene: Scene) -> None:
+    """What is pending they can say only while they live: that it was nothing is remembered."""
+    await scene.lead("d1", kind="delay", is_draining=True, is_done=True)
+    await scene.die("d1")
+    await scene.settle()
+    await scene.govern(Change.DRAIN, "d1", is_on=False)
+    await scene.govern(Change.DRAIN, "d1")
+    with pytest.raises(Refused, match="nobody can say what it still owes"):
+        await scene.govern(Change.DECOMMISSION, "d1")  # it took messages again in between
+    await scene.change_group("d1", is_done=True)
+    await scene.settle()
+    assert "forgotten" in await scene.govern(Change.DECOMMISSION, "d1")
+
+
+@staged()
 async def test_a_copy_that_will_not_come_back_is_forgotten(scene: Scene) -> None:
     await led(scene, "g1")
     await scene.change_group("g1", members=["g1-a", "old"], in_sync=["g1-a", "old"])

@@ -25,6 +25,7 @@ def test_a_group_whose_master_lives_is_told_with_its_address_and_its_replicas() 
     ("group", "why"),
     [
         (GroupView("g1"), "never been led"),
+        (GroupView("g1", None, {"a": member("a", ends=[64, 0])}), "fairway broker promote g1 --to DIR-ID"),
         (view("g1", of=record("d1")), "no master: 0 copies"),
         (view("g1", member("d2"), of=record("d2", master="d1")), "no master: 1 copy"),
         (view("g1", member("d1"), is_draining=True), "drained"),

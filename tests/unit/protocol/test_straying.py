@@ -104,6 +104,20 @@ def test_a_question_is_asked_again_of_the_next_one() -> None:
     assert [request.message for request in wired.requests] == [Describe(Depth.GROUPS)]
 
 
+def test_a_question_that_reaches_a_server_about_to_stop_is_asked_again() -> None:
+    wired, questions = WiredLine(), Questions()
+    wired.line.add(questions, wired.now_ns)
+    wired.connect()
+    question = questions.put(describe())
+    wired.pump()
+    wired.refuse(Code.DRAINING)
+    assert not question.is_answered()
+    wired.cut()
+    wired.connect()
+    wired.pump()
+    assert wired.requests[-1].message == Describe(Depth.GROUPS)
+
+
 def test_a_consumer_joins_at_the_next_one() -> None:
     wired = WiredLine()
     wired.line.add(Consuming(ConsumingOptions("orders", "hotel"), SeededRng("c")), wired.now_ns)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,3 +205,33 @@ def test_registry_that_is_cut_off_can_be_closed(play: Play) -> None:
 def test_session_too_short_is_the_callers_mistake() -> None:
     with pytest.raises(Misuse, match="session_ms=1"):
         asyncio.run(ZooKeeperRegistry.open("127.0.0.1:1", session_ms=1))
+
+
+@pytest.mark.slow
+def test_zookeeper_that_has_lost_its_data_lets_its_clients_in_again(tmp_path: Path) -> None:
+    """It refuses whoever has seen more of it than it knows: they come as somebody new, after a while."""
+
+    async def main(made: zookeeper.Ensemble) -> None:
+        [server] = made.servers
+        client = await ZooKeeperRegistry.open(server.address, root="/here", session_ms=SESSION_MS)
+        states: list[SessionState] = []
+        client.on_session = states.append
+        session = client.session_id
+        for number in range(50):
+            await client.create(f"/before/{number}")
+        calls: list[None] = []
+        client.watch("/x", lambda: calls.append(None))
+        server.kill()
+        shutil.rmtree(tmp_path / "1/data/version-2")
+        server.start()
+        await asyncio.to_thread(server.await_serving)
+        await until(lambda: client.session_id not in (0, session))
+        assert [*dict.fromkeys(states)][:2] == [SessionState.SUSPENDED, SessionState.OVER]
+        assert await client.children("/before") == []
+        calls.clear()
+        await client.create("/x", is_ephemeral=True)
+        await until(lambda: bool(calls))
+        await client.close()
+
+    with zookeeper.ensemble(home=tmp_path) as made:
+        asyncio.run(main(made))

@@ -37,6 +37,19 @@ def test_who_was_in_a_group_does_not_make_it_again_by_itself() -> None:
     assert "fairway broker promote g --to a --accept-data-loss" in decision.why
 
 
+def test_an_empty_copy_does_not_make_a_group_beside_those_that_hold_its_messages() -> None:
+    """Else they would belong to a group of other logs, and the registry would name a master that has nothing."""
+    empty = replace(ME, epoch=0)
+    ends = {"b": [4_096, 128], "c": [8_192, 64]}
+    others = {name: msgspec.structs.replace(member(name), ends=each) for name, each in ends.items()}
+    decision = law.decide("g", None, {**living("a"), **others}, empty)
+    assert isinstance(decision, Wait)
+    assert "b and c hold messages" in decision.why
+    assert "fairway broker promote g --to c --accept-data-loss" in decision.why, "it has the most"
+    assert law.decide("g", None, living("a", "b"), empty) == Create(), "nobody has anything"
+    assert law.decide("g", None, {**living("a"), **others}, ME) == Create(), "a broker that stood alone"
+
+
 def test_a_master_that_lives_is_followed() -> None:
     decision = law.decide("g", RECORD, living("a", "b"), ME)
     assert decision == Follow("b", "host-b", 20880, 5)

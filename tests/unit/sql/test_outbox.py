@@ -252,6 +252,45 @@ def test_a_commit_that_fails_sends_nothing(lite: sa.Engine, lite_outbox: Outbox,
     assert payloads(up.url, subject, 1) == [b"kept"]
 
 
+def test_a_commit_that_postgresql_refuses_sends_nothing(postgres_url: str, up: Up, subject: str) -> None:
+    """There, the row and the commit go in one exchange."""
+    engine = sa.create_engine(postgres_url)
+    Base.metadata.create_all(engine)
+    lines = f"lines_{subject.replace('.', '_')}"
+    with Outbox(engine, up.url, options=NIMBLE) as outbox, engine.connect() as connection:
+        outbox.create()
+        connection.exec_driver_sql(f"CREATE TABLE {lines} (id INT REFERENCES orders DEFERRABLE INITIALLY DEFERRED)")
+        connection.commit()
+        connection.exec_driver_sql(f"INSERT INTO {lines} VALUES (999)")
+        outbox.send(connection, subject, b"never")
+        with pytest.raises(sa.exc.IntegrityError):
+            connection.commit()
+        connection.rollback()
+        outbox.send(connection, subject, b"kept")
+        connection.commit()
+        assert payloads(up.url, subject, 1) == [b"kept"]
+        connection.exec_driver_sql(f"DROP TABLE {lines}")
+        connection.commit()
+    engine.dispose()
+
+
+def test_a_connection_that_postgresql_ends_at_the_commit_sends_nothing(postgres_url: str, up: Up, subject: str) -> None:
+    engine = sa.create_engine(postgres_url)
+    with Outbox(engine, up.url, options=NIMBLE) as outbox:
+        outbox.create()
+        with engine.connect() as connection, engine.connect() as other:
+            outbox.send(connection, subject, b"never")
+            backend = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+            other.exec_driver_sql(f"SELECT pg_terminate_backend({backend})")
+            other.commit()
+            with pytest.raises(sa.exc.OperationalError):
+                connection.commit()
+        with engine.begin() as connection:
+            outbox.send(connection, subject, b"kept")
+        assert payloads(up.url, subject, 1) == [b"kept"]
+    engine.dispose()
+
+
 def test_rows_wait_for_a_broker_that_is_away(lite: sa.Engine, subject: str, tmp_path: Path) -> None:
     with running(tmp_path / "data") as broker:
         broker.kill()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fairway.errors import Code, Refused, RemoteProtocolError
+from fairway.errors import Code, DiskFull, Refused, RemoteProtocolError
 from fairway.storage import segment
 from fairway.storage.recovery import Verdict
 from fairway.storage.survey import survey
@@ -252,6 +252,93 @@ def test_mending_can_be_killed_at_every_step(what: str) -> None:
             for subject in (ORDERS, BILLS):
                 assert messages(pair.copy.store, subject) == messages(pair.master.store, subject)
     raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize("index", [0, -1])
+def test_the_next_life_reads_what_was_mended_though_nobody_wrote_that_down(index: int) -> None:
+    """The bytes are back and the mark is gone by them: then the index has to know the batch, too."""
+    for step in range(1, 200):
+        with _pair() as pair:
+            is_killed = _mend_unindexed(pair, index, step)
+            _open_and_look(pair)
+            _mend(pair)
+            assert pair.copy.store.rotten == []
+            for _ in range(2):
+                assert bytes_of(pair.copy) == bytes_of(pair.master)
+                for subject in (ORDERS, BILLS):
+                    assert messages(pair.copy.store, subject) == messages(pair.master.store, subject)
+                pair.copy.store.checkpoint()
+                pair.wait()
+                pair.copy.abandon()
+                _open_and_look(pair)
+            if not is_killed:
+                return
+    raise AssertionError("it never ends")
+
+
+def _spoil_unindexed(pair: Pair, index: int) -> None:
+    """A batch that was lost before the index was made; a checkpoint knows of the rot."""
+    _forget(lambda side: side.disk.flip(_segment(side, index), 900 * 8))(pair.copy)
+    _open_and_look(pair)
+    pair.copy.store.checkpoint()
+    pair.wait()
+    assert len(messages(pair.copy.store, ORDERS)) + len(messages(pair.copy.store, BILLS)) == 44
+
+
+def _mend_unindexed(pair: Pair, index: int, step: int) -> bool:
+    """Killed after so many steps, or right behind the last; whether it was on the way."""
+    _spoil_unindexed(pair, index)
+    (span,) = pair.copy.store.rotten_spans()
+    chunk = pair.master.store.read_chunk(0, span.start, 700)
+    assert chunk is not None
+    pair.copy.disk.crash_after(step)
+    try:
+        pair.copy.store.mend(0, span.start, chunk.data)
+    except SimulatedPowerCut:
+        pair.copy.end(SimDisk.crash if step % 2 else SimDisk.crash_process)
+        return True
+    pair.copy.end(SimDisk.crash_process)
+    return False
+
+
+def test_a_batch_that_is_mended_on_a_full_disk_is_known_to_the_next_life() -> None:
+    with _pair() as pair:
+        _spoil_unindexed(pair, 0)
+        _fill_up(pair.copy)
+        _mend(pair)
+        assert any("a view was not written" in each for each in pair.copy.store.remarks)
+        pair.copy.disk.remove("filler")
+        pair.copy.store.checkpoint()
+        pair.wait()
+        pair.copy.abandon()
+        _open_and_look(pair)
+        for subject in (ORDERS, BILLS):
+            assert messages(pair.copy.store, subject) == messages(pair.master.store, subject)
+
+
+def test_a_full_disk_leaves_the_view_as_it_was() -> None:
+    """No checkpoint says yet that it has to be made again: then nothing is mended, and the next one begins there."""
+    with _pair() as pair:
+        _forget(_flip(FIRST_ACTIONS, 600))(pair.copy)
+        _open_and_look(pair)
+        pair.copy.store.checkpoint()
+        pair.wait()
+        (span,) = pair.copy.store.rotten_spans()
+        chunk = pair.master.store.read_chunk(1, span.start, 700)
+        assert chunk is not None
+        _fill_up(pair.copy)
+        with pytest.raises(DiskFull):
+            pair.copy.store.mend(1, span.start, chunk.data)
+        assert not pair.copy.store.is_view_stale
+        pair.copy.disk.remove("filler")
+        pair.copy.store.mend(1, span.start, chunk.data)
+        pair.copy.end(SimDisk.crash_process)
+        _open_and_look(pair)
+        assert pair.copy.view.found == pair.master.view.found
+
+
+def _fill_up(side: Side) -> None:
+    side.disk.reserve(side.disk.open("filler", create=True), side.disk.free_bytes())
 
 
 def _open_and_look(pair: Pair) -> None:

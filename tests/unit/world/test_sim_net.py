@@ -70,6 +70,23 @@ def test_writes_are_split_and_merged_in_ways_that_the_seed_decides() -> None:
     assert any(size > 100 for cut in cuts for size in cut)
 
 
+def test_a_net_that_is_not_choppy_costs_fewer_events_and_loses_nothing() -> None:
+    writes = [bytes([number]) * 700 for number in range(100)]  # more than a window, in all
+
+    async def main(world: Simulation) -> int:
+        near, far = await meet(world.net)
+        for data in writes:
+            near.transport.write(data)
+            await asyncio.sleep(0.001)
+        await until(lambda: len(far.data) == 70_000)
+        assert far.data == b"".join(writes)
+        return world.loop.steps
+
+    smooth = Conditions(is_choppy=False, told_bytes=32 * KIB)
+    for seed in SEEDS:
+        assert run(seed, main, conditions=smooth) < 0.8 * run(seed, main)
+
+
 def test_arrivals_on_different_connections_come_in_an_order_that_the_seed_decides() -> None:
     async def main(world: Simulation) -> bytes:
         arrived: list[bytes] = []
@@ -111,7 +128,13 @@ def test_conditions_may_change_and_nonsense_is_refused() -> None:
         await until(lambda: far.data)
 
     run(1, main)
-    for nonsense in ({"latency_us": -1}, {"window_bytes": 0}, {"drop_chance": 1.5}):
+    for nonsense in (
+        {"latency_us": -1},
+        {"window_bytes": 0},
+        {"drop_chance": 1.5},
+        {"told_bytes": 0},
+        {"told_bytes": 40_000},
+    ):
         with pytest.raises(Misuse, match="no net is like this"):
             Conditions(**nonsense)
 

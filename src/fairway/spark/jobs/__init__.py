@@ -14,7 +14,7 @@ for `spark-submit`.
     capacity     what servers say of themselves          flow         messages over time, from events
     page         a report as one HTML file: plots, their scales, and markup that is escaped
     program      what the commands share: options, session, exit status
-    watching     progress        failing   errors
+    watching     progress        failing   errors        capping   a rate that is never exceeded
 
 A new job is a module with its options, a function and a `command`; `fairway.cli.pipeline` names it. `docs/pipeline.md`
 is for users.

@@ -106,9 +106,8 @@ def _read_options(options: Options) -> ReadOptions:
 
 def resumed(state: State, part: Part, extent: Extent, log_id: str, options: Options) -> int:
     """Where a subject goes on; what is not there any more is an error, unless the user accepts it."""
-    name = part.subject
-    known, end = state.log_id(*part), state.end(*part)
-    _check_name(state, part, log_id, options)
+    name, own = part.subject, archived_as(state, part, log_id)
+    known, end = state.log_id(*own), state.end(*own)
     if known is not None and known != log_id:
         raise reading.DataLoss(
             f"{options.path} holds {name} of another log ({known}) than the broker at {options.url} has ({log_id}): "
@@ -132,15 +131,29 @@ def resumed(state: State, part: Part, extent: Extent, log_id: str, options: Opti
     )
 
 
-def _check_name(state: State, part: Part, log_id: str, options: Options) -> None:
-    """One log under two names would be archived twice."""
-    for each in state.ranges.get(part.subject, ()):
-        if each.log_id == log_id and each.broker_group != part.broker_group:
-            raise Misuse(
-                f"{options.path} holds {part.subject} of this log as that of broker group {each.broker_group}, and at "
-                f"{options.url} it is that of {part.broker_group}: go on with the URL that the archive was made with, "
-                "or archive to a new path"
-            )
+def archived_as(state: State, part: Part, log_id: str) -> Part:
+    """What the archive calls it. A log keeps the name under which it was first archived: so an archive of a broker that
+    was named by its address goes on when that is in a cluster, and the other way round."""
+    return part._replace(broker_group=state.name_of(part.subject, log_id) or part.broker_group)
+
+
+def check_kind(state: State, subject: str, logs: Mapping[str, str], options: Options) -> None:
+    """Of the logs that hold a subject now, by their broker groups, the archive must know one if it was made from the
+    other kind of URL: nobody could say otherwise what they have in common with what is there."""
+    there = state.groups_of(subject)
+    was_alone, is_alone = BROKER_GROUP in there, BROKER_GROUP in logs
+    if not there or was_alone is is_alone or any(state.name_of(subject, log_id) for log_id in logs.values()):
+        return
+    if was_alone:
+        raise Misuse(
+            f"{options.path} holds {subject} of a broker that was named by its address, and no broker group of "
+            f"{options.url} that holds it has its log ({state.log_id(subject)}): go on with that address, or archive "
+            "to a new path"
+        )
+    raise Misuse(
+        f"{options.path} holds {subject} of broker group {', '.join(there)} of a cluster, and the broker at "
+        f"{options.url} has another log ({logs[BROKER_GROUP]}): go on with meta://HOST:PORT, or archive to a new path"
+    )
 
 
 def _shown(part: Part) -> str:
@@ -193,10 +206,11 @@ class _Run:
 
     def _planned(self, extents: Mapping[Part, Extent]) -> dict[Part, Extent]:
         """For each subject that has more than the archive: from where to where."""
+        self._check_kinds(extents)
         self._settle_beginnings(extents)
         planned = {}
         for part, extent in extents.items():
-            done = self._ledger.state.end(*part) or 0
+            done = self._ledger.state.end(*self._own(part)) or 0
             if done > extent.end:  # by the copy that was asked now
                 extent = extent._replace(end=max(extent.end, self._looker.awaited(part, done)))  # noqa: PLW2901
             begin = resumed(self._ledger.state, part, extent, self._log_id(part), self._options)
@@ -206,11 +220,22 @@ class _Run:
                 planned[part] = Extent(begin, end)
         return planned
 
+    def _own(self, part: Part) -> Part:
+        """As the archive calls it."""
+        return archived_as(self._ledger.state, part, self._log_id(part))
+
+    def _check_kinds(self, extents: Mapping[Part, Extent]) -> None:
+        logs: dict[str, dict[str, str]] = {}
+        for part in extents:
+            logs.setdefault(part.subject, {})[part.broker_group] = self._log_id(part)
+        for subject, of in logs.items():
+            check_kind(self._ledger.state, subject, of, self._options)
+
     def _settle_beginnings(self, extents: Mapping[Part, Extent]) -> None:
         """Where a subject begins that is new to the archive. Other places than the earliest are committed at once: were
         one resolved anew after a batch that failed, what came in between would be passed over."""
         self._places.check("starting", extents)
-        places = {part: self._place(part) for part in extents if self._ledger.state.end(*part) is None}
+        places = {part: self._place(part) for part in extents if self._ledger.state.end(*self._own(part)) is None}
         new = {part: place for part, place in places.items() if place != EARLIEST}
         if not new:
             return
@@ -223,7 +248,7 @@ class _Run:
         return EARLIEST if is_known else self._places.place(part)
 
     def _range(self, part: Part, begin: int, end: int, rows: int) -> Range:
-        return Range(part.subject, self._log_id(part), begin, end, rows, part.broker_group)
+        return Range(part.subject, self._log_id(part), begin, end, rows, self._own(part).broker_group)
 
     def _log_id(self, part: Part) -> str:
         return f"{self._looker.logs[part.broker_group].id:016x}"
@@ -249,7 +274,7 @@ class _Run:
         rows_of = Counter[Part]()
         for _, file in staged:
             rows_of[Part(file.subject, file.broker_group)] += file.rows
-        ranges = [self._range(part, begin, end, rows_of[part]) for part, (begin, end) in batch.items()]
+        ranges = [self._range(part, begin, end, rows_of[self._own(part)]) for part, (begin, end) in batch.items()]
         self._ledger.commit(staged, ranges)
         rows = sum(each.rows for each in ranges)
         self.done.rows += rows
@@ -269,6 +294,8 @@ class _Run:
             patienceSeconds=str(self._options.patience_s),
         )
         rows = reader.load().withColumn("date", columns.utc_date("appended_at"))
+        names = {part: own.broker_group for part in batch if (own := self._own(part)) != part}
+        rows = columns.renamed(rows, names)
         tasks = max(
             self._spark.sparkContext.defaultParallelism, self._options.batch_mib * MIB // compacting.TARGET_BYTES
         )

@@ -48,7 +48,7 @@ def open_archive(
 ) -> Archive:
     """Its rows and ranges of some subjects, which must be of these logs; of older files there is nothing."""
     files = Files(spark, path)
-    state = ledger.load(files)
+    state = ledger.load(files).named(log_ids)
     oldest = "" if since is None else since.astimezone(UTC).strftime("%Y-%m-%d")
     meant = [each for each in state.files.values() if Part(each.subject, each.broker_group) in extents]
     named = [each for each in meant if each.date >= oldest]

@@ -14,6 +14,7 @@ WINDOW_S: Final = 3_600.0
 LATE_AFTER_S: Final = 60.0
 STUCK_AFTER_S: Final = 300.0
 TOP: Final = 20
+OUTBOX_TABLE: Final = "fairway_outbox"
 MS: Final = 1_000
 
 
@@ -38,6 +39,9 @@ class Options:
     output: str | None = None  # a directory for all findings and books, as Parquet
     html: str | None = None
     patience_s: int = PATIENCE_S
+    outboxes: tuple[str, ...] = ()  # SQLAlchemy's addresses of databases, whose outboxes hold what is not sent yet
+    outbox_table: str = OUTBOX_TABLE
+    spools: tuple[str, ...] = ()  # directories on the driver's machine, for the same
 
     def __post_init__(self) -> None:
         if self.window_s < 1:
@@ -89,6 +93,7 @@ class Book:
     sent: int
     stored: int
     scheduled: int
+    unsent: int
     missing: int
     duplicates: int
     delivered: int

@@ -2,14 +2,15 @@
 
     sent          by the business rows, where there are any; else what is stored and what left a hole
     stored        messages in the log                      scheduled    pending at the delay server, by due time
+    unsent        in an outbox or a spool, not yet stored
     missing       sent or archived, and not there          duplicates   stored once more than once
     delivered     handed out at least once                 retried      of these, at least once in vain
     acked         done                                     dead         given up
     outstanding   owed: waiting, in hand, returned, retrying, dying
     skipped       not for this group                       lost         retention was faster
 
-For each group `stored = acked + dead + outstanding + skipped + lost`; and `sent = stored - duplicates + missing`, plus
-what is scheduled, where rows were given. Latencies are those of messages that were acked.
+For each group `stored = acked + dead + outstanding + skipped + lost`; and `sent = stored - duplicates + missing +
+unsent`, plus what is scheduled, where rows were given. Latencies are those of messages that were acked.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 from fairway.spark.jobs import lives
 from fairway.spark.jobs.findings import DUPLICATE, MISSING
 
-SUBJECT_COUNTS: Final = ("sent", "stored", "scheduled", "missing", "duplicates")
+SUBJECT_COUNTS: Final = ("sent", "stored", "scheduled", "unsent", "missing", "duplicates")
 GROUP_COUNTS: Final = ("delivered", "acked", "retried", "dead", "outstanding", "skipped", "lost", "late", "stuck")
 LATENCIES: Final = ("ack_p50_ms", "ack_p95_ms", "ack_p99_ms", "total_p50_ms", "total_p95_ms", "total_p99_ms")
 HELD: Final = "held"  # handed out and not settled, without what was redriven: what the broker itself counts

@@ -3,6 +3,7 @@ behind, what waits for its time and how late that was. Where one gives no such f
 
 The broker's time is that of its loop. Each group has an account there, which begins anew when the group was idle for a
 minute; so a share is of what the accounts hold now, or, where somebody watches for a while, of what was used meanwhile.
+In a cluster each broker group is asked, and a group of consumers has one figure: the sum over them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from fairway.client import url as urls
 from fairway.client.sync import Client
 from fairway.errors import FairwayError, Misuse
-from fairway.protocol.admin import Depth, Described, GroupState
+from fairway.protocol.admin import Depth, Describe, Described, GroupState
 from fairway.spark.event_options import is_meant
 from fairway.spark.jobs import scraping
 from fairway.spark.options import is_pattern
+from fairway.spark.places import DELAY, Atlas, Place, broker_places, caller_to
 
 LATENESS: Final = "fairway_delay_lateness_seconds"
 HOUR: Final = timedelta(hours=1)
@@ -82,34 +85,39 @@ class Delayed:
 
 @dataclass
 class Seen:
-    """What a broker said at one moment."""
+    """What brokers said at one moment. Each figure by the broker group that gave it."""
 
     now_ms: int
-    ends: dict[str, int]  # of subjects
-    groups: dict[tuple[str, str], GroupState]  # by subject and group
+    ends: dict[str, dict[str, int]]  # of subjects
+    groups: dict[tuple[str, str], dict[str, GroupState]]  # by subject and group
 
     @property
     def now(self) -> datetime:
         return datetime.fromtimestamp(self.now_ms / 1_000, UTC)
 
 
-def look(client: Client) -> Seen:
-    """All subjects and groups of a broker."""
+def look(url: str, patience_s: int) -> Seen:
+    """All subjects and groups of a broker, or of all broker groups of a cluster."""
     seen = Seen(0, {}, {})
-    for page in _pages(client):
-        seen.now_ms = max(seen.now_ms, page.broker.now_ms)
-        for subject in page.subjects:
-            seen.ends[subject.name] = subject.committed_end
-            seen.groups.update({(subject.name, each.name): each for each in subject.groups})
+    for place in broker_places(url, patience_s):
+        for page in _pages(place):
+            seen.now_ms = max(seen.now_ms, page.broker.now_ms)
+            for subject in page.subjects:
+                seen.ends.setdefault(subject.name, {})[place.broker_group] = subject.committed_end
+                for each in subject.groups:
+                    seen.groups.setdefault((subject.name, each.name), {})[place.broker_group] = each
     return seen
 
 
-def _pages(client: Client) -> Iterator[Described]:
-    page = client.describe(depth=Depth.CONSUMERS)
-    yield page
-    while page.next:
-        page = client.describe(depth=Depth.CONSUMERS, after=page.next)
-        yield page
+def _pages(place: Place) -> Iterator[Described]:
+    after = ""
+    with caller_to(place) as caller:
+        while True:
+            page = caller.ask(Describe(Depth.CONSUMERS, None, None, after), Described)
+            yield page
+            after = page.next
+            if not after:
+                return
 
 
 def meant(asked: Sequence[str], stored: Iterable[str], where: str) -> list[str]:
@@ -132,8 +140,8 @@ def groups(seen: Seen, before: Seen | None, subjects: Iterable[str]) -> list[Gro
     all_ns = sum(served_ns for served_ns, _ in used_ns.values())
     shown = set(subjects)
     found = [
-        _group(key, state, *used_ns[key], all_ns, seen.now_ms)
-        for key, state in seen.groups.items()
+        _group(key, [*states.values()], *used_ns[key], all_ns, seen.now_ms)
+        for key, states in seen.groups.items()
         if key[0] in shown
     ]  # fmt: skip
     return sorted(found, key=lambda each: (-each.busy_s, each.subject, each.group))
@@ -150,7 +158,9 @@ def remarks(seen: Seen, before: Seen | None, shown: Sequence[Group]) -> Iterator
             "for a while (--observe 30s)."
         )
         return
-    forgotten = sum(seen.groups[each.subject, each.group].actor is None for each in shown)
+    forgotten = sum(
+        all(state.actor is None for state in seen.groups[each.subject, each.group].values()) for each in shown
+    )
     if before is None and forgotten:
         yield (
             f"{forgotten} of {len(shown)} groups were idle for a minute or more: the broker has closed their accounts, "
@@ -159,11 +169,18 @@ def remarks(seen: Seen, before: Seen | None, shown: Sequence[Group]) -> Iterator
 
 
 def _used_ns(seen: Seen, before: Seen | None, key: tuple[str, str]) -> tuple[int, int]:
-    """Of the loop, and of cold reads."""
-    now = _account_ns(seen.groups[key])
-    if before is None or key not in before.groups:
+    """Of the loops, and of cold reads."""
+    old = {} if before is None else before.groups.get(key, {})
+    used = [_used_there_ns(state, old.get(name)) for name, state in seen.groups[key].items()]
+    return sum(served_ns for served_ns, _ in used), sum(cold_ns for _, cold_ns in used)
+
+
+def _used_there_ns(state: GroupState, before: GroupState | None) -> tuple[int, int]:
+    """In one broker group."""
+    now = _account_ns(state)
+    if before is None:
         return now
-    old = _account_ns(before.groups[key])
+    old = _account_ns(before)
     if now[0] < old[0]:  # the account was closed meanwhile, and opened anew
         return now
     return now[0] - old[0], max(now[1] - old[1], 0)
@@ -174,24 +191,30 @@ def _account_ns(state: GroupState) -> tuple[int, int]:
 
 
 def _group(
-    key: tuple[str, str], state: GroupState, served_ns: int, cold_ns: int, all_ns: int, now_ms: int
+    key: tuple[str, str], states: Sequence[GroupState], served_ns: int, cold_ns: int, all_ns: int, now_ms: int
 ) -> Group:  # fmt: skip
+    oldest_ms = min((state.oldest_ms for state in states if state.oldest_ms is not None), default=None)
     return Group(
         *key,
         share=served_ns / all_ns if all_ns else None,
         busy_s=served_ns / 1e9,
         cold_s=cold_ns / 1e9,
         cold_share=cold_ns / (served_ns + cold_ns) if cold_ns else 0.0,
-        lag=state.lag,
-        in_flight=state.in_flight,
-        waiting=state.returned + state.retrying + state.dying,
-        dead=state.dead,
-        lost=state.lost,
-        oldest_s=None if state.oldest_ms is None else max(now_ms - state.oldest_ms, 0) / 1_000,
-        consumers=state.consumers_count,
-        weight=state.weight,
-        is_paused=state.is_paused,
+        lag=sum(state.lag for state in states),
+        in_flight=sum(state.in_flight for state in states),
+        waiting=sum(map(waiting_in, states)),
+        dead=sum(state.dead for state in states),
+        lost=sum(state.lost for state in states),
+        oldest_s=None if oldest_ms is None else max(now_ms - oldest_ms, 0) / 1_000,
+        consumers=max(state.consumers_count for state in states),  # each is in all broker groups
+        weight=max(state.weight for state in states),
+        is_paused=any(state.is_paused for state in states),
     )
+
+
+def waiting_in(state: GroupState) -> int:
+    """Messages that were handed out, and are to be once more, or to be dead letters."""
+    return state.returned + state.retrying + state.dying
 
 
 # --- delayed messages -------------------------------------------------------------------------------------------------
@@ -215,25 +238,45 @@ def forecast(client: Client, subjects: Sequence[str] | None, now: datetime, hour
     into.forecast = [Due(first + hour * HOUR, due.get(first + hour * HOUR, 0)) for hour in range(hours + 1)]
 
 
-def lateness(metrics: str | None, into: Delayed) -> Iterator[str]:
-    """How late messages were, from the delay server's figures; gives a sentence where there are none."""
-    if metrics is None:
+def lateness(pages: Sequence[str], into: Delayed) -> Iterator[str]:
+    """How late messages were, from the figures of delay servers; gives a sentence where there are none."""
+    if not pages:
         yield (
             "How late delayed messages were is known to the delay server alone, which shows it at its /metrics: start "
             "it with --http-port PORT, and name it here with --metrics http://HOST:PORT/metrics."
         )
         return
-    try:
-        found = scraping.histogram(scraping.page(metrics), LATENESS)
-    except FairwayError as error:
-        yield f"How late delayed messages were is not known: {error}."
-        return
-    if found is None:
-        yield f"How late delayed messages were is not known: {metrics} belongs to a server without delayed messages."
-    elif not found.count:
+    known: list[scraping.Histogram] = []
+    for page in pages:
+        try:
+            found = scraping.histogram(scraping.page(page), LATENESS)
+        except FairwayError as error:
+            yield f"How late delayed messages were is not known: {error}."
+            continue
+        if found is None:
+            yield f"How late delayed messages were is not known: {page} belongs to a server without delayed messages."
+        else:
+            known.append(found)
+    counted = [each for each in known if each.count]
+    if known and not counted:
         yield "No delayed message has had its time since the delay server was started."
-    else:
+    if counted:
+        late = scraping.together(counted)
         into.lateness = [
-            Late(scraping.seconds(bound), count) for bound, count in zip(found.bounds, found.counts, strict=True)
+            Late(scraping.seconds(bound), count) for bound, count in zip(late.bounds, late.counts, strict=True)
         ]
-        into.late_mean_s = found.total / found.count
+        into.late_mean_s = late.total / late.count
+
+
+def metrics_of(url: str, patience_s: int) -> list[str]:
+    """Where the delay servers of a cluster that lead show their figures, as far as meta servers know."""
+    if not urls.parse_any(url).meta:
+        return []
+    with Atlas(url, patience_s) as atlas:
+        groups = atlas.groups(DELAY).values()
+    leading = [copy for each in groups for copy in each.copies if each.master and copy.address == each.master]
+    return [f"http://{_host(copy.address)}:{copy.http_port}/metrics" for copy in leading if copy.http_port]
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 from pyspark.sql.types import DateType, StructField, StructType
 
 from fairway.spark.jobs.manifest import File
+from fairway.spark.places import Part
 from fairway.spark.schema import MESSAGES
 
 ARCHIVE: Final = StructType([*MESSAGES.fields, StructField("date", DateType(), False)])
@@ -32,10 +33,24 @@ def utc_date(column: str) -> Column:
 
 def frame(spark: SparkSession, root: str, files: Iterable[File]) -> DataFrame:
     """The rows of some files of an archive, in the order of columns that the live source has, and `date`."""
-    paths = [f"{root}/{each.path}" for each in files]
-    if not paths:
+    meant = list(files)
+    if not meant:
         return spark.createDataFrame([], ARCHIVE)
-    return spark.read.schema(ARCHIVE).option("basePath", root).parquet(*paths).select(*ARCHIVE.fieldNames())
+    paths = [f"{root}/{each.path}" for each in meant]
+    rows = spark.read.schema(ARCHIVE).option("basePath", root).parquet(*paths).select(*ARCHIVE.fieldNames())
+    return renamed(rows, {Part(each.subject, each.stored_as): each.broker_group for each in meant if each.stored_as})
+
+
+def renamed(rows: DataFrame, names: Mapping[Part, str]) -> DataFrame:
+    """The same, where these subjects are of broker groups with other names. There may be thousands of subjects, and a
+    condition for each would be more than Spark can plan; of broker groups there are a few."""
+    subjects: dict[tuple[str, str], list[str]] = {}
+    for part, other in names.items():
+        subjects.setdefault((part.broker_group, other), []).append(part.subject)
+    name = own = F.col("broker_group")
+    for (before, after), of in subjects.items():
+        name = F.when((own == before) & F.col("subject").isin(of), F.lit(after)).otherwise(name)
+    return rows.withColumn("broker_group", name) if names else rows
 
 
 def stage(rows: DataFrame, path: str) -> None:

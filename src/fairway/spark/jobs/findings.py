@@ -38,6 +38,8 @@ ACKED_LATE: Final = "acked late"
 HELD: Final = "in hand"
 NOT_TAKEN: Final = "due again, and not taken"
 NO_ACKS: Final = "no acks"
+UNSENT: Final = "waits at the producer"
+SET_ASIDE: Final = "set aside at the producer"
 NO_ROW: Final = "no business row"
 ARCHIVED_OTHERWISE: Final = "archived otherwise"
 COUNTED_OTHERWISE: Final = "counted otherwise"
@@ -77,6 +79,16 @@ REASONS: Final[dict[str, Reason]] = {
     HELD: Reason(STUCK, "look at that consumer; when it ends, or after max_handling_ms, others get the message"),
     NOT_TAKEN: Reason(STUCK, "nobody takes it again: are consumers of the group up? `fairway groups` tells"),
     NO_ACKS: Reason(STUCK, "start consumers, `fairway resume` a paused group, or remove a group that nobody needs"),
+    UNSENT: Reason(
+        STUCK,
+        "it is not lost, and nobody sends it: run a relay (`fairway outbox relay`), or `fairway spool drain` where its "
+        "process is dead",
+    ),
+    SET_ASIDE: Reason(
+        STUCK,
+        "mend what the broker refused; then `fairway outbox retry`, or `fairway spool retry` for what a spool has set "
+        "aside",
+    ),
     NO_ROW: Reason(STRANGER, "find who sent it; rows that were purged from the business table look the same"),
     ARCHIVED_OTHERWISE: Reason(DIFFERING, "the archive is of another log, or was changed: archive to a new path"),
     COUNTED_OTHERWISE: Reason(DIFFERING, "look again; if it stays, keep the data directory and report it"),

@@ -7,6 +7,8 @@ begin anew: from then on it owes `end of the subject - where it was sought to - 
 what was acked, went to dead letter, was not wanted or was lost to retention. A report that begins after the last seek
 goes back from what the group owes now, instead. A group that asks for no acks is done with what it is handed; if it was
 configured before the report begins, it is known by the lack of them.
+
+Each broker group of a cluster counts by itself, and so does a group of consumers there; `together` adds them up.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
 from fairway.groups.config import Mode
+from fairway.spark.places import BROKER_GROUP
 
-COLUMNS: Final = ("event", "subject", "group", "first_sequence", "count", "at", "position", "detail")  # of events
+COLUMNS: Final = (
+    "event", "subject", "broker_group", "group", "first_sequence", "count", "at", "position", "detail"
+)  # fmt: skip  # of events
 _DONE: Final = ("acked", "dead", "declined", "skipped", "lost")
 _SETTLED: Final = ("acked", "retried", "released", "rejected", "doubted", "expired", "dead")
 
@@ -42,6 +47,7 @@ class Sum(NamedTuple):
     dead: int = 0
     done: int = 0
     settled: int = 0
+    broker_group: str = BROKER_GROUP
 
 
 class Known(NamedTuple):
@@ -52,6 +58,7 @@ class Known(NamedTuple):
     owed: int
     in_flight: int
     end: int  # of the subject
+    broker_group: str = BROKER_GROUP  # all of it is there
 
 
 class Flow(NamedTuple):
@@ -68,7 +75,7 @@ class Flow(NamedTuple):
 
 def summed(events: DataFrame, window_ms: int) -> DataFrame:
     """One row for each `Sum`."""
-    in_order = Window.partitionBy("subject", "group").orderBy("position")
+    in_order = Window.partitionBy("broker_group", "subject", "group").orderBy("position")
     is_seek = F.col("event") == "sought"
     is_stored = F.col("event") == "produced"
     epochs = events.select(
@@ -77,7 +84,7 @@ def summed(events: DataFrame, window_ms: int) -> DataFrame:
         F.sum(is_seek.cast("int")).over(in_order).alias("epoch"),
         F.last(F.when(is_seek, F.col("first_sequence")), ignorenulls=True).over(in_order).alias("start"),
     )
-    return epochs.groupBy("subject", "group", "epoch", "number").agg(
+    return epochs.groupBy("broker_group", "subject", "group", "epoch", "number").agg(
         F.max("start").alias("start"),
         F.min(F.when(is_stored, F.col("first_sequence"))).alias("first"),
         F.max(F.when(is_stored, F.col("first_sequence") + F.col("count"))).alias("end"),
@@ -97,14 +104,27 @@ def over_time(
     rows: Iterable[Row | Sum], groups: Iterable[Known], begin: int, windows: int
 ) -> Iterator[tuple[Known, list[Flow]]]:
     """For each group what it did in so many windows from `begin` on. Sums of later windows may be there, too."""
-    of: dict[tuple[str, str | None], list[Sum]] = {}
+    of: dict[tuple[str, str, str | None], list[Sum]] = {}
     for each in rows:
         one = each if isinstance(each, Sum) else Sum(**each.asDict())
-        of.setdefault((one.subject, one.group), []).append(one)
+        of.setdefault((one.broker_group, one.subject, one.group), []).append(one)
     for known in groups:
-        stored = sorted(of.get((known.subject, None), ()), key=lambda each: each.number)
-        acts = sorted(of.get((known.subject, known.group), ()), key=lambda each: (each.number, each.epoch))
+        subject = known.broker_group, known.subject
+        stored = sorted(of.get((*subject, None), ()), key=lambda each: each.number)
+        acts = sorted(of.get((*subject, known.group), ()), key=lambda each: (each.number, each.epoch))
         yield known, list(_flows(known, stored, acts, range(begin, begin + windows)))
+
+
+def together(many: Sequence[Sequence[Flow]]) -> list[Flow]:
+    """One group of consumers in several broker groups, window by window."""
+    return [_sum(each) for each in zip(*many, strict=True)]
+
+
+def _sum(flows: Sequence[Flow]) -> Flow:
+    stored, pulled, acked, retried, dead = (sum(each) for each in zip(*(flow[1:-1] for flow in flows), strict=True))
+    lags = [flow.lag for flow in flows]
+    lag = None if None in lags else sum(filter(None, lags))
+    return Flow(flows[0].number, stored, pulled, acked, retried, dead, lag)
 
 
 def _flows(known: Known, stored: Sequence[Sum], acts: Sequence[Sum], windows: range) -> Iterator[Flow]:

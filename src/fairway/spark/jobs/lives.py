@@ -143,7 +143,7 @@ def _archived(spark: SparkSession, picking: Picking, standing: Standing) -> dict
     an archive has of the log before."""
     if picking.archive is None:
         return {}
-    state = ledger.load(Files(spark, picking.archive))
+    state = ledger.load(Files(spark, picking.archive)).named(standing.log_ids)
     found = {}
     for part in standing.parts:
         known, spans, now = state.log_id(*part), state.ranges_of(*part), standing.log_ids[part.broker_group]
@@ -160,7 +160,7 @@ def _archived(spark: SparkSession, picking: Picking, standing: Standing) -> dict
 def _messages(spark: SparkSession, picking: Picking, standing: Standing) -> DataFrame:
     """Messages, those of inboxes too. `home`, `home_group` and `place` say of which message a row tells; `copy` is the
     order of copies, below 0 for the message itself."""
-    own = pickings.messages(spark, picking).select(*_MESSAGE)
+    own = pickings.messages(spark, picking, standing.log_ids).select(*_MESSAGE)
     if picking.archive is None:
         ends = F.broadcast(_extents(spark, standing.extents).drop("first"))
         own = own.join(ends, ["subject", "broker_group"]).filter(F.col("sequence") < F.col("end")).select(*_MESSAGE)

@@ -47,6 +47,7 @@ class File:
     rows: int
     size_bytes: int
     broker_group: str = BROKER_GROUP
+    stored_as: str = ""  # the broker group that its rows name, where that is another; never written down
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,28 @@ class State:
     def files_of(self, subject: str) -> list[File]:
         return sorted((each for each in self.files.values() if each.subject == subject), key=lambda each: each.first)
 
+    def name_of(self, subject: str, log_id: str) -> str | None:
+        """The broker group whose log this is, as far as the archive is concerned: one that was named by its address may
+        be in a cluster by now, and the other way round. None: it has nothing of it."""
+        return next((each.broker_group for each in self.ranges.get(subject, ()) if each.log_id == log_id), None)
+
+    def named(self, log_ids: Mapping[str, str]) -> State:
+        """The same under the names that broker groups have now, given the logs of those that there are. A log that had
+        the name of another one is called by its id then."""
+        now = {log_id: name for name, log_id in log_ids.items()}
+        spans = [each for of in self.ranges.values() for each in of]
+        names = {
+            (each.subject, each.broker_group): now[each.log_id]
+            for each in spans
+            if now.get(each.log_id, each.broker_group) != each.broker_group
+        }
+        taken = {(subject, name) for (subject, _), name in names.items()}
+        for each in spans:
+            if each.log_id not in now and (each.subject, each.broker_group) in taken:
+                names[each.subject, each.broker_group] = each.log_id
+        ranges = {subject: [_range_named(each, names) for each in of] for subject, of in self.ranges.items()}
+        return State(self.number, ranges, {path: _named(each, names) for path, each in self.files.items()})
+
     def apply(self, commit: Commit) -> None:
         """The next commit; whatever cannot be is damage."""
         if commit.number != self.number + 1:
@@ -132,6 +155,15 @@ class State:
             ranges[mine[-1]] = replace(span, first=last.first, rows=last.rows + span.rows)
         else:
             ranges.append(span)
+
+
+def _range_named(span: Range, names: Mapping[tuple[str, str], str]) -> Range:
+    return replace(span, broker_group=names.get((span.subject, span.broker_group), span.broker_group))
+
+
+def _named(file: File, names: Mapping[tuple[str, str], str]) -> File:
+    name = names.get((file.subject, file.broker_group))
+    return file if name is None else replace(file, broker_group=name, stored_as=file.broker_group)
 
 
 # --- as files ---------------------------------------------------------------------------------------------------------
@@ -186,7 +218,8 @@ def encode(commit: Commit, after: State) -> bytes:
 
 def _said(of: File | Range) -> dict[str, Any]:
     """Without the name of the one broker group that a broker by itself is: so releases before clusters read it."""
-    return {name: value for name, value in asdict(of).items() if (name, value) != ("broker_group", BROKER_GROUP)}
+    said = {name: value for name, value in asdict(of).items() if name != "stored_as"}
+    return {name: value for name, value in said.items() if (name, value) != ("broker_group", BROKER_GROUP)}
 
 
 def decode(data: bytes, path: str, into: State) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
@@ -54,9 +54,10 @@ class Picking:
     patience_s: int = PATIENCE_S
 
 
-def messages(spark: SparkSession, picking: Picking) -> DataFrame:
-    """The messages that are meant, with the columns of the source."""
-    rows = _archived(spark, picking) if picking.archive is not None else _live(spark, picking)
+def messages(spark: SparkSession, picking: Picking, log_ids: Mapping[str, str] | None = None) -> DataFrame:
+    """The messages that are meant, with the columns of the source. `log_ids`: of the broker groups that there are now,
+    where what an archive has is to be named as they are."""
+    rows = _live(spark, picking) if picking.archive is None else _archived(spark, picking, log_ids or {})
     conditions = _conditions(picking)
     if conditions:
         rows = rows.filter(reduce(Column.__and__, conditions))
@@ -107,10 +108,10 @@ def told(
     return Picking(tuple(subjects), archive, url, begin, end, tuple(keys or ()), tuple(tags or ()), where, patience_s)
 
 
-def _archived(spark: SparkSession, picking: Picking) -> DataFrame:
+def _archived(spark: SparkSession, picking: Picking, log_ids: Mapping[str, str]) -> DataFrame:
     """Only the files that can hold any of it."""
     files = Files(spark, picking.archive or "")
-    state = ledger.load(files)
+    state = ledger.load(files).named(log_ids)
     wanted = _subjects(picking.subjects, list(state.ranges), files.root)
     since = _date(picking.since) if picking.since is not None else ""
     until = _date(picking.until) if picking.until is not None else "9999-12-31"

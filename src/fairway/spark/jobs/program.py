@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from fairway.errors import FairwayError, Misuse, Unreachable
 from fairway.spark.jobs.watching import Watch, on_terminal, unwatched
-from fairway.spark.session import session
+from fairway.spark.session import SETTINGS, session
 from fairway.world import host
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ SparkLog = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs, on stdout.")]
 
+_JAVA: Final = "spark.driver.defaultJavaOptions"
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 # On one machine, for the time of one command.
 _LOCAL: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
@@ -68,11 +69,15 @@ def running(job: str, master: str | None, spark_log: str, *, is_quiet: bool) -> 
         else:
             if level == "OFF":
                 PySparkLogger.getLogger("SQLQueryContextLogger").addFilter(lambda _record: False)  # says it all twice
-            java = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} -Dfairway.spark.log={level}"
-            settings = {**_LOCAL, "spark.driver.defaultJavaOptions": java}
-            spark = session(f"fairway {job}", master or "local[*]", settings)
+            spark = session(f"fairway {job}", master or "local[*]", settings(level))
         stack.callback(spark.stop)
         yield spark, watch
+
+
+def settings(level: str) -> dict[str, str]:
+    """Of a session on this machine, beside those of every session."""
+    logging = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} -Dfairway.spark.log={level}"
+    return {**_LOCAL, _JAVA: f"{SETTINGS[_JAVA]} {logging}"}
 
 
 @contextmanager

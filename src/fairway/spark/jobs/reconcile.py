@@ -6,7 +6,8 @@ finding, named by subject, group, id and sequence. Nothing is written but what i
 
     balance    what is asked, and what is answered        scope      which messages, and what the servers say of them
     lives      what became of each in each group          holes      sequences without a message
-    sent       business rows against the log              auditing   an archive against the log
+    sent       business rows against the log              held       what outboxes and spools have not sent yet
+    auditing   an archive against the log
     findings   what is wrong, and what to do about it     books      sums per subject, group and window
 """
 
@@ -28,6 +29,20 @@ from fairway.spark.jobs.watching import Watch, unwatched
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 
 __all__ = ["Book", "Finding", "Options", "Result", "command", "run"]
+
+Outboxes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--outbox",
+        metavar="DATABASE",
+        help="What its outbox holds is not sent yet: SQLAlchemy's address; may be repeated.",
+    ),
+]
+OutboxTable = Annotated[str, typer.Option(metavar="[SCHEMA.]NAME", help="Of --outbox: its table.")]
+Spools = Annotated[
+    list[str] | None,
+    typer.Option("--spool", metavar="DIR", help="The same of a spool, a directory of this machine; may be repeated."),
+]
 
 UNBALANCED: Final = 4  # the exit status where something is wrong with what was looked at, as everywhere
 _DEFAULT: Final = Options(())
@@ -79,6 +94,9 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     sent_format: Annotated[
         str | None, typer.Option(metavar="FORMAT", help="Of --sent: any that Spark reads, or table. (by its ending)")
     ] = None,
+    outbox: Outboxes = None,
+    outbox_table: OutboxTable = _DEFAULT.outbox_table,
+    spool: Spools = None,
     match: Annotated[
         str, typer.Option(metavar="PART", help="What the id of a row is in a message: id, key or header:NAME.")
     ] = _DEFAULT.match,
@@ -103,6 +121,7 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
             tuple(subjects), url, archive, picking.moment(since, "since"), picking.moment(until, "until"),
             tuple(group or ()), _seconds(window), _seconds(late_after), _seconds(stuck_after),
             sent, sent_format, match, strict, top, output, html, patience_s,
+            tuple(outbox or ()), outbox_table, tuple(spool or ()),
         )  # fmt: skip
     with program.running("reconcile", master, spark_log, is_quiet=json) as (spark, watch):
         result = run(spark, options, watch=watch)
@@ -130,6 +149,7 @@ def _lines(result: Result, options: Options) -> list[str]:
 
 def _of_book(book: Book) -> str:
     stored = f"{book.subject}: sent {book.sent:,}, stored {book.stored:,}, scheduled {book.scheduled:,}"
+    stored += f", unsent {book.unsent:,}" if book.unsent else ""
     if book.group is None:
         return f"{stored}; no groups"
     took = "" if book.ack_p50_ms is None else f"; half within {book.ack_p50_ms:,} ms, 99 % within {book.ack_p99_ms:,}"

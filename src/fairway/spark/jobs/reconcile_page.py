@@ -13,8 +13,8 @@ from fairway.spark.jobs.plots import Series
 from fairway.spark.jobs.scales import SECONDS
 
 _COUNTS: Final = (
-    "sent", "stored", "scheduled", "missing", "duplicates", "delivered", "acked", "retried", "dead", "outstanding",
-    "skipped", "lost", "late", "stuck",
+    "sent", "stored", "scheduled", "unsent", "missing", "duplicates", "delivered", "acked", "retried", "dead",
+    "outstanding", "skipped", "lost", "late", "stuck",
 )  # fmt: skip
 _OF_SUBJECT: Final = ("stored", "missing", "duplicates")
 _OF_GROUP: Final = ("acked", "dead", "outstanding")

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
 from fairway.errors import Misuse
-from fairway.spark.jobs import auditing, books, findings, replay, sent, servers
+from fairway.spark.jobs import auditing, books, findings, held, replay, sent, servers
 from fairway.spark.jobs.auditing import Archive
 from fairway.spark.jobs.balance import MS, Book, Finding, Options, Result
 from fairway.spark.jobs.holes import Whole, holes
@@ -27,14 +28,19 @@ class Reconciling:
     """One run. What it has read is kept until it is closed."""
 
     def __init__(self, spark: SparkSession, options: Options, rows: DataFrame | None, watch: Watch) -> None:
+        """`rows` are business rows. What producers hold is read before anything else."""
         if rows is not None and (options.since or options.until) and "sent_at" not in map(str.lower, rows.columns):
             raise Misuse("--since and --until mean the rows of --sent, too: they need a column sent_at then")
         self._spark = spark
         self._options = options
         self._watch = watch
         self._kept: list[DataFrame] = []
+        self._waiting: DataFrame | None = None  # what producers hold, judged
+        notes: list[str] = []
+        self._held = held.load(spark, options, notes)
         self._rows = None if rows is None else self._keep(sent.prepared(rows, options.subjects))
-        self._scope = Scope(spark, options, has_rows=rows is not None)
+        self._scope = Scope(spark, options, has_rows=rows is not None or self._held is not None)
+        self._scope.notes.extend(notes)
 
     def close(self) -> None:
         for each in self._kept:
@@ -54,10 +60,12 @@ class Reconciling:
         ).localCheckpoint()  # what made it is long, and would be looked through with every use
         parts += self._of_groups(accounts, groups)
         self._tell("comparing")
-        judged = None
-        if self._rows is not None:
-            judged = self._keep(self._judged(self._rows, log))
+        judged = self._judged(log)
+        if judged is not None and self._rows is not None:
             parts += self._of_rows(self._rows, messages, judged)
+        if self._waiting is not None:
+            parts.append(held.unsent(self._waiting, scope.counts.now_ms, options.stuck_after_ms))
+            scope.notes.extend(held.notes_of(self._waiting))
         return self._result(messages, accounts, judged, findings.together(parts).localCheckpoint())
 
     def _keep(self, rows: DataFrame) -> DataFrame:
@@ -122,10 +130,31 @@ class Reconciling:
 
     # --- business rows ------------------------------------------------------------------------------------------------
 
-    def _judged(self, rows: DataFrame, log: DataFrame) -> DataFrame:
-        """What became of each row."""
+    def _judged(self, log: DataFrame) -> DataFrame | None:
+        """What became of each row, and of what producers hold that no row speaks of; None: there are no rows."""
         options, scope = self._options, self._scope
-        # Where retention has taken the beginning of the log, which rows may speak of.
+        if self._rows is None and self._held is None:
+            return None
+        archived, begins = self._before(log)
+        parts = []
+        if self._held is not None:
+            some = sent.within(self._held, options.since, options.until)
+            self._waiting = held.judged(some, log, scope.pending, archived).localCheckpoint()
+            own = self._waiting if self._rows is None else sent.unspoken(self._rows, self._waiting)
+            parts.append(own.select(F.col("id").alias("row"), "subject", "sent_at", "at", "fate"))
+        if self._rows is not None:
+            rows = sent.within(self._rows, options.since, options.until)
+            under_way_after_ms = scope.counts.now_ms - options.late_after_ms
+            there = self._as_rows(log)
+            parts.append(sent.judged(rows, there, scope.pending, archived, begins, under_way_after_ms, self._waiting))
+        judged = reduce(DataFrame.unionByName, parts)
+        # A checkpoint has as few parts as its rows need, where what is kept has one for each part of a shuffle.
+        return judged.fillna(", ".join(options.subjects), ["subject"]).localCheckpoint()
+
+    def _before(self, log: DataFrame) -> tuple[DataFrame | None, dict[str, datetime]]:
+        """Where retention has taken the beginning of the log, which rows may speak of: what the archive has, and since
+        when there are messages."""
+        options, scope = self._options, self._scope
         cut = {
             part: each for part, each in scope.extents.items() if each.first and each.first == scope.stored[part].first
         }
@@ -133,22 +162,14 @@ class Reconciling:
         begins: dict[str, datetime] = {}
         if cut and options.archive is not None:
             archive = auditing.open_archive(self._spark, options.archive, scope.counts.log_ids, cut)
-            archived = self._as_rows(archive.rows)
+            archived = archive.rows if self._rows is None else self._as_rows(archive.rows)
         if cut:
             oldest = log.groupBy("subject", "broker_group").agg(F.min("appended_at").alias("at")).collect()
             for row in oldest:
                 if Part(row["subject"], row["broker_group"]) in cut:
                     at = row["at"].astimezone(UTC)
                     begins[row["subject"]] = max(at, begins.get(row["subject"], at))
-        judged = sent.judged(
-            sent.within(rows, options.since, options.until),
-            self._as_rows(log),
-            scope.pending,
-            archived,
-            begins,
-            scope.counts.now_ms - options.late_after_ms,
-        )
-        return judged.fillna(", ".join(options.subjects), ["subject"])
+        return archived, begins
 
     def _as_rows(self, messages: DataFrame) -> DataFrame:
         return messages.withColumn("row", sent.row_of(self._options.match))
@@ -194,6 +215,9 @@ class Reconciling:
         stored_in, at_in = books.window_of("appended_at", window_ms), books.window_of("at", window_ms)
         common = [books.problems(found, window_ms), books.amounts(self._due(), F.col("window"), scheduled=F.col("due"))]
         if judged is not None:
+            is_unsent = F.col("fate").isin(*held.UNSENT)
+            common.append(books.amounts(judged.filter(is_unsent), at_in, unsent=1, sent=int(self._rows is None)))
+        if judged is not None and self._rows is not None:
             return [*common, books.amounts(messages, stored_in, stored=1), books.amounts(judged, at_in, sent=1)]
         absent = found.filter(F.col("reason").isin(findings.HOLE, findings.NOT_IN_LOG))
         return [

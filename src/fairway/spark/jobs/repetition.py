@@ -26,6 +26,7 @@ from fairway.limits import LOT_MESSAGES_MAX
 from fairway.spark.jobs import picking, program
 from fairway.spark.jobs.failing import sentences
 from fairway.spark.jobs.picking import Picking
+from fairway.spark.jobs.watching import Point, Watch, unwatched
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 
 NONE, SPARSE, HIGH = "none", "sparse", "high"
@@ -139,7 +140,7 @@ def by_subject(messages: DataFrame, keys: DataFrame, many: float = MANY) -> Data
     return joined.withColumn("saved_share", share).withColumn("repetition", repetition)
 
 
-def run(spark: SparkSession, options: Options) -> Found:
+def run(spark: SparkSession, options: Options, watch: Watch = unwatched) -> Found:
     """Look at the messages that are meant."""
     if options.queue_length < 1:
         raise Misuse(f"a queue of {options.queue_length} messages: it is 1 at least")
@@ -149,6 +150,7 @@ def run(spark: SparkSession, options: Options) -> Found:
         )
         keys = by_key(messages, options.queue_length).persist()
         try:
+            watch(Point("repetition", messages.count()))  # what is counted is kept, and not read again
             if options.output is not None:
                 keys.write.mode("errorifexists").partitionBy("subject").parquet(options.output)
             found = Found(options.queue_length)
@@ -195,8 +197,8 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     """How often keys repeat against the length of the queue: none, sparse, high; what coalescing would save."""
     with program.failures("repetition"):
         picked = picking.told(subjects, archive, url, since, until, where=where, patience_s=patience_s)
-    with program.running("repetition", master, spark_log, is_quiet=json) as (spark, _watch):
-        found = run(spark, Options(picked, queue_length, many, top, output))
+    with program.running("repetition", master, spark_log, is_quiet=json) as (spark, watch):
+        found = run(spark, Options(picked, queue_length, many, top, output), watch)
     program.tell(found, json, _lines(found))
 
 

@@ -29,7 +29,8 @@ from fairway.errors import Code, FairwayError, Misuse, Refused
 from fairway.names import Group, Subject
 from fairway.protocol.admin import Depth, Describe, Described
 from fairway.spark.jobs import manifest as archives
-from fairway.spark.jobs import picking, program
+from fairway.spark.jobs import picking, program, servers
+from fairway.spark.jobs.capping import Cap
 from fairway.spark.jobs.failing import sentences
 from fairway.spark.jobs.files import Files, Taken
 from fairway.spark.jobs.picking import Picking
@@ -168,6 +169,7 @@ class _Replay:
         self._id = id_of(options)
         self._files = Files(spark, self._place())
         self._pace = Pace(watch, "replay")
+        self._cap = Cap(options.rate_per_s)
 
     def _place(self) -> str:
         if self._options.state is not None:
@@ -186,11 +188,12 @@ class _Replay:
         done = Replayed(self._id, self._options.to, self._options.group, False, matched, state=self._files.root)
         done.sent_before = sum(each.end - each.begin for each in slices[:sent])
         for number in range(sent, len(slices)):
-            if is_to_end() or not self._wait(done.sent, is_to_end):
+            if is_to_end() or not self._wait(is_to_end):
                 break
+            rows = slices[number].end - slices[number].begin
+            self._cap.begin(rows)
             self._send(number, slices[number])
             self._note(number + 1)
-            rows = slices[number].end - slices[number].begin
             done.sent += rows
             self._pace.add(rows, matched - done.sent_before - done.sent)
         done.is_complete = done.sent_before + done.sent == matched
@@ -228,7 +231,10 @@ class _Replay:
         return said
 
     def _select(self) -> DataFrame:
-        rows = picking.messages(self._spark, self._options.picking).orderBy(*_ORDER)
+        options = self._options
+        # An archive may call a log otherwise than the cluster does where the messages go, and is traced.
+        names = servers.log_ids(options.url, options.patience_s) if options.picking.archive is not None else None
+        rows = picking.messages(self._spark, options.picking, names).orderBy(*_ORDER)
         marked = rows.withColumn("headers", self._marked())
         return marked.select(F.monotonically_increasing_id().alias("ordinal"), *_SENT)
 
@@ -264,10 +270,9 @@ class _Replay:
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    def _wait(self, sent: int, is_to_end: Callable[[], bool]) -> bool:
+    def _wait(self, is_to_end: Callable[[], bool]) -> bool:
         """Until the rate allows more; False: it is to end first."""
-        rate = self._options.rate_per_s
-        while rate and (early_s := sent / rate - self._pace.elapsed_s) > 0:
+        while (early_s := self._cap.early_s()) > 0:
             host.sleep(min(early_s, _NAP_S))
             if is_to_end():
                 return False

@@ -7,8 +7,10 @@ does not say is a sentence in `remarks`. `report_page` makes a page of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from typing import Annotated, Final
 
 import typer
@@ -16,12 +18,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
 from fairway.client import spans, sync
-from fairway.client.url import parse as parse_url
+from fairway.client.url import parse_any as parse_url
 from fairway.errors import Misuse
 from fairway.spark.jobs import capacity, flow, picking, program, report_page, scales, scraping
 from fairway.spark.jobs.capacity import ALL, Delayed, Group, Seen
 from fairway.spark.jobs.failing import sentences
 from fairway.spark.jobs.flow import Flow, Known
+from fairway.spark.jobs.watching import Point, Watch, unwatched
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 from fairway.world import host
 
@@ -47,20 +50,25 @@ class Options:
     window: timedelta | None = None  # None: chosen, so that there are about a hundred
     observe: timedelta = timedelta(0)  # watch the broker's time for so long; 0: what its accounts hold
     ahead: timedelta = AHEAD
-    metrics: str | None = None  # the delay server's, for lateness
+    metrics: str | None = None  # the delay server's, for lateness; several with commas between them
     output: str | None = None  # a directory for one row per group and window, as Parquet
     patience_s: int = PATIENCE_S
 
     def __post_init__(self) -> None:
         parse_url(self.url)
-        if self.metrics is not None:
-            scraping.place(self.metrics)
+        for page in self.pages:
+            scraping.place(page)
         if self.since is not None and self.until is not None and self.since >= self.until:
             raise Misuse(f"from {self.since} until {self.until} there is no time: --since is the earlier one")
         if self.window is not None and self.window < timedelta(seconds=1):
             raise Misuse(f"windows of {self.window.total_seconds():g} s: one second is the shortest")
         if not timedelta(hours=1) <= self.ahead <= AHEAD_MAX:
             raise Misuse(f"--ahead is one hour at least, and {AHEAD_MAX.days} days at most")
+
+    @property
+    def pages(self) -> list[str]:
+        """Of delay servers, as they were named."""
+        return [] if self.metrics is None else [each.strip() for each in self.metrics.split(",")]
 
 
 @dataclass(frozen=True)
@@ -95,21 +103,23 @@ class Result:
     remarks: list[str] = field(default_factory=list)  # what is not known, and why
 
 
-def run(spark: SparkSession, options: Options) -> Result:
+def run(spark: SparkSession, options: Options, watch: Watch = unwatched) -> Result:
     """Look at a broker, and at what its events say."""
     with sentences("reporting"), sync.connect(options.url, patience=options.patience_s) as client:
-        before = capacity.look(client) if options.observe else None
+        before = capacity.look(options.url, options.patience_s) if options.observe else None
         host.sleep(options.observe.total_seconds())
-        seen = capacity.look(client)
+        seen = capacity.look(options.url, options.patience_s)
         found = Result(options.url, seen.now, options.observe.total_seconds())
         found.subjects = capacity.meant(options.subjects, seen.ends, options.url)
         found.groups = capacity.groups(seen, before, found.subjects)
         found.remarks.extend(capacity.remarks(seen, before, found.groups))
+        watch(Point("report: events", sum(sum(seen.ends[name].values()) for name in found.subjects)))
         _over_time(spark, options, seen, found)
         asked = None if not options.subjects or ALL in options.subjects else found.subjects
         hours = -(-options.ahead // timedelta(hours=1))
         found.remarks.extend(capacity.forecast(client, asked, seen.now, hours, found.delayed))
-    found.remarks.extend(capacity.lateness(options.metrics, found.delayed))
+    pages = options.pages or capacity.metrics_of(options.url, options.patience_s)
+    found.remarks.extend(capacity.lateness(pages, found.delayed))
     return found
 
 
@@ -136,13 +146,28 @@ def _over_time(spark: SparkSession, options: Options, seen: Seen, found: Result)
     found.window_s, found.since = window_ms / 1_000, _moment(first * window_ms)
     found.until = _moment((first + windows) * window_ms)
     named = sorted(found.groups, key=lambda each: (each.subject, each.group))
-    known = [Known(each.subject, each.group, each.owed, each.in_flight, seen.ends[each.subject]) for each in named]
-    for group, flows in flow.over_time(sums, known, first, windows):
-        found.spans.extend(_span(group, each, window_ms) for each in flows)
+    known = [each for group in named for each in _known(group, seen)]
+    told = flow.over_time(sums, known, first, windows)
+    for _, of_group in groupby(told, key=lambda each: each[0][:2]):  # one at a time: all of them may be millions
+        same = list(of_group)
+        merged = flow.together([flows for _, flows in same])
+        found.spans.extend(_span(same[0][0], each, window_ms) for each in merged)
     _sum_up(found)
     if options.output is not None:
         rows = spark.createDataFrame([astuple(each) for each in found.spans], SPANS)
         rows.write.mode("errorifexists").parquet(options.output)
+
+
+def _known(group: Group, seen: Seen) -> Iterator[Known]:
+    """In each broker group that holds the subject. Where nobody has joined the group yet, it owes nothing."""
+    states = seen.groups[group.subject, group.group]
+    for name, end in seen.ends[group.subject].items():
+        state = states.get(name)
+        if state is None:
+            yield Known(group.subject, group.group, 0, 0, end, name)
+        else:
+            owed = state.lag + state.in_flight + capacity.waiting_in(state)
+            yield Known(group.subject, group.group, owed, state.in_flight, end, name)
 
 
 def _events(spark: SparkSession, options: Options) -> DataFrame:
@@ -220,7 +245,10 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     ahead: Annotated[str, typer.Option(metavar="SPAN", help="Forecast for so long.")] = "24h",
     metrics: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="/metrics of the delay server, which knows how late messages were."),
+        typer.Option(
+            metavar="URL",
+            help="/metrics of the delay server, which knows how late messages were; several with commas between them.",
+        ),
     ] = None,
     output: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write one row per group and window there, as Parquet.")
@@ -245,8 +273,8 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
             output=output,
             patience_s=patience_s,
         )
-    with program.running("report", master, spark_log, is_quiet=json) as (spark, _watch):
-        found = run(spark, options)
+    with program.running("report", master, spark_log, is_quiet=json) as (spark, watch):
+        found = run(spark, options, watch)
         if html is not None:
             report_page.page(found).write(html)
     program.tell(found, json, [*_lines(found), *([f"the page is {html}"] if html is not None else [])])

@@ -73,16 +73,16 @@ class Scope:
         return list(dict.fromkeys(part.subject for part in self.extents))
 
     def _pending(self, names: Sequence[str]) -> DataFrame:
-        """Subject and row of what is scheduled, where there are rows to compare it with; read at once."""
+        """Subject, id and row of what is scheduled, where there are rows to compare it with; read at once."""
         match = self._options.match
         if not self._has_rows or not sum(self.scheduled.messages.values()):
-            return self._spark.createDataFrame([], "subject string, row string")
-        wanted = {"subject", "headers" if sent.needs_headers(match) else match}
+            return self._spark.createDataFrame([], "subject string, id string, row string")
+        wanted = {"subject", "id", "headers" if sent.needs_headers(match) else match}
         reader = self._spark.read.format("fairway.delayed").options(
             url=self._options.url, subject=",".join(names), patienceSeconds=str(self._options.patience_s)
         )
         pending = reader.schema(StructType([each for each in PENDING.fields if each.name in wanted])).load()
-        return pending.select("subject", sent.row_of(match).alias("row")).localCheckpoint()
+        return pending.select("subject", "id", sent.row_of(match).alias("row")).localCheckpoint()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -66,6 +68,17 @@ def histogram(text: str, name: str) -> Histogram | None:
     below.sort()
     counts = [here - before for (_, here), (_, before) in zip(below, [(0.0, 0), *below], strict=False)]
     return Histogram([bound for bound, _ in below], counts, total)
+
+
+def together(many: Iterable[Histogram]) -> Histogram:
+    """Of several servers as one, by bounds: those of another release may have others."""
+    counts: Counter[float] = Counter()
+    total = 0.0
+    for each in many:
+        counts.update(dict(zip(each.bounds, each.counts, strict=True)))
+        total += each.total
+    bounds = sorted(counts)
+    return Histogram(bounds, [counts[bound] for bound in bounds], total)
 
 
 def place(url: str) -> tuple[str, int, str]:

@@ -6,6 +6,7 @@ header. What became of a row is its fate:
 
     stored      a message has it            scheduled   the delay server has it
     archived    the archive has it, and retention has taken it from the log
+    at the producer  an outbox or a spool has it (`held`)          set aside   the same, and a broker has refused it
     under way   sent a moment ago           too old     the log does not reach back so far, so nobody can say
     missing     none of these
 """
@@ -27,6 +28,7 @@ from fairway.spark.jobs import findings
 STORED, SCHEDULED, ARCHIVED, UNDER_WAY, TOO_OLD, MISSING = (
     "stored", "scheduled", "archived", "under way", "too old", "missing",
 )  # fmt: skip
+AT_PRODUCER, SET_ASIDE = "at the producer", "set aside"
 ID, KEY, HEADER = "id", "key", "header:"
 _FORMATS: Final = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".orc": "orc"}
 TABLE: Final = "table"
@@ -96,9 +98,10 @@ def judged(
     archived: DataFrame | None,
     begins: Mapping[str, datetime],
     under_way_after_ms: int,
+    held: DataFrame | None = None,
 ) -> DataFrame:
     """Rows with their `fate`, `subject`, and `at`. `begins`: since when there are messages, where retention has taken
-    older ones; a row that was sent after `under_way_after_ms` may still come."""
+    older ones; a row that was sent after `under_way_after_ms` may still come. `held`: what producers still have."""
     keys = _keys(rows)
     there = stored.groupBy(*keys).agg(F.min("appended_at").alias("stored_at"), F.min("subject").alias("of"))
     marked = rows.join(there, keys, "left").join(_mark(pending, keys, "is_pending"), keys, "left")
@@ -106,10 +109,17 @@ def judged(
         marked = marked.join(_mark(archived, keys, "is_archived"), keys, "left")
     else:
         marked = marked.withColumn("is_archived", F.lit(None).cast("boolean"))
+    if held is not None:
+        asides = held.groupBy(*keys).agg(F.bool_or(F.col("aside").isNotNull()).alias("is_aside"))
+        marked = marked.join(asides, keys, "left")
+    else:
+        marked = marked.withColumn("is_aside", F.lit(None).cast("boolean"))
     fate = (
         F.when(F.col("stored_at").isNotNull(), STORED)
         .when(F.col("is_pending"), SCHEDULED)
         .when(F.col("is_archived"), ARCHIVED)
+        .when(F.col("is_aside"), SET_ASIDE)
+        .when(F.col("is_aside").isNotNull(), AT_PRODUCER)
         .when(F.unix_millis("sent_at") > under_way_after_ms, UNDER_WAY)
         .when(F.col("sent_at") < _begin(keys, begins), TOO_OLD)
         .otherwise(MISSING)
@@ -117,6 +127,11 @@ def judged(
     subject = F.col("subject") if "subject" in keys else F.col("of")
     at = F.coalesce("stored_at", "sent_at")
     return marked.select("row", subject.alias("subject"), "sent_at", at.alias("at"), fate.alias("fate"))
+
+
+def unspoken(rows: DataFrame, held: DataFrame) -> DataFrame:
+    """Of what producers hold, that which no row speaks of."""
+    return held.join(rows, _keys(rows), "left_anti")
 
 
 def never_stored(rows: DataFrame) -> DataFrame:

@@ -39,6 +39,16 @@ class Counts:
     spread: Mapping[tuple[str, str], int]  # by subject and group: in how many broker groups there is one
 
 
+def log_ids(url: str, patience_s: int) -> dict[str, str]:
+    """By broker group: which log of messages it has, as an archive notes it."""
+    found = {}
+    for place in broker_places(url, patience_s):
+        with caller_to(place) as caller:
+            page = caller.ask(Describe(Depth.SUBJECTS, items_max=1), Described)
+            found[place.broker_group] = f"{page.broker.log_id:016x}"
+    return found
+
+
 def counts(url: str, patience_s: int, subjects: Iterable[str]) -> Counts:
     """Of every group on these subjects. `positions` are no later than the rest."""
     counted = Counts(0, {}, {}, {}, {}, {})

@@ -18,6 +18,7 @@ from fairway.spark.jobs import picking, program, standing
 from fairway.spark.jobs.failing import sentences
 from fairway.spark.jobs.lives import ACKED, OPEN, STATES, lives
 from fairway.spark.jobs.picking import Picking
+from fairway.spark.jobs.watching import Point, Watch, unwatched
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 
 TOP: Final = 5
@@ -88,11 +89,12 @@ class Found:
     unclaimed: list[str] = field(default_factory=list)  # subjects that no group consumes
 
 
-def run(spark: SparkSession, options: Options) -> Found:
+def run(spark: SparkSession, options: Options, watch: Watch = unwatched) -> Found:
     """Follow the messages that are meant."""
     groups = _checked(options.groups)
     with sentences("tracing"):
         seen = standing.look(options.picking, groups)
+        watch(Point("trace", sum(seen.extents[part].end - seen.extents[part].first for part in seen.parts)))
         rows = lives(spark, options.picking, groups, seen).persist()
         try:
             if options.output is not None:
@@ -188,8 +190,8 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
         picked = picking.told(
             subjects, archive, url, since, until, keys=key, tags=tag, where=where, patience_s=patience_s
         )
-    with program.running("trace", master, spark_log, is_quiet=json) as (spark, _watch):
-        found = run(spark, Options(picked, tuple(group or ()), top, output))
+    with program.running("trace", master, spark_log, is_quiet=json) as (spark, watch):
+        found = run(spark, Options(picked, tuple(group or ()), top, output), watch)
     program.tell(found, json, _lines(found))
 
 

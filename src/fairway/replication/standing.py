@@ -1,29 +1,37 @@
-"""What a broker that is one copy of several may answer now: everything, as the master; as a replica what can be read
+"""What a server that is one copy of several may answer now: everything, as the master; as a replica what can be read
 without changing anything; nothing but replicas' questions while it takes over."""
 
 from __future__ import annotations
 
-from fairway.errors import Code, Refused
-from fairway.protocol import Message
-from fairway.protocol.admin import Describe, Scan
-from fairway.protocol.messages import Produce
-from fairway.protocol.tracing import Index, Names, Retrace
-from fairway.replication.leader import QUESTIONS, Leader
+from typing import Protocol
 
-_READS = (Scan, Describe, Index, Names, Retrace)  # a union written where it is asked costs 1 µs
+from fairway.errors import Code, FairwayError, Refused
+from fairway.protocol import Message
+from fairway.protocol.messages import Produce
+from fairway.replication.leader import QUESTIONS, Leader
+from fairway.replication.peer import Question
+from fairway.replication.tally import Tally
+
 _RETRY_AFTER_MS = 100  # about what a change of masters takes where the old one says goodbye
 
 
 class Standing:
     """Of one copy. Its owner (`member`) changes it."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(
+        self, group: str, reads: tuple[type[Message], ...], questions: tuple[type[Message], ...] = QUESTIONS
+    ) -> None:
+        """`reads`: what a replica answers, too. `questions`: what replicas ask. (A union written where it is asked
+        costs 1 µs.)"""
         self.group = group
         self.leader: Leader | None = None
         self.is_open = False  # as a master, to everybody
         self.is_leaving = False  # it hands over
         self.master = ""  # HOST:PORT of the one that leads, where it is another
         self.why = "it is starting"  # nobody leads here
+        self.tally = Tally()
+        self._reads = reads
+        self._questions = questions
 
     @property
     def is_master(self) -> bool:
@@ -32,15 +40,15 @@ class Standing:
     def admit(self, message: Message) -> Leader | None:
         """`Refused` if it cannot be answered here; the leader where it is a question for it."""
         leader = self.leader
-        is_question = isinstance(message, QUESTIONS)
+        is_question = isinstance(message, self._questions)
         if leader is None or not leader.is_certain():
-            if not is_question and isinstance(message, _READS):
+            if not is_question and isinstance(message, self._reads):
                 return None
             raise self._not_master()
         if is_question:
             return leader
         if not self.is_open:
-            if isinstance(message, _READS):
+            if isinstance(message, self._reads):
                 return None
             what = "hands over to another" if self.is_leaving else "is about to lead"
             raise Refused(Code.NOT_MASTER, f"this copy of group {self.group} {what}", retry_after_ms=_RETRY_AFTER_MS)
@@ -54,3 +62,18 @@ class Standing:
         else:
             sentence = f"this copy of group {self.group} does not lead, and knows nobody who does: {self.why}"
         return Refused(Code.NOT_MASTER, sentence, retry_after_ms=_RETRY_AFTER_MS)
+
+
+class Answers(Protocol):
+    """Whoever has an answer for replicas."""
+
+    def answer(self, question: Question, /) -> None: ...
+
+
+def answer(who: Answers, question: Question) -> None:
+    """What a replica asks. It waits for no actor: whoever waits for an answer here waits for the replica."""
+    try:
+        who.answer(question)
+    except FairwayError:
+        question.end()
+        raise

@@ -1,0 +1,294 @@
+"""What a copy makes of the logs that its master writes, so that it could lead at any time.
+
+**Messages** are taken from its own message log and moved into its own buckets once they are committed: what is not may
+be cut off one day, and a bucket cannot be unwritten. The way is that of a start: what an earlier life has put into
+buckets beyond the position where this one begins is known by its name, and left out. Where its message log has rotted
+it waits for a while, for another copy may mend that.
+
+**Decisions** are heard as they come, committed or not, as a broker's groups hear of actions: what is cut off is cut
+with the copy closed, and a checkpoint waits until what it says is settled. They are brought to rows together, every so
+often, for a look-up is a pass over all rows: a slice at a time, or at once when somebody has to know. The two logs come
+independently, so a decision may speak of a message that has no row yet. It waits in the ledger, which whoever makes
+rows asks, until the message log has been taken beyond that message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairway import limits
+from fairway.delay.dispatch_log import DispatchLog, Event, EventKind, Heard
+from fairway.delay.ledger import Ledger
+from fairway.delay.loader import catch_up
+from fairway.delay.moving import Mover
+from fairway.delay.recovering import RECORD_COST, batches, known_from
+from fairway.delay.rows import Rows, State
+from fairway.delay.wheel import RowNumbers
+from fairway.storage.log import Damaged
+from fairway.storage.record import Record
+from fairway.storage.scan import Damage
+from fairway.storage.store import Store
+
+_EVERY_MS = 1_000  # decisions are brought to rows
+_HEARD_MAX = 4_096  # or when there are so many
+_SLICE_ROWS = 500_000  # about 5 ms
+_LOOK_MS = 1_000  # between two looks at what has rotted
+_MENDED_MS = 600_000  # what is not mended after so long is left out
+_HASH_BITS = 20
+_SEQUENCE_FACTOR, _SUBJECT_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)  # odd, and random
+_NOTHING: NDArray[np.uint64] = np.zeros(0, np.uint64)
+
+
+class Following:
+    """The state of a copy that does not lead. `at`: the message log is taken up to there."""
+
+    def __init__(
+        self,
+        store: Store,
+        rows: Rows,
+        mover: Mover,
+        journal: DispatchLog,
+        ledger: Ledger,
+        at: int,
+        *,
+        on_done: Callable[[RowNumbers], None],
+        on_damage: Callable[[Damaged], None],
+        messages_per_step: int,
+    ) -> None:
+        self.at = at
+        self._store = store
+        self._rows = rows
+        self._mover = mover
+        self._journal = journal
+        self._ledger = ledger
+        self._on_done = on_done
+        self._on_damage = on_damage
+        self._messages_per_step = messages_per_step
+        self._known_end = store.messages.log.end  # below it, a message may be in a bucket before it is taken
+        self._ceilings: NDArray[np.uint64] = np.zeros(1, np.uint64)  # by subject: behind the last that was loaded
+        self._loaded_end = 0
+        self._known: dict[int, NDArray[np.uint64]] = {}
+        self._is_loaded = False
+        self._heard_ms = 0  # when decisions were last brought to rows
+        self._rot: tuple[int, int] | None = None  # where the message log has rotted, and since when that is known
+        self._looked_ms: int | None = None  # at that
+        self._applying: _Batch | None = None
+        self._is_stale = True  # the ledger speaks of messages that have rows
+        journal.heard = []
+        journal.unmatched = self._unmatched
+
+    def loaded(self) -> None:
+        """Every bucket is: messages can be taken."""
+        table, end = self._rows, self._rows.end
+        self._is_loaded = True
+        self._ceilings = np.zeros(int(table.subject_id[:end].max(initial=0)) + 1, np.uint64)
+        rows = table.where(table.state[:end] != State.FREE)
+        np.maximum.at(self._ceilings, table.subject_id[rows], table.sequence[rows] + np.uint64(1))
+        self._loaded_end = max((self._end_of(int(each)) for each in np.flatnonzero(self._ceilings)), default=0)
+
+    def _end_of(self, subject_id: int) -> int:
+        """Where the last loaded message of a subject ends in the message log, if that is not taken yet; the end of the
+        log, if that does not know of it."""
+        log, views = self._store.messages.log, self._store.messages.views
+        sequence = int(self._ceilings[subject_id]) - 1
+        if subject_id not in views.subjects or sequence >= views.subjects.by_id(subject_id).next_sequence:
+            return log.end
+        first = views.entries.first_sequence_from(subject_id, self.at)
+        if first is None or sequence < first:
+            return 0
+        found = next(views.entries.entries(subject_id, sequence, log.end), None)
+        return log.end if found is None else found.position + found.size
+
+    @property
+    def derived_end(self) -> int:
+        """Everything that is in buckets lies before it in the message log; known once buckets are loaded."""
+        return max(self.at, self._loaded_end)
+
+    @property
+    def is_behind(self) -> bool:
+        """There are committed messages to be taken, and there is room for them."""
+        is_blocked = self._mover.is_full or self._mover.unmoved_bytes > limits.DELAY_UNMOVED_BYTES_MAX
+        return self._is_loaded and self._store.messages.log.committed_end > self.at and not is_blocked
+
+    @property
+    def is_busy(self) -> bool:
+        return self.is_behind or self._applying is not None or bool(self._journal.heard)
+
+    def step(self, now_ms: int) -> None:
+        """Go on a little. To be called every tick, once buckets are loaded."""
+        if self._looked_ms is None or not 0 <= now_ms - self._looked_ms < _LOOK_MS:
+            self._take_some(now_ms)
+        heard = self._journal.heard
+        is_time = not 0 <= now_ms - self._heard_ms < _EVERY_MS
+        if self._applying is None and heard and (is_time or len(heard) >= _HEARD_MAX):
+            self._heard_ms = now_ms
+            self._begin()
+        self._apply_some()
+        self._prune()
+
+    def finish(self) -> None:
+        """Bring everything that was heard so far to the rows that there are."""
+        while self._applying is not None or self._journal.heard:
+            if self._applying is None:
+                self._begin()
+            self._apply_some()
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def _take_some(self, now_ms: int) -> None:
+        if not self.is_behind:
+            return
+        found, end = self._next(now_ms)
+        known = self._known_of(found)
+        self._mover.admit()
+        for each in found:
+            header = each.header
+            keep = None
+            if header.subject_id in known:
+                sequences = np.arange(header.first_sequence, header.first_sequence + header.count, dtype=np.uint64)
+                keep = ~np.isin(sequences, known[header.subject_id])
+            self._mover.take(header.subject_id, header.first_sequence, each.body, header.end, keep)
+        self._mover.pass_by(end)
+        self.at = end
+        self._note_done(catch_up(self._rows, self._mover.admit(), self._ledger))
+
+    def _next(self, now_ms: int) -> tuple[list[Record], int]:
+        """Some batches that are to be taken now, and where what was looked at ends."""
+        found: list[Record] = []
+        self._looked_ms = None
+        cost, limit = 0, self._store.messages.log.committed_end
+        for each in batches(self._store.messages.log, self.at, limit):
+            if not isinstance(each, Record):
+                if not self._is_given_up(each, now_ms):
+                    self._looked_ms = now_ms
+                    return found, each.start
+                continue
+            found.append(each)
+            cost += max(each.header.count, RECORD_COST)
+            if cost >= self._messages_per_step:
+                return found, each.header.end
+        return found, limit
+
+    def _is_given_up(self, rot: Damage, now_ms: int) -> bool:
+        """Whether to go on without it."""
+        if self._rot is None or self._rot[0] != rot.start:
+            self._rot = rot.start, now_ms
+            self._on_damage(Damaged(rot.start, rot.why))
+            with suppress(Damaged):
+                self._store.read_chunk(0, rot.start, 1)  # so that whoever mends knows of it
+        return not 0 <= now_ms - self._rot[1] < _MENDED_MS
+
+    def _known_of(self, found: Iterable[Record]) -> dict[int, NDArray[np.uint64]]:
+        """By subject, the sequences of messages among these that an earlier life has put into buckets, and others."""
+        if self.at >= self._known_end:
+            self._known = {}
+            return self._known
+        floors: dict[int, int] = {}
+        for each in found:
+            subject_id, first = each.header.subject_id, each.header.first_sequence
+            is_loaded = subject_id < len(self._ceilings) and first < int(self._ceilings[subject_id])
+            if is_loaded and subject_id not in self._known:
+                floors.setdefault(subject_id, first)
+        found_known = known_from(self._rows, floors)
+        self._known |= {subject_id: found_known.get(subject_id, _NOTHING) for subject_id in floors}
+        return self._known
+
+    # --- decisions ---------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """What was heard is known from now on to whoever makes rows, and brought to those that there are."""
+        heard, self._journal.heard = self._journal.heard or [], []
+        batch = Ledger()
+        for ledger in (batch, self._ledger):
+            _note(ledger, heard)
+        self._applying = _Batch(batch, self._rows)
+
+    def _apply_some(self) -> None:
+        if self._applying is None:
+            return
+        self._note_done(self._applying.step())
+        if self._applying.is_done:
+            self._applying = None
+            self._is_stale = True
+
+    def _note_done(self, changed: RowNumbers) -> None:
+        self._on_done(changed[self._rows.state[changed] >= State.DISPATCHED])
+
+    def _prune(self) -> None:
+        """Forget what was decided about messages that have rows, or had: those that the message log has before `at`."""
+        if not self._is_stale or self._applying is not None or self.at < self._known_end or not self._is_loaded:
+            return
+        self._is_stale = False
+        views, taken = self._store.messages.views, self.at
+        for subject_id in self._ledger.subjects:
+            if subject_id in views.subjects:
+                first = views.entries.first_sequence_from(subject_id, taken)
+                below = views.subjects.by_id(subject_id).next_sequence if first is None else first
+                self._ledger.prune(subject_id, below)
+
+    def _unmatched(self) -> Iterator[Event]:
+        """For the picture, which has rows and intents already."""
+        self.finish()
+        self._prune()
+        for subject_id in sorted(self._ledger.subjects):
+            for kind, state in ((EventKind.DISPATCHED, State.DISPATCHED), (EventKind.CANCEL, State.CANCELLED)):
+                ranges = self._ledger.ranges(subject_id, state)
+                if len(ranges):
+                    yield Event(kind, subject_id, tuple(map(tuple, ranges.tolist())))
+            pairs = self._ledger.due_times(subject_id)
+            if len(pairs):
+                yield Event(EventKind.PUT_OFF, subject_id, tuple(map(tuple, pairs.tolist())))
+
+
+class _Batch:
+    """Decisions on their way to rows, slice by slice. A row that is made meanwhile asks the ledger, so it does no harm
+    to ask it twice.
+
+    Which rows of a slice are meant is found by a hash of their names: few others have the same."""
+
+    def __init__(self, ledger: Ledger, rows: Rows) -> None:
+        self._ledger = ledger
+        self._rows = rows
+        self._at = 0
+        self._end = rows.end
+        self._is_named = np.zeros(1 << _HASH_BITS, np.bool_)
+        for subject_id, sequences in ledger.named():
+            self._is_named[_hashed(np.full(len(sequences), subject_id, np.uint32), sequences)] = True
+
+    @property
+    def is_done(self) -> bool:
+        return self._at >= self._end
+
+    def step(self) -> RowNumbers:
+        """The rows that a slice has changed."""
+        table, start = self._rows, self._at
+        self._at = end = min(start + _SLICE_ROWS, self._end)
+        is_near = self._is_named[_hashed(table.subject_id[start:end], table.sequence[start:end])]
+        rows = start + np.flatnonzero(is_near)
+        states = table.state[rows]
+        rows = rows[(states == State.PENDING) | (states == State.INTENDED)]
+        return catch_up(table, rows, self._ledger)
+
+
+def _hashed(subject_ids: NDArray[np.uint32], sequences: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spread the names of messages: neighbours far apart."""
+    return (sequences * _SEQUENCE_FACTOR + subject_ids * _SUBJECT_FACTOR) >> np.uint64(64 - _HASH_BITS)
+
+
+def _note(ledger: Ledger, heard: Iterable[Heard]) -> None:
+    """A message is intended before it is sent; what is cancelled is neither."""
+    by_state: dict[State, dict[int, list[tuple[int, int]]]] = {
+        state: {} for state in (State.CANCELLED, State.INTENDED, State.DISPATCHED)
+    }
+    for event, state in heard:
+        if state is State.PENDING:
+            ledger.note_due(event.subject_id, event.ranges, event.time_ms)
+        else:
+            by_state[state].setdefault(event.subject_id, []).extend(event.ranges)
+    for state, by_subject in by_state.items():
+        for subject_id, ranges in by_subject.items():
+            ledger.note(subject_id, tuple(ranges), state)

@@ -1,0 +1,150 @@
+"""One copy of a group of delay servers; `replication.member` has the life of it.
+
+Its two logs are its master's: what was scheduled, and what was decided about it. Its buckets are its own, made from
+these logs (`engine`).
+
+Whoever leads sends what is due to brokers that meta servers name. Which meta servers there are is known from the start
+(those that keep the registry), or read from the registry, where they register themselves; one that is new is found, and
+while none lives, those before are still tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from fairway.delay import installing, snapshot
+from fairway.delay.refill import Refill
+from fairway.delay.server import DelayServer, ServerOptions
+from fairway.delay.service import DelayWorld
+from fairway.delay.wayfinding import parse_place
+from fairway.protocol.admin import Describe
+from fairway.registry import layout
+from fairway.registry.port import RegistryError, SessionState
+from fairway.replication import law
+from fairway.replication.follower import TooFarBehind
+from fairway.replication.leader import QUESTIONS
+from fairway.replication.member import GroupMember
+from fairway.replication.membership import Face, MemberOptions, MemberWorld
+from fairway.replication.standing import Standing
+from fairway.storage.directory import Identity
+from fairway.world.dialing import Address
+from fairway.world.disk import Disk
+
+_READS = (Describe,)
+_QUESTIONS = (*QUESTIONS, *snapshot.QUESTIONS)
+_RETRY_S = 1.0
+_FREE_BYTES_STEP = 64 << 20  # a figure that is told only when it has changed by so much
+
+
+class DelayMember(GroupMember[DelayServer]):
+    """One copy. `await DelayMember.start(...)`, then `await member.stop()`."""
+
+    kind = law.DELAY
+
+    def __init__(
+        self,
+        world: MemberWorld,
+        options: ServerOptions,
+        membership: MemberOptions,
+        metas: tuple[Address, ...] = (),
+        open_schedule_disk: Callable[[], Disk] | None = None,
+    ) -> None:
+        """`metas`: none: those that the registry names. With `open_schedule_disk` the logs have the disk of the world
+        for themselves, and buckets are there."""
+        face = Face(options.host, options.port, options.http_port, options.connection.name)
+        super().__init__(world, membership, face, Standing(membership.group, _READS, _QUESTIONS))
+        self._options = options
+        self._metas = metas
+        self._open_schedule_disk = open_schedule_disk
+        self._looked = asyncio.Event()
+        self._measured: tuple[int, int] = (0, 0)  # when, and how many messages there had been
+
+    @classmethod
+    async def start(
+        cls,
+        world: MemberWorld,
+        options: ServerOptions,
+        membership: MemberOptions,
+        metas: tuple[Address, ...] = (),
+        open_schedule_disk: Callable[[], Disk] | None = None,
+    ) -> DelayMember:
+        """Open the directory, listen, and begin to take part. What this copy does is decided by and by."""
+        member = cls(world, options, membership, metas, open_schedule_disk)
+        await member.begin()
+        return member
+
+    async def begin(self) -> None:
+        await super().begin()
+        if not self._metas:
+            self._world.registry.watch(layout.METAS, self._looked.set)
+            self._begin("metas", self._look())
+
+    async def stop(self) -> None:
+        self._cancel("metas")
+        await super().stop()
+
+    # --- what is served ----------------------------------------------------------------------------------------------
+
+    async def _serve(self, disk: Disk, adopt: Identity | None) -> DelayServer:
+        clock, net, rng = self._world.clock, self._world.net, self._world.rng
+        if self._open_schedule_disk is None:
+            world = DelayWorld(clock, disk, net, rng)
+        else:
+            world = DelayWorld(clock, self._open_schedule_disk(), net, rng, log_disk=disk)
+        options = replace(self._options, port=self.face.port)
+        server = await DelayServer.follow(world, options, self.standing, adopt)
+        server.ask_at(self._metas)
+        self.face = replace(self.face, http_port=server.http_port)
+        return server
+
+    def _refill(self, server: DelayServer) -> Refill:
+        return Refill(server.delay.engine, server.disks)
+
+    def _begin_anew(self, remedy: TooFarBehind, adopt: Identity) -> list[str]:
+        """With the snapshot that has arrived: what waits longest is in no log any more."""
+        logs = self._world.open_disk()
+        schedule = logs if self._open_schedule_disk is None else self._open_schedule_disk()
+        try:
+            aside = installing.install(logs, schedule, self._world.rng, adopt, remedy.epoch)
+        finally:
+            logs.close()
+            schedule.close()
+        return [f"set aside: {name}" for name in aside]
+
+    def _load(self, server: DelayServer, now_ns: int) -> dict[str, float]:
+        engine = server.delay.engine
+        before_ns, before = self._measured
+        self._measured = (now_ns, engine.scheduled_total)
+        passed_s = max(now_ns - before_ns, 1) / 1e9
+        free_bytes = server.store.free_bytes() // _FREE_BYTES_STEP * _FREE_BYTES_STEP
+        return {
+            "messages_per_s": max(round((engine.scheduled_total - before) / passed_s, 1), 0.0),
+            "pending_messages": float(engine.messages_pending),
+            "free_bytes": float(free_bytes),
+            "rotten_spans": float(len(server.store.rotten)),
+        }
+
+    def _why_closed(self, server: DelayServer) -> str:
+        return "" if server.store.has_room else "its disk is nearly full: make room"
+
+    # --- meta servers ------------------------------------------------------------------------------------------------
+
+    def _on_session(self, state: SessionState) -> None:
+        super()._on_session(state)
+        self._looked.set()
+
+    async def _look(self) -> None:
+        """See which meta servers there are, now and whenever that changes."""
+        while True:
+            self._looked.clear()
+            try:
+                names = await self._world.registry.children(layout.METAS)
+            except RegistryError:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            self._metas = tuple(parse_place(name) for name in names) or self._metas
+            if self.server is not None:
+                self.server.ask_at(self._metas)
+            await self._looked.wait()

@@ -1,0 +1,561 @@
+"""The life of one copy of a group of servers: it registers, looks who leads, and follows or leads itself.
+
+    turn:   register ─► read the group's node and who lives ─► decide (`replication.law`) ─► act ─► wait for news
+
+A copy opens its directory once, as one that follows. To lead is to go on with what is open; a master that is deposed
+lets go of everything and begins again as a follower, so that what it had and nobody else has can be cut off.
+
+To take over: stop following (from then on nothing is acknowledged to anybody), compare-and-set the group's node, write
+the new epoch into both logs, and wait until all that is in them is committed. Then clients are let in.
+
+To stop as a master: take no more, see everything committed, fall silent, and only then take the own node away, so that
+a replica takes over at once.
+
+What is served (`Server`) is for those to say who inherit from this: a broker, or a delay server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from dataclasses import replace
+from typing import Generic
+
+import msgspec
+
+from fairway.errors import (
+    CannotListen,
+    DiskFull,
+    FairwayError,
+    Misuse,
+    Refused,
+    StorageFault,
+    WrongDirectory,
+)
+from fairway.protocol import Options
+from fairway.registry.layout import GroupRecord, group_path, hex_id, members_path
+from fairway.registry.layout import Member as MemberRecord
+from fairway.registry.port import RegistryError, SessionState
+from fairway.replication import law
+from fairway.replication.follower import Diverged, Follower, Mended, Refill, Remedy, TooFarBehind
+from fairway.replication.leader import Leader
+from fairway.replication.membership import Face, MemberOptions, MemberWorld, ServerT
+from fairway.replication.node import GroupNode, living
+from fairway.replication.place import Place
+from fairway.replication.promise import Promise
+from fairway.replication.standing import Standing
+from fairway.storage import cutting, wiping
+from fairway.storage.directory import Identity
+from fairway.storage.recovery import Finding
+from fairway.world.disk import Disk
+
+NS_PER_MS = 1_000_000
+_CLOSE_S = 2.0  # for a registry to end a session
+
+
+class GroupMember(ABC, Generic[ServerT]):
+    """One copy. `await begin()`, then `await stop()`."""
+
+    kind: str  # of the group
+
+    def __init__(self, world: MemberWorld, membership: MemberOptions, face: Face, standing: Standing) -> None:
+        self.membership = membership
+        self.standing = standing
+        self.face = face
+        self.server: ServerT | None = None
+        self.role = "waiting"
+        self.findings: list[str] = []  # what was cut off or set aside
+        self._world = world
+        self._node = GroupNode(world.registry, membership.group)
+        self._promise: Promise | None = None
+        self._disk: Disk | None = None
+        self._place = Place(world.registry, world.clock, membership.group, membership.session_ms)
+        self._ruling_since_ns: int | None = None
+        self._rest_until_ns = 0  # there was no room on the disk
+        self._following: law.Follow | None = None
+        self._follower: Follower | None = None
+        self._held_up = ""  # why it did not come to follow, the last time that it tried
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._remedy: Remedy | None = None
+        self._changed = asyncio.Event()
+        self._failed = asyncio.Event()
+        self._fault: FairwayError | None = None
+        self._is_stopping = False
+        self._started_ms = world.clock.wall_ms()
+        self._beaten_ns = 0
+
+    async def begin(self) -> None:
+        """Open the directory, listen, and take part from now on. What this copy does is decided by and by."""
+        registry, group = self._world.registry, self.membership.group
+        registry.on_session = self._on_session
+        try:
+            await self._first_look()
+            await self._open()
+        except BaseException:  # also where it is called off
+            self._let_go()
+            raise
+        for path in (group_path(group), members_path(group)):
+            registry.watch(path, self._changed.set)
+        self._begin("life", self._live())
+
+    # --- what is served ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _serve(self, disk: Disk, adopt: Identity | None) -> ServerT:
+        """Open the directory as one that follows, and listen. `adopt`: the logs that it is to have, if it has none."""
+
+    @abstractmethod
+    def _load(self, server: ServerT, now_ns: int) -> dict[str, float]:
+        """Figures for the own node, of the time since the last ones."""
+
+    def _refill(self, server: ServerT) -> Refill | None:
+        """What it begins anew with, should that be; None: its logs are all there is to it."""
+        del server
+        return None
+
+    def _why_closed(self, server: ServerT) -> str:
+        """Why a master takes no messages, but for what concerns its copies; empty: it does."""
+        del server
+        return ""
+
+    @property
+    def directory(self) -> str:
+        return hex_id(self._opened.store.identity.directory_id)
+
+    @property
+    def port(self) -> int:
+        return self.face.port
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.membership.advertise or (self.face.host, 0)
+        return host, port or self.port
+
+    @property
+    def _opened(self) -> ServerT:
+        if self.server is None:
+            raise Misuse("the data directory is being opened")
+        return self.server
+
+    def sentence(self) -> str:
+        """What it does, for people."""
+        group, leader = self.membership.group, self.standing.leader
+        if leader is not None:
+            copies = f"in sync: {', '.join(leader.in_sync)}"
+            about = f"leads group {group} under epoch {leader.epoch}, {copies}"
+            return about if self.standing.is_open else f"{about}; it is not open to clients yet"
+        if self._following is not None:
+            about = f"follows {self._following.address} in group {group}, under epoch {self._following.epoch}"
+            is_held_up = self._held_up and (self._follower is None or not self._follower.is_streaming)
+            return f"{about}, and is held up: {self._held_up}" if is_held_up else about
+        return f"waits in group {group}: {self.standing.why}"
+
+    async def failed(self) -> None:
+        """Return when this copy cannot go on: then `stop` raises what happened."""
+        await self._failed.wait()
+
+    # --- opening -----------------------------------------------------------------------------------------------------
+
+    async def _first_look(self) -> None:
+        """The group's node, for a new directory takes the ids of its logs from there."""
+        while True:
+            try:
+                record = await self._node.read(fresh=True)
+            except (RegistryError, Refused):
+                await asyncio.sleep(self.membership.backoff_ms / 1_000)
+            else:
+                law.check_kind(self.membership.group, record, self.kind)
+                return
+
+    async def _open(self) -> None:
+        """The directory, as one that follows. One that is empty takes the group's logs."""
+        record = self._node.record
+        adopt = None
+        if record is not None and record.messages_id:
+            adopt = Identity(0, record.messages_id, record.actions_id)
+        self._disk = self._world.open_disk()
+        self.server = server = await self._serve(self._disk, adopt)
+        self._promise = promise = Promise(self._disk)
+        self.face = replace(self.face, port=server.port)
+        self._follower = Follower(
+            server.store,
+            promise,
+            self._world.net,
+            self._world.clock,
+            self.membership.group,
+            server.on_committed,
+            replace(self.membership.follower, connection=Options(name=self.face.name)),
+            self._refill(server),
+        )
+        self._begin("fault", self._watch_for_faults(server))
+
+    async def _watch_for_faults(self, server: ServerT) -> None:
+        await server.failed()
+        fault = server.failure()
+        if isinstance(fault, DiskFull):
+            self._rest_until_ns = self._world.clock.monotonic_ns() + self.membership.look_ms * NS_PER_MS
+            self._step_down(f"there is no room on its disk: {fault}")
+        else:
+            self._fail(fault)
+
+    def _fail(self, fault: FairwayError) -> None:
+        if self._fault is None:
+            self._fault = fault
+            self._stop_leading()
+            self._stop_following()
+            self._failed.set()
+
+    def _let_go(self) -> None:
+        """Of the directory and everybody who is connected, at once."""
+        self._stop_leading()
+        self._stop_following()
+        self._cancel("fault")
+        server, self.server = self.server, None
+        if server is not None:
+            server.abandon()
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        while not self._is_stopping and self._fault is None:
+            self._changed.clear()
+            try:
+                wait_ms = await self._turn()
+            except (RegistryError, Refused) as trouble:
+                self._say(f"the registry does not answer: {trouble}")
+                wait_ms = self.membership.backoff_ms
+            except CannotListen as trouble:  # it did listen there before
+                self._say(str(trouble))
+                wait_ms = self.membership.look_ms
+            except FairwayError as fault:
+                self._fail(fault)
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_ms / 1_000):
+                    await self._changed.wait()
+
+    async def _turn(self) -> int:
+        """Look and act; for how long to wait unless something happens."""
+        if self._remedy is not None:
+            await self._apply_remedy(self._remedy)
+        if self.server is None:
+            await self._node.read(fresh=True)
+            if self._world.clock.monotonic_ns() < self._rest_until_ns:
+                return self.membership.look_ms
+            await self._open()
+        if not await self._place.take(self._record()):
+            if self._place.why:
+                self._say(self._place.why)
+            return self.membership.backoff_ms
+        record = await self._node.read(fresh=True)
+        alive = await living(self._world.registry, self.membership.group)
+        law.check_kind(self.membership.group, record, self.kind)
+        if self.server is None:
+            return 0  # deposed meanwhile
+        if record is not None and (why := law.foreign(self.membership.group, record, self._me())) is not None:
+            await self._adopt_or_refuse(why)
+            return 0
+        return await self._act(record, alive)
+
+    def _me(self) -> law.Me:
+        store = self._opened.store
+        epoch = max(store.messages.log.epoch, store.actions.log.epoch)
+        promised = 0 if self._promise is None else self._promise.epoch
+        leader = self.standing.leader
+        return law.Me(
+            self.directory,
+            store.identity.messages_id,
+            store.identity.actions_id,
+            max(epoch, promised),
+            has_promised=promised > 0,
+            leads=0 if leader is None or leader.is_over else leader.epoch,
+        )
+
+    async def _act(self, record: GroupRecord | None, alive: dict[str, MemberRecord]) -> int:
+        group, me = self.membership.group, self._me()
+        decision = law.decide(group, record, alive, me, is_patient=self._is_patient(record, alive))
+        if me.leads and not isinstance(decision, law.Lead):
+            self._step_down("the registry says that another leads")
+            return 0
+        match decision:
+            case law.Lead():
+                if self.standing.leader is not None:
+                    self.standing.leader.refresh(frozenset(alive))
+                return self.membership.look_ms
+            case law.Follow():
+                self._follow(decision)
+                return self.membership.look_ms
+            case law.Wait(why):
+                self._stop_following()
+                self._say(why)
+                return self.membership.look_ms if self._ruling_since_ns is None else self.membership.backoff_ms
+            case law.Create() | law.Stand() if not self._is_certain():
+                self._say("its session at the registry is not certain")  # it would have to step down at once
+                return self.membership.backoff_ms
+            case law.Create():
+                await self._stand(law.founded(me, kind=self.kind, min_in_sync=self.membership.min_in_sync))
+            case law.Stand():
+                if record is not None:
+                    await self._stand(law.succeeded(record, alive, me, min_in_sync=self.membership.min_in_sync))
+        return 0
+
+    def _is_certain(self) -> bool:
+        return self._world.clock.monotonic_ns() < self._world.registry.certain_until_ns()
+
+    def _is_patient(self, record: GroupRecord | None, alive: dict[str, MemberRecord]) -> bool:
+        """Whether to wait for one that was deposed by hand. It learns of it in no time, or its session ends."""
+        rightful = (self.directory, "" if record is None else record.master)
+        if all(each.role != law.MASTER or each.directory in rightful for each in alive.values()):
+            self._ruling_since_ns = None
+            return True
+        now_ns = self._world.clock.monotonic_ns()
+        if self._ruling_since_ns is None:
+            self._ruling_since_ns = now_ns
+        return now_ns - self._ruling_since_ns < 2 * self.membership.session_ms * NS_PER_MS
+
+    def _say(self, why: str) -> None:
+        """What it waits for."""
+        self.standing.why = why
+        self.standing.master = ""
+        if self.standing.leader is None:
+            self.role = "waiting"
+
+    async def _adopt_or_refuse(self, why: str) -> None:
+        """Another one has made the group meanwhile. Who has nothing yet takes over the ids of its logs."""
+        store = self._opened.store
+        if store.ends() != (0, 0):
+            raise WrongDirectory(why)
+        self._let_go()
+        self._changed.set()
+
+    # --- the own node ------------------------------------------------------------------------------------------------
+
+    def _on_session(self, _state: SessionState) -> None:
+        self._changed.set()
+
+    def _record(self) -> MemberRecord:
+        """What the own node says; its figures are renewed now and then."""
+        server = self._opened
+        host, port = self.address
+        leader = self.standing.leader
+        follower = self._follower
+        if leader is None and self._following is not None and follower is not None:
+            self.role = "catching up" if not follower.is_streaming or follower.is_catching_up else "follower"
+        shown = MemberRecord(
+            self.directory,
+            host,
+            port,
+            self.role,
+            0 if leader is None else leader.epoch,
+            name=self.face.name,
+            http_port=self.face.http_port,
+            why_read_only="" if leader is None else leader.why_read_only() or self._why_closed(server),
+            started_ms=self._started_ms,
+            kind=self.kind,
+        )
+        now_ns = self._world.clock.monotonic_ns()
+        before = self._place.shown
+        is_due = before is None or now_ns - self._beaten_ns >= self.membership.beat_ms * NS_PER_MS
+        if not is_due and before is not None:
+            return msgspec.structs.replace(shown, ends=before.ends, load=before.load)
+        self._beaten_ns = now_ns
+        return msgspec.structs.replace(shown, ends=list(server.store.ends()), load=self._load(server, now_ns))
+
+    # --- following ---------------------------------------------------------------------------------------------------
+
+    def _follow(self, master: law.Follow) -> None:
+        if self._following == master:
+            return
+        self._stop_following()
+        self._following, self._held_up = master, ""
+        self.standing.master = master.address
+        self._begin("follow", self._keep_following(master))
+
+    async def _keep_following(self, master: law.Follow) -> None:
+        """Dial again and again, until somebody else is to be followed."""
+        backoff_ms = self.membership.backoff_ms
+        follower = self._follower
+        while follower is not None and self._following == master:
+            try:
+                await follower.run(master)
+            except (Diverged, TooFarBehind, Mended) as remedy:
+                self._remedy = remedy
+                self._changed.set()
+                return
+            except StorageFault as fault:
+                self._fail(fault)
+                return
+            except FairwayError as trouble:
+                self.standing.why = self._held_up = str(trouble)
+            self._changed.set()
+            await asyncio.sleep(backoff_ms / 1_000)
+            backoff_ms = min(2 * backoff_ms, self.membership.look_ms)
+
+    def _stop_following(self) -> None:
+        """From this moment on nothing is acknowledged to anybody."""
+        self._following = None
+        self._cancel("follow")
+        if self._follower is not None:
+            self._follower.stop()
+
+    async def _apply_remedy(self, remedy: Remedy) -> None:
+        """Cut off what only this copy has, or begin anew; then open the directory again."""
+        record = self._node.record
+        if isinstance(remedy, TooFarBehind) and record is not None:
+            await self._place.leave()  # what begins anew is another copy, under another id
+            self._let_go()
+            self.findings += self._begin_anew(remedy, Identity(0, record.messages_id, record.actions_id))
+        elif isinstance(remedy, Diverged):
+            self._let_go()
+            self.findings += self._cut(remedy)
+        else:
+            self._let_go()
+        self.findings.append(str(remedy))
+        self._remedy = None
+
+    def _cut(self, parted: Diverged) -> list[str]:
+        disk = self._world.open_disk()
+        try:
+            return [*map(_told, cutting.cut(disk, parted.messages_at, parted.actions_at))]
+        finally:
+            disk.close()
+
+    def _begin_anew(self, remedy: TooFarBehind, adopt: Identity) -> list[str]:
+        """What was set aside."""
+        disk = self._world.open_disk()
+        try:
+            return [f"set aside: {name}" for name in wiping.wipe(disk, self._world.rng, adopt, *remedy.first_bases)]
+        finally:
+            disk.close()
+
+    # --- leading -----------------------------------------------------------------------------------------------------
+
+    async def _stand(self, to: GroupRecord) -> None:
+        """Take over, if nobody else is faster."""
+        self._stop_following()
+        session = self._place.session  # as it was when those that live were counted, this copy among them
+        if self._follower is not None:
+            await self._follower.end_catch_up()
+        if not await self._node.change(to) or self.server is None or self._promise is None:
+            return
+        await self._promise.keep(to.epoch)
+        server = self._opened
+        loop = asyncio.get_running_loop()
+        leader = Leader(
+            self._node.twin(),
+            server.store,
+            self._world.registry,
+            self._world.clock,
+            loop.call_later,
+            self._step_down,
+            self.membership.leader,
+            session=session,
+            tally=self.standing.tally,
+        )
+        self.standing.leader, self.standing.is_open = leader, False
+        self.role = law.MASTER
+        server.store.lead(to.epoch)
+        leader.start()
+        if not leader.is_over:
+            self._begin("open", self._let_in(server, leader))
+
+    async def _let_in(self, server: ServerT, leader: Leader) -> None:
+        """Clients, as soon as everything that is in the logs is committed."""
+        try:
+            for log in (server.store.messages.log, server.store.actions.log):
+                await log.flusher.durable(log.end)
+            await leader.mended()
+        except FairwayError:  # of the store, and others see to that
+            return
+        if leader.is_over or self.server is not server:
+            return
+        if server.store.is_view_stale:  # the leader opens the directory again: what was decided is not known here yet
+            return
+        try:
+            server.begin_life()
+        except FairwayError as fault:
+            self._fail(fault)
+            return
+        self.standing.is_open = True
+        self._changed.set()
+
+    def _stop_leading(self) -> None:
+        leader, self.standing.leader = self.standing.leader, None
+        self.standing.is_open = False
+        self._cancel("open")
+        if leader is not None:
+            leader.close()
+            self.role = "waiting"
+
+    def _step_down(self, why: str) -> None:
+        """Not a word more to anybody; what follows is decided in the next turn."""
+        self._let_go()
+        self._say(why)
+        self._changed.set()
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Hand over, if this copy leads; checkpoint, let go. Raises what has ended it, if anything has."""
+        self._is_stopping = True
+        life = self._tasks.get("life")
+        self._cancel("life")
+        if life is not None:
+            await asyncio.wait([life])  # what it was about to open it has let go of
+        if self.standing.is_master and self._fault is None:
+            await self._hand_over()
+        self._stop_following()
+        server = self.server
+        is_whole = server is not None and self._is_all_committed(server)
+        if server is not None:
+            server.fall_silent()
+        self._stop_leading()
+        await self._place.leave()
+        self._cancel("fault")
+        try:
+            if server is not None and is_whole:
+                await server.stop()
+            elif server is not None:
+                server.abandon()
+        finally:
+            with suppress(FairwayError, TimeoutError):  # it may be ending itself
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._world.registry.close()
+        if self._fault is not None:
+            raise self._fault
+
+    async def _hand_over(self) -> None:
+        """Take no more, and wait for a while until everything is committed."""
+        server = self._opened
+        self.standing.is_open, self.standing.is_leaving = False, True
+        with suppress(TimeoutError, FairwayError):
+            async with asyncio.timeout(self.membership.hand_over_ms / 1_000):
+                await server.come_to_rest()
+                for log in (server.store.messages.log, server.store.actions.log):
+                    await log.flusher.durable(log.end)
+
+    @staticmethod
+    def _is_all_committed(server: ServerT) -> bool:
+        """Else there is nothing that a last checkpoint could say."""
+        logs = (server.store.messages.log, server.store.actions.log)
+        return server.store.fault is None and all(log.committed_end >= log.end for log in logs)
+
+    # --- tasks -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, name: str, work: object) -> None:
+        self._cancel(name)
+        self._tasks[name] = asyncio.get_running_loop().create_task(work, name=f"fairway-{name}")  # type: ignore[arg-type]
+
+    def _cancel(self, name: str) -> None:
+        """Unless it is the one that asks."""
+        task = self._tasks.pop(name, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
+
+def _told(finding: Finding) -> str:
+    """What was cut off, for people."""
+    start, end = finding.damage.start, finding.damage.end
+    kept = "" if finding.aside is None else f", and is kept in {finding.aside}"
+    return f"what was in the {finding.log} from {start} to {end} was {finding.damage.why}{kept}"

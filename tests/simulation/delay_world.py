@@ -1,0 +1,122 @@
+"""Copies of a delay server in one simulated world: with a registry, a meta server, and brokers that nothing befalls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
+from fairway.delay.member import DelayMember
+from fairway.delay.options import DelayOptions
+from fairway.delay.server import ServerOptions
+from fairway.limits import KIB
+from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
+from fairway.protocol.routing import Change, Govern, Governed
+from fairway.registry import layout
+from fairway.registry.layout import GroupRecord, Member
+from fairway.replication.membership import MemberOptions, MemberWorld
+from fairway.storage import retention
+from fairway.storage.store import StoreOptions
+from fairway.world.sim_disk import SimDisk
+from fairway.world.simulation import Simulation
+from tests.simulation.broker_clients import PORT
+from tests.simulation.cluster_history import MEMBER, TICK_MS, WEATHER
+from tests.simulation.cluster_world import Cluster
+from tests.support.client import Client
+
+META, META_PORT = "m1", 20882
+BROKERS = ("east", "west")
+SUBJECTS = {"orders": ("east",), "trips": ("east", "west")}
+STORE = StoreOptions(  # little is kept in logs: who was away for a while, or is new, needs a snapshot
+    segment_bytes=4 * KIB,
+    action_segment_bytes=4 * KIB,
+    low_water_bytes=0,
+    checkpoint_every_bytes=4 * KIB,
+    retention=retention.Policy(bytes_max=0),
+    keeps_actions=False,
+)
+OPTIONS = DelayOptions(store=STORE, messages_per_step=16, hold_ms=20, catalogue_messages=16, remembered_max=30)
+
+
+class DelayCluster(Cluster):
+    """The copies of one delay group, and those it sends to."""
+
+    def __init__(
+        self, world: Simulation, copies: int = 2, *, membership: MemberOptions = MEMBER, options: DelayOptions = OPTIONS
+    ) -> None:
+        super().__init__(world, copies, membership=membership, tick_ms=TICK_MS, weather=WEATHER)
+        self.options = options
+        self.brokers: dict[str, Broker] = {}
+        self.meta: MetaServer | None = None
+
+    async def found(self) -> None:
+        """Brokers, each alone in its group, and a meta server that knows them."""
+        hand = self.ensemble.client("hand")
+        for name in BROKERS:
+            disk = SimDisk(self.world.rng.child(f"disk-{name}"), self.world.loop.call_later)
+            world = BrokerWorld(self.world.clock, disk, self.world.net.host(name), self.world.rng.child(name))
+            store = StoreOptions(action_segment_bytes=64 * KIB, low_water_bytes=0)
+            options = BrokerOptions(host=name, port=PORT, allow_remote=True, store=store)
+            self.brokers[name] = await Broker.start(world, options)
+            record = GroupRecord("broker", 1, f"{name}-copy", [f"{name}-copy"])
+            await hand.create(layout.group_path(name), layout.pack(record))
+            shown = Member(f"{name}-copy", name, PORT, role="master")
+            await hand.create(layout.member_path(name, f"{name}-copy"), layout.pack(shown))
+        registry = self.ensemble.client(META)
+        meta = MetaWorld(self.world.clock, self.world.net.host(META), self.world.rng.child(META), registry)
+        self.meta = await MetaServer.start(meta, MetaOptions(host=META, port=META_PORT, allow_remote=True))
+        client = await Client.connect(self.world.net.host("operator"), self.world.clock, META, META_PORT)
+        for subject, groups in SUBJECTS.items():
+            await client.ask(Govern(Change.CREATE, subject, list(groups)), Governed)
+        client.close()
+
+    async def start(self, name: str) -> Any:
+        copy = self.copies[name]
+        copy.lives += 1
+        copy.registry = self.ensemble.client(name, session_ms=self.membership.session_ms, clock=copy.clock)
+        rng = self.world.rng.child(f"{name}-{copy.lives}")
+        world = MemberWorld(copy.clock, lambda: self._open_disk(copy), self.world.net.host(name), rng, copy.registry)
+        options = ServerOptions(host=name, port=PORT, allow_remote=True, drain_ms_max=100, delay=self.options)
+        self.world.loop.note(f"{name} starts")
+        member = await DelayMember.start(world, options, self.membership, ((META, META_PORT),))
+        copy.member = member  # type: ignore[assignment]
+        return member
+
+    def silence(self, name: str) -> None:
+        copy = self.copies[name]
+        member: Any
+        member, copy.member = copy.member, None
+        if copy.registry is not None and not copy.registry.is_gone:
+            self.ensemble.crash(name)
+        if member is None:
+            return
+        for task in member._tasks.values():
+            task.cancel()
+        if member.standing.leader is not None:
+            member.standing.leader.close()
+        if member.server is not None:
+            for each in (member.server._wayfinder, member.server._snapshots):
+                if each is not None:
+                    each.close()
+            member.server.delay.fall_silent()
+
+    @property
+    def engines(self) -> dict[str, Any]:
+        """Of the copies that live and are open, by name."""
+        members: dict[str, Any] = {copy.name: copy.member for copy in self.copies.values()}
+        return {
+            name: each.server.delay.engine
+            for name, each in members.items()
+            if each is not None and each.server is not None
+        }
+
+    def why(self) -> str:
+        told = []
+        for copy in self.copies.values():
+            member: Any = copy.member
+            if member is None:
+                told.append(f"{copy.name} is dead")
+            else:
+                store = None if member.server is None else member.server.store
+                ends = None if store is None else (store.ends(), store.committed_ends(), store.first_bases())
+                told.append(f"{copy.name} is {member.role} ({member.standing.why}; {ends})")
+        return "; ".join(told)

@@ -1,0 +1,106 @@
+"""The groups are made from the action log, also where a part of it has rotted."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from fairway.broker.groups import Groups
+from fairway.errors import InvariantViolated
+from fairway.groups import GroupConfig, Order
+from fairway.groups.config import encode
+from fairway.names import Consumer, Group
+from fairway.storage.action_log import Action, ActionKind, pack
+from fairway.storage.record import Header, Kind, Record
+
+NOW_MS = 1_700_000_000_000
+
+
+def record_at(position: int, *actions: Action) -> Record:
+    body = pack(actions)
+    return Record(Header(Kind.ACTIONS, 0, position, 0, 1, 0, NOW_MS, len(actions), len(body), 0), body)
+
+
+def configured(group_id: int, name: str, order: Order = Order.NONE) -> Action:
+    detail = msgspec.msgpack.encode((name, encode(GroupConfig(version=1, order=order))))
+    return Action(ActionKind.GROUP_CONFIG, group_id, 1, NOW_MS, detail=detail)
+
+
+PULL = Action(ActionKind.PULL, 1, 1, NOW_MS, consumer_id=7, attempt=1, lot=1, ranges=((0, 3),))
+
+
+def test_an_action_of_a_member_whose_join_has_rotted_is_no_reason_not_to_start() -> None:
+    groups = Groups()
+    first = record_at(64, configured(1, "billing"), configured(2, "shipping"))
+    groups.replay(first)
+    lost_end = first.header.end + 400  # a JOIN was there
+    hole = record_at(lost_end, PULL)
+    groups.replay(hole)
+    joined = Action(ActionKind.JOIN, 2, 1, NOW_MS, consumer_id=1, detail=b"ann")
+    groups.replay(record_at(hole.header.end, joined))
+    host = groups.find(1, Group("shipping"))
+    assert host is not None
+    assert [name for _, name in host.law.members()] == ["ann"]
+    assert groups.find(1, Group("billing")) is not None
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
+@pytest.mark.parametrize(
+    "action",
+    [
+        Action(ActionKind.RETRY, 1, 1, NOW_MS, consumer_id=1, attempt=1, lot=0, ranges=((0, 3),)),
+        Action(ActionKind.ACK, 1, 1, NOW_MS, consumer_id=0, attempt=2, lot=0, ranges=((0, 3),)),
+        Action(ActionKind.PULL, 1, 1, NOW_MS, consumer_id=1, attempt=2, lot=0, ranges=((0, 3),), detail=bytes(8)),
+    ],
+)
+def test_nor_is_one_of_messages_that_were_handed_out_there(action: Action, order: Order) -> None:
+    groups = Groups()
+    joined = Action(ActionKind.JOIN, 1, 1, NOW_MS, consumer_id=1, detail=b"ann")
+    first = record_at(64, configured(1, "billing", order), joined)
+    groups.replay(first)
+    groups.replay(record_at(first.header.end + 400, action))  # a PULL was there
+    host = groups.find(1, Group("billing"))
+    assert host is not None
+    assert [name for _, name in host.law.members()] == ["ann"]
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
+def test_what_was_handed_to_a_member_whose_join_has_rotted_comes_again(order: Order) -> None:
+    groups = Groups()
+    joined = Action(ActionKind.JOIN, 1, 1, NOW_MS, consumer_id=1, lot=1, detail=b"ann")
+    first = record_at(64, configured(1, "billing", order), joined)
+    groups.replay(first)
+    keys = bytes(24) if order is Order.KEY else b""
+    pulled = Action(ActionKind.PULL, 1, 1, NOW_MS, consumer_id=7, attempt=1, ranges=((0, 3),), detail=bytes(8) + keys)
+    groups.replay(record_at(first.header.end + 400, pulled))
+    assert handed_out(groups) == [0, 1, 2]
+
+
+def test_what_a_pull_that_has_rotted_handed_out_comes_again() -> None:
+    groups = Groups()
+    joined = Action(ActionKind.JOIN, 1, 1, NOW_MS, consumer_id=1, lot=1, detail=b"ann")
+    first = record_at(64, configured(1, "billing"), joined)
+    groups.replay(first)
+    pulled = Action(ActionKind.PULL, 1, 1, NOW_MS, consumer_id=1, attempt=1, lot=5, ranges=((5, 2),), detail=bytes(8))
+    hole = record_at(first.header.end + 400, pulled)
+    groups.replay(hole)
+    acked = Action(ActionKind.ACK, 1, 1, NOW_MS, consumer_id=1, attempt=1, lot=5, ranges=((5, 2),))
+    groups.replay(record_at(hole.header.end, acked))
+    assert handed_out(groups) == [0, 1, 2, 3, 4]
+
+
+def handed_out(groups: Groups) -> list[int]:
+    """To ann, of seven messages."""
+    host = groups.find(1, Group("billing"))
+    assert host is not None
+    host.law.begin_life(7, 0)
+    pulled = host.law.pull(Consumer("ann"), arrived=0, messages_max=100, fresh=None, now_ns=0, now_ms=NOW_MS)
+    return [at for lot in pulled.lots for first, count in lot.ranges for at in range(first, first + count)]
+
+
+def test_where_nothing_is_missing_it_is_a_bug() -> None:
+    groups = Groups()
+    first = record_at(64, configured(1, "billing"))
+    groups.replay(first)
+    with pytest.raises(InvariantViolated):
+        groups.replay(record_at(first.header.end, PULL))

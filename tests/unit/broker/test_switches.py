@@ -1,0 +1,107 @@
+"""A group that is switched off in the registry gets nothing from a broker, whoever pulls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from fairway.broker.switches import EVERY_S, FORGET_S, PAUSE_S, Switches
+from fairway.names import Group, Subject
+from fairway.registry.layout import SubjectRecord, pack, subject_path
+from fairway.registry.port import Registry
+from fairway.registry.simulated import SimEnsemble
+from fairway.world.simulation import Simulation, simulate
+
+ORDERS, BILLING = Subject("orders"), Group("billing")
+RECORD = SubjectRecord(["east"], ["east"])
+
+
+@asynccontextmanager
+async def looking(world: Simulation, registry: Registry) -> AsyncIterator[Switches]:
+    switches = Switches(registry, world.clock)
+    task = asyncio.ensure_future(switches.run())
+    try:
+        yield switches
+    finally:
+        task.cancel()
+
+
+async def turn(registry: Registry, subject: Subject, *paused: str) -> None:
+    path = subject_path(str(subject))
+    node = await registry.get(path, fresh=True)
+    value = pack(msgspec.structs.replace(RECORD, paused=list(paused)))
+    if node is None:
+        await registry.create(path, value)
+    else:
+        await registry.put(path, value, node.version)
+
+
+def test_a_switch_is_seen_and_whoever_waits_is_told() -> None:
+    async def scenario(world: Simulation) -> None:
+        ensemble = SimEnsemble(world)
+        operator = ensemble.client("operator")
+        async with looking(world, ensemble.client("broker")) as switches:
+            told: list[Subject] = []
+            switches.on_change = told.append
+            assert not switches.is_off(ORDERS, BILLING), "nobody knows the subject yet"
+            await asyncio.sleep(1)
+            await turn(operator, ORDERS, "billing")
+            await asyncio.sleep(EVERY_S + 1)
+            assert switches.is_off(ORDERS, BILLING)
+            assert not switches.is_off(ORDERS, Group("shipping"))
+            assert told == [ORDERS]
+            await turn(operator, ORDERS)
+            await asyncio.sleep(EVERY_S + 1)
+            assert not switches.is_off(ORDERS, BILLING)
+            assert told == [ORDERS, ORDERS]
+
+    simulate(scenario, 1)
+
+
+def test_what_was_known_stays_in_force_while_the_registry_is_away() -> None:
+    async def scenario(world: Simulation) -> None:
+        ensemble = SimEnsemble(world)
+        operator = ensemble.client("operator")
+        await turn(operator, ORDERS, "billing")
+        async with looking(world, ensemble.client("broker")) as switches:
+            switches.is_off(ORDERS, BILLING)
+            await asyncio.sleep(1)
+            assert switches.is_off(ORDERS, BILLING), "the first look is at once"
+            ensemble.cut("broker")
+            await asyncio.sleep(20)
+            assert switches.is_off(ORDERS, BILLING)
+            ensemble.mend("broker")
+            await turn(operator, ORDERS)
+            await asyncio.sleep(20)
+            assert not switches.is_off(ORDERS, BILLING)
+
+    simulate(scenario, 1)
+
+
+def test_many_subjects_are_looked_at_in_turn_and_forgotten_when_nobody_pulls() -> None:
+    async def scenario(world: Simulation) -> None:
+        ensemble = SimEnsemble(world)
+        subjects = [Subject(f"s{number}") for number in range(200)]
+        operator = ensemble.client("operator")
+        await turn(operator, subjects[-1], "billing")
+        async with looking(world, ensemble.client("broker")) as switches:
+            for each in subjects:
+                switches.is_off(each, BILLING)
+            await asyncio.sleep(2 * PAUSE_S * len(subjects))
+            off = [each for each in subjects if switches.is_off(each, BILLING)]
+            assert off == [subjects[-1]]
+            await asyncio.sleep(FORGET_S + 10)
+            await turn(operator, subjects[0], "billing")
+            await asyncio.sleep(EVERY_S + 1)
+            assert not switches.is_off(subjects[0], BILLING), "it was forgotten, and is looked at anew"
+            assert switches.is_off(subjects[-1], BILLING), "who pulls seldom gets nothing either"
+            await asyncio.sleep(1)
+            assert switches.is_off(subjects[0], BILLING)
+            await turn(operator, subjects[-1])
+            await asyncio.sleep(EVERY_S + 1)
+            assert not switches.is_off(subjects[-1], BILLING)
+
+    simulate(scenario, 1)

@@ -1,5 +1,5 @@
 """The life of two copies of a delay server from one seed: either leads, dies, is deposed, is cut off, comes back, or
-begins anew; months pass. Beside it the model of `delay_story`: one line per message, and what is certain of it.
+begins anew; months pass. Beside it the model of what they owe (`delay_model`).
 
 What was answered was committed, so whoever leads next owes it. What was under way may have happened or not.
 """
@@ -9,32 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from fairway.batch import MessageId
-from fairway.delay.engine import Engine
 from fairway.delay.rows import State
 from fairway.errors import Refused
-from fairway.names import Subject
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk
-from tests.property.delay_story import Line
-from tests.unit.delay.helpers import BILLS, DAY_MS, HOUR_MS, OPTIONS, ORDERS, SECOND_MS, Answer
+from tests.property.delay_model import KEYS, Line, Modelled, check_empty
+from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, Answer
 from tests.unit.delay.pair import Pair, Side
-
-_KEYS = ["a", "b", "c", None, None, None]
-_DISTANCES_MS = (-DAY_MS, 0, 10, 200, SECOND_MS, 90 * SECOND_MS, 3 * HOUR_MS, 2 * DAY_MS, 40 * DAY_MS, 300 * DAY_MS)
-_HOPS_MS = (0, 1, 5, 50, SECOND_MS, HOUR_MS, 7 * HOUR_MS, DAY_MS, 9 * DAY_MS)
 
 
 @dataclass(slots=True)
-class PairStory:
+class PairStory(Modelled):
     """One run."""
 
-    seed: int
-    made: type[Engine] = Engine
-    rng: SeededRng = field(init=False)
+    distances_ms = (-DAY_MS, 0, 10, 200, SECOND_MS, 90 * SECOND_MS, 3 * HOUR_MS, 2 * DAY_MS, 40 * DAY_MS, 300 * DAY_MS)
+    hops_ms = (0, 1, 5, 50, SECOND_MS, HOUR_MS, 7 * HOUR_MS, DAY_MS, 9 * DAY_MS)
+
     pair: Pair = field(init=False)
-    lines: dict[MessageId, Line] = field(default_factory=dict)
-    number: int = 0
     reigns: int = 0
 
     def __post_init__(self) -> None:
@@ -47,12 +38,9 @@ class PairStory:
         apart = self.seed % 2 == 1
         self.pair = Pair(f"delay pair {self.seed}", options=options, apart=apart, made=self.made, skew_ms=skew_ms)
 
-    def run(self, steps: int) -> None:
-        with self.pair:
-            for _ in range(steps):
-                self._step()
-                self._check()
-            self._finish()
+    @property
+    def around(self) -> Pair:
+        return self.pair
 
     def _step(self) -> None:
         choice = self.rng.below(100)
@@ -75,33 +63,20 @@ class PairStory:
 
     # --- what clients do ---------------------------------------------------------------------------------------------
 
-    def _subject(self) -> Subject:
-        return (ORDERS, BILLS)[self.rng.below(2)]
-
-    def _due_ms(self) -> int:
-        distance_ms = _DISTANCES_MS[self.rng.below(len(_DISTANCES_MS))]
-        return self.pair.now_ms + distance_ms + self.rng.below(HOUR_MS if distance_ms > HOUR_MS else 20)
-
     def _schedule(self, *, is_awaited: bool) -> None:
         count = 1 + self.rng.below(5)
         payloads = [b"%d" % (self.number + index) + b"." * (700 * self.rng.below(3)) for index in range(count)]
         self.number += count
         due_ms = [self._due_ms() for _ in range(count)]
-        keys = [_KEYS[self.rng.below(len(_KEYS))] for _ in range(count)]
+        keys = [KEYS[self.rng.below(len(KEYS))] for _ in range(count)]
         subject, producer = self._subject(), self.number
-        ids, end = self.pair.send(payloads, due_ms, subject=subject, producer=producer, keys=keys)
+        ids = self.pair.send(payloads, due_ms, subject=subject, producer=producer, keys=keys)
         for message_id, payload, due, key in zip(ids, payloads, due_ms, keys, strict=True):
             self.lines[message_id] = Line(payload, subject, key, {due}, is_certain=False)
         if is_awaited:
-            assert self.pair.settled(end)
+            self.pair.await_receipt()
             for message_id in ids:
                 self.lines[message_id].is_certain = True
-
-    def _chosen(self) -> tuple[MessageId, Line] | None:
-        if not self.lines:
-            return None
-        message_id = list(self.lines)[-1 - self.rng.below(min(len(self.lines), 20))]
-        return message_id, self.lines[message_id]
 
     def _cancel(self) -> None:
         chosen = self._chosen()
@@ -119,11 +94,8 @@ class PairStory:
             self._change()  # before the answer
             return
         answer = self.pair.decide(decision)
-        if message_id in before:
-            assert answer in (Answer.ALREADY_DISPATCHED, Answer.UNKNOWN)
-        elif answer is Answer.UNKNOWN:
-            assert not line.is_certain or line.is_cancelled or line.may_be_cancelled
-        elif answer is Answer.CANCELLED:
+        self._believe(message_id, answer, before)
+        if answer is Answer.CANCELLED:
             line.is_cancelled = True
 
     def _reschedule(self) -> None:
@@ -149,13 +121,6 @@ class PairStory:
         line.due_ms = {due_ms}
 
     # --- what time does ----------------------------------------------------------------------------------------------
-
-    def _hop(self) -> None:
-        self.pair.sleep(self.rng.below(_HOPS_MS[self.rng.below(len(_HOPS_MS))] + 1))
-        if self.rng.below(3):
-            self.pair.settle()
-        else:
-            self._ticks(self.rng.below(6))
 
     def _ticks(self, count: int) -> None:
         for _ in range(count):
@@ -216,7 +181,7 @@ class PairStory:
             if is_sure and self.rng.below(2) and pair.engine.cancel(message_id).messages:
                 line.may_be_cancelled = True
                 decided.append(line)
-        pair.sleep(self.rng.below(_HOPS_MS[self.rng.below(len(_HOPS_MS))] + 1))
+        pair.sleep(self.rng.below(self.hops_ms[self.rng.below(len(self.hops_ms))] + 1))
         for _ in range(self.rng.below(40)):
             pair.give_out()
             pair.sleep(2)
@@ -227,22 +192,6 @@ class PairStory:
             side.abandon()
         else:
             side.end(self._death())
-
-    # --- the reckoning -----------------------------------------------------------------------------------------------
-
-    def _deliveries(self) -> list[tuple[MessageId, bytes, int]]:
-        brokers = self.pair.brokers.values()
-        return [(each.id, each.payload, each.latest_ms) for broker in brokers for each in broker.deliveries]
-
-    def _delivered(self) -> set[MessageId]:
-        return {message_id for message_id, _, _ in self._deliveries()}
-
-    def _check(self) -> None:
-        for message_id, payload, latest_ms in self._deliveries():
-            line = self.lines[message_id]
-            assert payload == line.payload
-            assert latest_ms >= min(line.due_ms), f"{message_id} went out early"
-            assert not line.is_cancelled, f"{message_id} went out after it was cancelled"
 
     def _finish(self) -> None:
         """Everybody is up, and two years pass; now and then the other one leads."""
@@ -258,16 +207,7 @@ class PairStory:
             pair.settle()
             if number % 10 == 4:
                 pair.take_over(self._end_of_reign)
-        self._check()
-        seen = [message_id for message_id, _, _ in self._deliveries()]
-        assert len(seen) == len(set(seen)), "delivered twice"
-        for message_id, line in self.lines.items():
-            if line.is_certain and not line.is_cancelled and not line.may_be_cancelled:
-                assert message_id in set(seen), f"{message_id} is lost"
+        self._check_all()
         for side in (pair.master, pair.copy):
-            assert side.engine.damaged == []
-            assert side.engine.stuck == []
-            assert side.engine.log.findings == []
-            assert len(side.engine.rows) == 0
+            check_empty(side.engine, side.files)
             assert side.engine.rows.count(State.FREE) == side.engine.rows.end
-            assert side.files == []

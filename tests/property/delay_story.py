@@ -1,52 +1,26 @@
-"""A delay server's life from one seed, beside a simple model of what it owes.
-
-The model holds one line per message: when it is due, and whether it is cancelled, as far as that is certain. What was
-under way when the power went may have happened or not: such a message *may* be due at either time, may be cancelled,
-may not be there. At the end everything that is certain must have been delivered exactly once, and nothing early, twice,
-or after a "cancelled" that was given.
-"""
+"""A delay server's life from one seed, beside the model of what it owes (`delay_model`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
 from fairway.batch import MessageId
-from fairway.delay.engine import Engine
 from fairway.delay.rows import State
 from fairway.errors import Code, Refused
-from fairway.names import Subject
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimulatedPowerCut
-from tests.unit.delay.helpers import BILLS, DAY_MS, HOUR_MS, OPTIONS, ORDERS, SECOND_MS, Answer, World
-
-_KEYS = ["a", "b", "c", None, None, None]
-_DISTANCES_MS = (-DAY_MS, 0, 10, SECOND_MS, 90 * SECOND_MS, 3 * HOUR_MS, 2 * DAY_MS, 40 * DAY_MS, 500 * DAY_MS)
-_HOPS_MS = (0, 1, 50, SECOND_MS, HOUR_MS, 7 * HOUR_MS, DAY_MS, 9 * DAY_MS, 40 * DAY_MS)
+from tests.property.delay_model import KEYS, Line, Modelled, check_empty
+from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, Answer, World
 
 
 @dataclass(slots=True)
-class Line:
-    """What the model knows of one message."""
-
-    payload: bytes
-    subject: Subject
-    key: str | None
-    due_ms: set[int]  # it has one of these
-    is_certain: bool = True  # it was answered
-    is_cancelled: bool = False  # that was answered
-    may_be_cancelled: bool = False
-
-
-@dataclass(slots=True)
-class Story:
+class Story(Modelled):
     """One run."""
 
-    seed: int
-    made: type[Engine] = Engine
-    rng: SeededRng = field(init=False)
+    distances_ms = (-DAY_MS, 0, 10, SECOND_MS, 90 * SECOND_MS, 3 * HOUR_MS, 2 * DAY_MS, 40 * DAY_MS, 500 * DAY_MS)
+    hops_ms = (0, 1, 50, SECOND_MS, HOUR_MS, 7 * HOUR_MS, DAY_MS, 9 * DAY_MS, 40 * DAY_MS)
+
     world: World = field(init=False)
-    lines: dict[MessageId, Line] = field(default_factory=dict)
-    number: int = 0
     crashes: int = 0
     is_full: bool = False
     refusals: int = 0  # of pieces that found no room
@@ -56,12 +30,9 @@ class Story:
         options = replace(OPTIONS, remembered_max=4, catalogue_messages=6)
         self.world = World(f"delay {self.seed}", options=options, apart=self.seed % 2 == 1, made=self.made)
 
-    def run(self, steps: int) -> None:
-        with self.world:
-            for _ in range(steps):
-                self._step()
-                self._check()
-            self._finish()
+    @property
+    def around(self) -> World:
+        return self.world
 
     def _step(self) -> None:
         choice = self.rng.below(100)
@@ -86,13 +57,6 @@ class Story:
 
     # --- what clients do ---------------------------------------------------------------------------------------------
 
-    def _subject(self) -> Subject:
-        return (ORDERS, BILLS)[self.rng.below(2)]
-
-    def _due_ms(self) -> int:
-        distance_ms = _DISTANCES_MS[self.rng.below(len(_DISTANCES_MS))]
-        return self.world.now_ms + distance_ms + self.rng.below(HOUR_MS if distance_ms > HOUR_MS else 20)
-
     def _schedule(self, *, is_awaited: bool) -> None:
         count = 1 + self.rng.below(5)
         payloads = [b"%d" % (self.number + index) for index in range(count)]
@@ -100,7 +64,7 @@ class Story:
         due_ms = [self._due_ms() for _ in range(count)]
         if self.rng.below(2):
             due_ms = due_ms[:1] * count
-        keys = [_KEYS[self.rng.below(len(_KEYS))] for _ in range(count)]
+        keys = [KEYS[self.rng.below(len(KEYS))] for _ in range(count)]
         subject = self._subject()
         producer = self.number  # a stream each: months lie between them, and idle streams are forgotten
         try:
@@ -110,15 +74,9 @@ class Story:
                 raise
             return
         if is_awaited:
-            self.world.run(self.world.engine.store.durable(self.world.receipt))
+            self.world.await_receipt()
         for message_id, payload, due, key in zip(ids, payloads, due_ms, keys, strict=True):
             self.lines[message_id] = Line(payload, subject, key, {due}, is_certain=is_awaited)
-
-    def _chosen(self) -> tuple[MessageId, Line] | None:
-        if not self.lines:
-            return None
-        message_id = list(self.lines)[-1 - self.rng.below(min(len(self.lines), 20))]
-        return message_id, self.lines[message_id]
 
     def _cancel(self) -> None:
         chosen = self._chosen()
@@ -146,13 +104,6 @@ class Story:
         for each in ids:
             if answer is Answer.CANCELLED and each not in before:
                 self._note_cancelled(each)
-
-    def _believe(self, message_id: MessageId, answer: Answer, delivered: set[MessageId]) -> None:
-        line = self.lines[message_id]
-        if message_id in delivered:
-            assert answer in (Answer.ALREADY_DISPATCHED, Answer.UNKNOWN)  # unknown once its bucket is gone
-        elif answer is Answer.UNKNOWN:
-            assert not line.is_certain or line.is_cancelled or line.may_be_cancelled
 
     def _note_cancelled(self, message_id: MessageId) -> None:
         """It is cancelled, or was on its way: an intent that is not sent yet is not seen from here."""
@@ -194,14 +145,6 @@ class Story:
 
     # --- what time does ----------------------------------------------------------------------------------------------
 
-    def _hop(self) -> None:
-        hop_ms = _HOPS_MS[self.rng.below(len(_HOPS_MS))]
-        self.world.sleep(self.rng.below(hop_ms + 1))
-        if self.rng.below(3):
-            self.world.settle()
-        else:
-            self._ticks(self.rng.below(6))
-
     def _ticks(self, count: int) -> None:
         for _ in range(count):
             self.world.tick()
@@ -221,7 +164,7 @@ class Story:
             self._ticks(self.rng.below(20))
             self.world.sleep(self.rng.below(2_000))
             self._cancel()
-        self.world.sleep(_HOPS_MS[self.rng.below(len(_HOPS_MS))])  # buckets want to be split
+        self.world.sleep(self.hops_ms[self.rng.below(len(self.hops_ms))])  # buckets want to be split
         self._ticks(self.rng.below(20))
         self.refusals += self.world.engine._mover.is_full
         if self.rng.below(3) == 0:
@@ -241,7 +184,7 @@ class Story:
     def _crash(self) -> None:
         """In the midst of something."""
         if self.rng.below(3) == 0:  # buckets are being split, and messages fall due
-            self.world.sleep(_HOPS_MS[self.rng.below(len(_HOPS_MS))])
+            self.world.sleep(self.hops_ms[self.rng.below(len(self.hops_ms))])
             self._ticks(self.rng.below(10))
         self._schedule(is_awaited=bool(self.rng.below(2)))
         self._ticks(self.rng.below(4))
@@ -274,38 +217,11 @@ class Story:
 
     # --- the reckoning -----------------------------------------------------------------------------------------------
 
-    def _deliveries(self) -> list[tuple[MessageId, bytes, int]]:
-        return [
-            (each.id, each.payload, each.latest_ms)
-            for broker in self.world.brokers.values()
-            for each in broker.deliveries
-        ]
-
-    def _delivered(self) -> set[MessageId]:
-        return {message_id for message_id, _, _ in self._deliveries()}
-
-    def _check(self) -> None:
-        """Nothing early: when it went out, the wall clock had shown its time."""
-        for message_id, payload, latest_ms in self._deliveries():
-            line = self.lines[message_id]
-            assert payload == line.payload
-            assert latest_ms >= min(line.due_ms), f"{message_id} went out early"
-            assert not line.is_cancelled, f"{message_id} went out after it was cancelled"
-
     def _finish(self) -> None:
         """Everybody is up, and three years pass."""
         self.world.routes = {}
         for _ in range(40):
             self.world.sleep(27 * DAY_MS)
             self.world.settle()
-        self._check()
-        seen = [message_id for message_id, _, _ in self._deliveries()]
-        assert len(seen) == len(set(seen)), "delivered twice"
-        for message_id, line in self.lines.items():
-            if line.is_certain and not line.is_cancelled and not line.may_be_cancelled:
-                assert message_id in set(seen), f"{message_id} is lost"
-        assert self.world.engine.damaged == []
-        assert self.world.engine.stuck == []
-        assert self.world.engine.log.findings == []
-        assert len(self.world.engine.rows) == 0
-        assert self.world.files == []
+        self._check_all()
+        check_empty(self.world.engine, self.world.files)

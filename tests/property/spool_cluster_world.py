@@ -6,33 +6,26 @@ moves from one group to the other.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-from fairway import batch
 from fairway.client.core import Goal, Mute
 from fairway.client.fleet import Fleet
-from fairway.client.spool import SpoolOptions
-from fairway.client.spool_aside import Aside
 from fairway.client.spool_fleet import FleetSpool
-from fairway.client.spool_journal import Journal
 from fairway.errors import BufferFull
-from fairway.limits import GIB
 from fairway.protocol import RequestReceived
 from fairway.protocol.line import Line
 from fairway.protocol.producing import ProducerOptions, Producing
 from fairway.protocol.routing import GroupRoute, Route, Routed, SubjectRoute
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
+from fairway.world.sim_disk import SimulatedPowerCut
 from tests.property.producing_world import Sent, Wire, World
+from tests.property.spool_journals import Journals, producer_options, spool_options
 
-SEGMENT_BYTES = 3_000
 GROUPS = ("a", "b")
 KEYS = ("k1", "k2", "k3", "k4")
 ORDERED = "blue"  # its keys have their groups; it never moves
@@ -95,7 +88,7 @@ class MetaSide(Side):
         wire.down += b"".join(wire.server.take())
 
 
-class ClusterWorld:
+class ClusterWorld(Journals):
     """One client, through as many lives as fate gives it."""
 
     def __init__(self, seed: int) -> None:
@@ -105,11 +98,8 @@ class ClusterWorld:
         self.sides = {name: Side(3 * seed + 1 + at) for at, name in enumerate(GROUPS)}
         self.sent: list[Sent] = []
         self.keys: list[str | None] = []  # of each message in `sent`
-        self.disks: dict[int, SimDisk] = {}  # by journal
-        self.asides: list[tuple[Aside, list[bytes]]] = []
         self.counts: Counter[str] = Counter()
-        self._timers: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
-        self._numbers = count()
+        self.prepare()
         self.begin()
 
     # --- lives
@@ -118,10 +108,7 @@ class ClusterWorld:
         """The process starts, and finds what is there."""
         self.counts["lives"] += 1
         rng = self.rng.child(f"life {self.counts['lives']}")
-        options = ProducerOptions(
-            batch_messages_max=1 + rng.below(6), window=1 + rng.below(8), buffer_messages_max=200, when_full="spool",
-            delivery_timeout_ms=(2_000, 60_000)[rng.below(2)],
-        )  # fmt: skip
+        options = producer_options(rng)
         self.meta.begin(rng.child("meta"), self.clock, options, stores=False)
         self._ways: list[Side] = [self.meta]
 
@@ -133,62 +120,23 @@ class ClusterWorld:
 
         self.fleet: Fleet[Any] = Fleet(self.meta, new_way, self.clock, rng.child("fleet"))
         number = rng.bits(64)
-        before = [self._reopened(number, disk) for number, disk in self.disks.items()]
-        self.disks[number] = SimDisk(rng.child("disk"), self._call_later, capacity_bytes=(400_000, GIB)[rng.below(2)])
-        spool_options = SpoolOptions(
-            "spool", after_ms=(5, 40, 200)[rng.below(3)], buffer_messages=(5, 40, 1_000)[rng.below(3)],
-            bytes_max=(6_000, 1_000_000)[rng.below(2)],
-        )  # fmt: skip
-        own = Journal(self.disks[number], number, self.clock, segment_bytes=SEGMENT_BYTES, is_cluster=True)
+        before = self.reopened()
+        own = self.new_journal(rng, number, 400_000, is_cluster=True)
         self.spool: FleetSpool[Any] = FleetSpool(
-            spool_options, own, self.fleet, self.clock, rng.child("spool"), on_finished=self._finished
+            spool_options(rng), own, self.fleet, self.clock, rng.child("spool"), on_finished=self.finished
         )
-        before.sort(key=lambda journal: journal.since_ms)
-        for each in before:
-            if each.is_empty:
-                self._finished(each)
-        self._call_later(rng.below(3) * 0.1, self.spool.adopt, [each for each in before if not each.is_empty])
-
-    def _reopened(self, number: int, disk: SimDisk) -> Journal:
-        while True:
-            try:
-                return Journal.open(disk, number, self.clock, segment_bytes=SEGMENT_BYTES)
-            except SimulatedPowerCut:
-                disk = self.disks[number] = disk.crash(self._call_later)
-
-    def _finished(self, journal: Journal) -> None:
-        self.look_aside(journal)
-        del self.disks[journal.number]
-
-    def look_aside(self, journal: Journal) -> None:
-        for name in journal.disk.listing("aside"):
-            if not name.endswith(".tmp"):
-                note, data = journal.read_aside(name)
-                self.asides.append((note, [bytes(each) for each in batch.decode(data).payloads]))
+        self.hand_over(before, self.spool.adopt, rng)
 
     def die(self, *, has_power: bool) -> None:
         self.counts["power cuts"] += not has_power
         for side in self._ways:
             with suppress(SimulatedPowerCut):
                 side.cut()
-        for number, disk in self.disks.items():
-            self.disks[number] = disk.crash_process(self._call_later) if has_power else disk.crash(self._call_later)
-        self._timers.clear()
+        self.crash_disks(has_power=has_power)
         for side in self._ways:
             side.producing.give_up("the process died")
         self._do_errands(is_dead=True)
         self.begin()
-
-    # --- time
-
-    def _call_later(self, seconds: float, callback: Callable[..., None], *args: object) -> None:
-        due_ns = self.clock.monotonic_ns() + int(seconds * 1e9)
-        heapq.heappush(self._timers, (due_ns, next(self._numbers), callback, args))
-
-    def run_timers(self, *, is_whole: bool) -> None:
-        while self._timers and (is_whole or self._timers[0][0] <= self.clock.monotonic_ns()):
-            _, _, callback, args = heapq.heappop(self._timers)
-            callback(*args)
 
     # --- what happens
 

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from fairway.client.spool_journal import Journal
 from fairway.client.spool_record import Entry
-from fairway.errors import NotSent, OutcomeUnknown, Refused
-from fairway.protocol.pending import SpoolBatchReceipt
 from tests.property.spool_cluster_world import ORDERED, ClusterWorld
 
 STEPS = 300
@@ -29,26 +27,8 @@ def run(seed: int) -> ClusterWorld:
 def check(world: ClusterWorld) -> Counter[str]:
     """The promises, one by one; how often each kind of outcome came."""
     stored = Counter(slot.payload for log in world.logs().values() for slot in log)
-    aside = {payload: note for note, payloads in world.asides for payload in payloads}
-    assert stored.keys() <= {each.payload for each in world.sent}, "nothing is invented"
-    assert stored.total() == len(stored), f"nothing is stored twice: {stored.most_common(3)}"
     outcomes = Counter(world.counts)
-    for each in world.sent:
-        assert each.batch.done(), "everything is settled in the end"
-        error = each.batch.exception()
-        outcomes[type(error).__name__] += 1
-        if error is None:
-            is_spooled = isinstance(each.batch.receipt(), SpoolBatchReceipt)
-            outcomes["spooled"] += is_spooled
-            if is_spooled and each.payload in aside:
-                outcomes["aside"] += 1
-                assert aside[each.payload].is_unknown or not stored[each.payload], "set aside: not stored"
-                continue
-            assert stored[each.payload] == 1, f"a receipt: stored ({each.payload!r}, spooled: {is_spooled})"
-        elif not isinstance(error, OutcomeUnknown):
-            assert isinstance(error, (NotSent, Refused)), error
-            if "the process died" not in str(error):  # nobody heard that
-                assert stored[each.payload] == 0, f"certainly not stored: {error}"
+    world.check_receipts(stored, outcomes)
     assert world.spool.messages == 0, f"the spool is drained: {world.spool.state()}"
     assert world.unsettled == 0
     _check_order(world)

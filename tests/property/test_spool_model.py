@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from fairway.client.spool_drain import Parcel
 from fairway.client.spool_journal import Journal
-from fairway.errors import NotSent, OutcomeUnknown, Refused, StorageFault
+from fairway.errors import OutcomeUnknown, StorageFault
 from fairway.protocol.lane import Lane
-from fairway.protocol.pending import SpoolBatchReceipt
 from tests.property.spool_world import SpoolWorld
 
 STEPS = 300
@@ -30,30 +29,12 @@ def check(world: SpoolWorld) -> Counter[str]:
     """The promises, one by one; how often each kind of outcome came."""
     stored = Counter(slot.payload for slot in world.broker.log)
     places = {slot.payload: slot.sequence for slot in world.broker.log}
-    aside = {payload: note for note, payloads in world.asides for payload in payloads}
-    assert stored.keys() <= {each.payload for each in world.sent}, "nothing is invented"
-    assert stored.total() == len(stored), f"nothing is stored twice: {stored.most_common(3)}"
-    last: dict[str, int] = {}
     outcomes: Counter[str] = Counter({"lives": world.lives, "power cuts": world.power_cuts})
-    for each in world.sent:
-        assert each.batch.done(), "everything is settled in the end"
-        error = each.batch.exception()
-        outcomes[type(error).__name__] += 1
-        if error is None:
-            is_spooled = isinstance(each.batch.receipt(), SpoolBatchReceipt)
-            outcomes["spooled"] += is_spooled
-            if is_spooled and each.payload in aside:
-                outcomes["aside"] += 1
-                assert aside[each.payload].is_unknown or not stored[each.payload], "set aside: not stored"
-                continue
-            assert stored[each.payload] == 1, f"a receipt: stored ({each.payload!r}, spooled: {is_spooled})"
-            sequence = places[each.payload]
-            assert sequence > last.get(each.subject, -1), "in the order in which they were sent"
-            last[each.subject] = sequence
-        elif not isinstance(error, OutcomeUnknown):
-            assert isinstance(error, (NotSent, Refused)), error
-            if "the process died" not in str(error):  # nobody heard that
-                assert stored[each.payload] == 0, f"certainly not stored: {error}"
+    last: dict[str, int] = {}
+    for each in world.check_receipts(stored, outcomes):
+        sequence = places[each.payload]
+        assert sequence > last.get(each.subject, -1), "in the order in which they were sent"
+        last[each.subject] = sequence
     assert world.spool.messages == 0, "the spool is drained"
     assert (world.producing.messages, world.producing.size_bytes) == (0, 0)
     return outcomes

@@ -204,11 +204,11 @@ def main(argv: list[str] | None = None) -> int:
     for part, campaign in (("cluster", cluster_campaign), ("delay", delay_campaign)):
         if wants(options, part):
             copies = campaign.run(options)
-            failures = campaign.examples(copies, options)
-            told[part] = campaign.as_json(copies) | {"failures": failures}
+            failures = copies.replays(part, f" --bug {options.bug}" if options.bug else "")
+            told[part] = copies.as_json() | {"failures": failures}
             is_clean = is_clean and copies.clean
             if not options.json:
-                campaign.show(copies)
+                copies.show(part)
                 show_failures(failures)
     if options.json:
         print(json.dumps(told))

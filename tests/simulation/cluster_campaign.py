@@ -12,10 +12,9 @@ from argparse import Namespace
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from tests.simulation import cluster_history, cluster_planted, seeds
-from tests.simulation.cluster_history import Outcome
+from tests.simulation import cluster_history, cluster_planted, seeds, tallying
+from tests.simulation.copies_history import Outcome
 from tests.simulation.tallying import Tally
 
 SEEDS = 2_000
@@ -72,29 +71,4 @@ def show_catches(catches: list[Catch]) -> None:
 
 
 def run(options: Namespace) -> Tally:
-    """All seeds, or those that the time allows."""
-    report = Tally("reigns", "incidents")
-    wanted = SEEDS if options.seeds is None else options.seeds
-    for outcome in seeds.watched(
-        "cluster histories",
-        partial(run_one, bug=options.bug),
-        range(options.first_seed, options.first_seed + wanted),
-        processes=options.processes,
-        minutes=options.minutes,
-        quiet=options.json,
-    ):
-        report.add(outcome, outcome.reigns, outcome.incidents)
-    return report
-
-
-def examples(report: Tally, options: Namespace) -> list[dict[str, Any]]:
-    flags = f" --bug {options.bug}" if options.bug else ""
-    return report.replays("cluster", flags)
-
-
-def show(report: Tally) -> None:
-    report.show("cluster")
-
-
-def as_json(report: Tally) -> dict[str, Any]:
-    return report.as_json()
+    return tallying.of_copies("cluster", partial(run_one, bug=options.bug), SEEDS, options)

@@ -1,82 +1,51 @@
-"""One history of a group of two or three copies, its registry and its clients, all from one seed.
+"""One history of a group of two or three copies of a broker, its registry and its clients, all from one seed.
 
-Copies are killed, lose their power, are wiped, stopped and started; hosts are parted, one way or both, again and again;
-the registry is out of reach, loses answers, ends sessions or stands still; disks are slow, so that replicas lag;
-processes stand still for longer than their lease; wall clocks jump. In the end all is calm: the groups are drained, one
-of them is examined, and all copies hold the same bytes.
-
-A history costs what its events cost, so deadlines are short (a session of 600 ms, the others in proportion), clients
-send little, and the next thing mostly happens as soon as there is something to be lost again.
+What happens to them is in `copies_history`. In the end the groups are drained, one of them is examined, and all copies
+hold the same bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import traceback
-from collections import Counter
-from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
-from fairway.broker.member import MemberOptions
 from fairway.broker.server import Broker
-from fairway.errors import FairwayError
 from fairway.groups import GroupConfig, Mode
 from fairway.limits import KIB
-from fairway.registry.simulated import Weather
-from fairway.replication.follower import FollowerOptions
-from fairway.replication.leader import LeaderOptions
 from fairway.storage.store import Store, StoreOptions
-from fairway.world.loop import SimulationFailed
 from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimulatedPowerCut
-from fairway.world.sim_wire import Conditions
 from fairway.world.simulation import Simulation
 from tests.simulation import broker_exam
-from tests.simulation.broker_clients import Consumer, Mood, Producer, group_config
-from tests.simulation.broker_truth import Breach, Owner, Promise
+from tests.simulation.broker_clients import Consumer, Producer, group_config
+from tests.simulation.broker_truth import Owner, Promise
 from tests.simulation.cluster_readers import Reader
-from tests.simulation.cluster_trouble import DRAWN, Trouble
+from tests.simulation.cluster_trouble import DRAWN
 from tests.simulation.cluster_truth import ClusterTruth
-from tests.simulation.cluster_world import GROUP, STORE, Cluster
+from tests.simulation.cluster_world import STORE, Cluster
+from tests.simulation.copies_history import (
+    FOLLOWER,
+    LEADER,
+    MEMBER,
+    SESSION_MS,
+    TICK_MS,
+    WEATHER,
+    CopiesHistory,
+    Outcome,
+)
 
 STEPS_MAX = 1_500_000
-CALM_S_MAX = 30.0
 DRAIN_S_MAX = 30.0
 
-SESSION_MS = 600
-TICK_MS = 100  # of the registry
-WEATHER = Weather(notice_us=80_000, watch_late_us=30_000, stale_us=50_000, late_us=SESSION_MS * 1_000)
-NET = Conditions(is_choppy=False, told_bytes=32 * KIB)  # in one history of four it is choppy
-MEMBER = MemberOptions(GROUP, session_ms=SESSION_MS, look_ms=200, beat_ms=400, backoff_ms=15, hand_over_ms=800)
-LEADER = LeaderOptions(gone_ms=120, check_ms=25, news_ms=15)
-FOLLOWER = FollowerOptions(credits=3, wait_ms=150)
 
-
-@dataclass
-class Outcome:
-    """What a history came to."""
-
-    seed: int
-    incidents: Counter[str] = field(default_factory=Counter)
-    reigns: int = 0
-    acknowledged: int = 0
-    delivered: int = 0
-    acked: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-    counts: Counter[str] = field(default_factory=Counter)
-    breaches: list[Breach] = field(default_factory=list)
-    trace_hash: str = ""
-
-
-class ClusterHistory:
-    """The life of one group. Has what the examination of a broker's history asks for."""
+class ClusterHistory(CopiesHistory):
+    """The life of one group of brokers. Has what the examination of a broker's history asks for."""
 
     has_policies = False
+    look_s = 0.03
+    rests_ms = (20, 100, 400)
+    truth: ClusterTruth
 
     def __init__(self, world: Simulation) -> None:
-        self.world = world
-        self.rng = world.rng.child("history")
         rng = world.rng.child("options")
         copies = 2 + rng.below(2)
         drawn = world.rng.child("lag")
@@ -88,54 +57,19 @@ class ClusterHistory:
             leader=replace(LEADER, lag_ms=lag_ms),
             follower=replace(FOLLOWER, catch_up_bytes=catch_up_bytes),
         )
-        self.cluster = Cluster(
-            world, copies, membership=membership, store=_store(rng), tick_ms=TICK_MS, weather=WEATHER
-        )
-        self.truth = ClusterTruth(self.cluster)
-        self.mood = Mood()
-        self.scene = replace(self.cluster.scene, patience_s=SESSION_MS / 1_000, search_ms=80)
-        self.net = replace(NET, is_choppy=drawn.below(4) == 0)
-        world.net.set_conditions(self.net)
+        cluster = Cluster(world, copies, membership=membership, store=_store(rng), tick_ms=TICK_MS, weather=WEATHER)
+        super().__init__(world, cluster, ClusterTruth(cluster), is_choppy=drawn.below(4) == 0)
+        self.scene = replace(cluster.scene, patience_s=SESSION_MS / 1_000, search_ms=80)
         self.config = group_config(world.rng.child("config"))
-        self.incidents: Counter[str] = Counter()
-        self.counts: Counter[str] = Counter()
         self.consumers: list[Consumer] = []
         self.producers: list[Producer] = []
         self.readers: list[Reader] = []
-        self._tasks: list[asyncio.Task[None]] = []
-        self.trouble = Trouble(self)
-        world.loop.set_exception_handler(lambda _, context: self._unhandled(context))
-
-    async def run(self) -> None:
-        await self.guarded(self._run())
 
     async def _run(self) -> None:
-        for name in self.cluster.copies:
-            await self.trouble.rise(name)
+        await self._rise()
         self._hire()
-        self.start_task(self._watch())
-        self.start_task(self._bad_weather())
-        self.start_task(self.trouble.promote_now_and_then())
-        for _ in range(3 + self.rng.below(4)):
-            await self._recover()
-            if self.truth.is_refuted:
-                return
-            await self.trouble.meet(DRAWN[self.rng.below(len(DRAWN))])
-        await asyncio.sleep(self.rng.below(SESSION_MS) / 1_000)
-        for step in (self._calm_down, self._drain, self._examine, self._compare):
-            if self.truth.is_refuted:
-                return
-            await step()
-
-    async def _recover(self) -> None:
-        """Mostly until all is well again, or until one leads; not for ever, and now and then not at all."""
-        wants = self.rng.below(4)
-        deadline = self.world.loop.time() + 4 * SESSION_MS / 1_000
-        while wants and self.world.loop.time() < deadline and not self.truth.is_refuted:
-            if self._is_whole() if wants > 1 else self.cluster.masters:
-                break
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(self.rng.below((20, 100, 400)[self.rng.below(3)]) / 1_000)
+        await self._suffer(DRAWN)
+        await self._conclude(self._drain, self._examine, self._compare)
 
     # --- people ------------------------------------------------------------------------------------------------------
 
@@ -171,52 +105,11 @@ class ClusterHistory:
             self.consumers.append(consumer)
             self.start_task(consumer.run())
 
-    async def _bad_weather(self) -> None:
-        rng = self.world.rng.child("weather")
-        while True:
-            await asyncio.sleep(rng.below(400) / 1_000)
-            if self.mood.is_calm:
-                return
-            lossy = (0.0, 0.0, 0.0, 0.01, 0.05)[rng.below(5)]
-            if not self.trouble.is_registry_lossy:
-                self.cluster.ensemble.lose(requests=lossy, replies=lossy)
-            self.world.net.set_conditions(replace(self.net, drop_chance=(0.0, 0.0, 0.0, 0.001, 0.01)[rng.below(5)]))
-
-    async def _watch(self) -> None:
-        """Beside every receipt and every delivery."""
-        while True:
-            await asyncio.sleep(0.03)
-            self.truth.look()
+    @property
+    def clients(self) -> list[str]:
+        return [each.name for each in self.producers] + [each.holder.name for each in self.consumers]
 
     # --- the end -----------------------------------------------------------------------------------------------------
-
-    async def _calm_down(self) -> None:
-        """Everything works, and every copy is in sync again."""
-        self.mood.is_calm = True
-        self.mood.wait_ms = 5_000
-        ensemble = self.cluster.ensemble
-        ensemble.weather = replace(WEATHER, late_us=0)
-        ensemble.start()
-        self.world.net.set_conditions(self.net)
-        for copy in self.cluster.copies.values():
-            copy.disk.slowness = 1.0
-            if copy.registry is not None and not copy.registry.is_gone:
-                ensemble.resume(copy.name)
-        self.trouble.heal_all()
-        deadline = self.world.loop.time() + CALM_S_MAX
-        whole_since = None  # what was on its way when the world calmed down may still end a session
-        while self.world.loop.time() < deadline:
-            await asyncio.sleep(0.05)
-            now = self.world.loop.time()
-            whole_since = (whole_since or now) if self._is_whole() else None
-            if self.truth.is_refuted or (whole_since is not None and now - whole_since > SESSION_MS / 1_000):
-                return
-        self.truth.blame(Promise.STUCK, f"the copies do not come together: {self.cluster.why()}")
-
-    def _is_whole(self) -> bool:
-        masters = self.cluster.masters
-        leader = masters[0].member.standing.leader if len(masters) == 1 and masters[0].member else None
-        return leader is not None and len(leader.in_sync) == len(self.cluster.copies)
 
     @property
     def broker(self) -> Broker | None:
@@ -236,10 +129,7 @@ class ClusterHistory:
                 self.truth.blame(Promise.STUCK, f"batches are left: {self.cluster.why()}")
 
     async def _examine(self) -> None:
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._end_tasks()
         for consumer in self.consumers:
             consumer.hang_up()
         await asyncio.sleep(0.02)
@@ -273,29 +163,6 @@ class ClusterHistory:
         ends = {end for store in stores.values() for end in (store.ends(), store.committed_ends())}
         return len(stores) == len(self.cluster.copies) and len(ends) == 1
 
-    # --- parts -------------------------------------------------------------------------------------------------------
-
-    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(self.world.loop.create_task(self.guarded(work)))
-
-    async def guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except SimulatedPowerCut:
-            pass
-        except Exception as problem:
-            self._broke(problem)
-
-    def _unhandled(self, context: dict[str, Any]) -> None:
-        problem = context.get("exception")
-        if not isinstance(problem, SimulatedPowerCut):
-            self._broke(problem if problem is not None else FairwayError(str(context["message"])))
-
-    def _broke(self, problem: BaseException) -> None:
-        where = traceback.extract_tb(problem.__traceback__)
-        place = " > ".join(f"{each.name}:{each.lineno}" for each in where[-5:])
-        self.truth.blame(Promise.BROKE, f"{problem!r} in {place}")
-
 
 def _bytes_of(store: Store) -> list[tuple[int, bytes]]:
     found = []
@@ -320,12 +187,8 @@ def run(seed: int) -> Outcome:
     """One seed, one history; the same seed gives the same trace hash."""
     world = Simulation(seed, steps_max=STEPS_MAX)
     history = ClusterHistory(world)
+    history.live()
     truth = history.truth
-    try:
-        with world:
-            world.run(history.run())
-    except SimulationFailed as stuck:
-        truth.blame(Promise.BROKE, str(stuck))
     history.counts["scanned"] += sum(each.scanned for each in history.readers)
     return Outcome(
         seed,

@@ -27,7 +27,7 @@ from tests.simulation.broker_truth import MS_NS
 from tests.simulation.cluster_world import GROUP, Copy
 
 if TYPE_CHECKING:
-    from tests.simulation.cluster_history import ClusterHistory
+    from tests.simulation.copies_history import CopiesHistory
 
 
 Pair: TypeAlias = tuple[str, str]  # of hosts
@@ -114,7 +114,7 @@ ENDS = (
 class Trouble:
     """Makes it for one history."""
 
-    def __init__(self, history: ClusterHistory) -> None:
+    def __init__(self, history: CopiesHistory) -> None:
         self._history = history
         self._world = history.world
         self._cluster = history.cluster
@@ -359,7 +359,7 @@ class Trouble:
     def _part(self, name: str, *, is_one_way: bool) -> list[Pair]:
         """From the other copies, and now and then from everybody."""
         others = [each for each in self._cluster.copies if each != name]
-        everybody = others if self._rng.below(3) else others + self._clients()
+        everybody = others if self._rng.below(3) else others + self._history.clients
         pairs = [(name, other) if self._rng.below(2) else (other, name) for other in everybody]
         for pair in pairs:
             self._world.net.partition(*pair, one_way=is_one_way)
@@ -380,7 +380,9 @@ class Trouble:
 
     def heal_all(self) -> None:
         for name in self._cluster.copies:
-            self._heal([(name, other) for other in (*self._cluster.copies, *self._clients()) if other != name], name)
+            self._heal(
+                [(name, other) for other in (*self._cluster.copies, *self._history.clients) if other != name], name
+            )
 
     def _heal(self, pairs: Sequence[Pair], isolated: str | None = None) -> None:
         for pair in pairs:
@@ -402,7 +404,7 @@ class Trouble:
         if copy.member is None:
             return
         registry = copy.registry
-        pairs = [(copy.name, other) for other in (*self._cluster.copies, *self._clients()) if other != copy.name]
+        pairs = [(copy.name, other) for other in (*self._cluster.copies, *self._history.clients) if other != copy.name]
         for pair in pairs:
             self._world.net.partition(*pair)
         copy.disk.stall(ms / 1_000)
@@ -415,10 +417,6 @@ class Trouble:
             self._heal(pairs)
 
         self._history.start_task(thaw())
-
-    def _clients(self) -> list[str]:
-        producers, consumers = self._history.producers, self._history.consumers
-        return [each.name for each in producers] + [each.holder.name for each in consumers]
 
     async def _registry_returns(self, ms: int) -> None:
         await asyncio.sleep(ms / 1_000)

@@ -87,10 +87,6 @@ class Cluster:
     async def start(self, name: str) -> BrokerMember:
         """A process on that host; the simulated power cut and faults of its disk come out of here."""
         copy = self.copies[name]
-        copy.lives += 1
-        copy.registry = self.ensemble.client(name, session_ms=self.membership.session_ms, clock=copy.clock)
-        rng = self.world.rng.child(f"{name}-{copy.lives}")
-        world = MemberWorld(copy.clock, lambda: self._open_disk(copy), self.world.net.host(name), rng, copy.registry)
         options = BrokerOptions(
             host=name,
             port=PORT,
@@ -99,9 +95,17 @@ class Cluster:
             drain_ms_max=100,
             housekeeping_ms=self.housekeeping_ms,
         )
-        self.world.loop.note(f"{name} starts")
-        copy.member = await BrokerMember.start(world, options, self.membership)
+        copy.member = await BrokerMember.start(self._new_life(copy), options, self.membership)
         return copy.member
+
+    def _new_life(self, copy: Copy) -> MemberWorld:
+        """What a process that starts on that host finds."""
+        copy.lives += 1
+        copy.registry = self.ensemble.client(copy.name, session_ms=self.membership.session_ms, clock=copy.clock)
+        self.world.loop.note(f"{copy.name} starts")
+        rng = self.world.rng.child(f"{copy.name}-{copy.lives}")
+        net = self.world.net.host(copy.name)
+        return MemberWorld(copy.clock, lambda: self._open_disk(copy), net, rng, copy.registry)
 
     def _open_disk(self, copy: Copy) -> SimDisk:
         copy.disk = copy.disk.beside()
@@ -134,6 +138,10 @@ class Cluster:
             task.cancel()
         if member.standing.leader is not None:
             member.standing.leader.close()
+        self._hush(member)
+
+    def _hush(self, member: BrokerMember) -> None:
+        """Its server, which does not know that its process is dead."""
         if member.broker is not None:
             member.broker.desk.close()
 
@@ -164,10 +172,9 @@ class Cluster:
             if member is None:
                 told.append(f"{copy.name} is dead")
             else:
-                ends = (
-                    None
-                    if member.broker is None
-                    else (member.broker.store.ends(), member.broker.store.committed_ends())
-                )
-                told.append(f"{copy.name} is {member.role} ({member.standing.why}; {ends})")
+                told.append(f"{copy.name} is {member.role} ({member.standing.why}; {self._ends(member)})")
         return "; ".join(told)
+
+    def _ends(self, member: BrokerMember) -> object:
+        """How far its logs reach, and are committed; None if they are not open."""
+        return None if member.broker is None else (member.broker.store.ends(), member.broker.store.committed_ends())

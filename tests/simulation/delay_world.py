@@ -13,14 +13,14 @@ from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.protocol.routing import Change, Govern, Governed
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, Member
-from fairway.replication.membership import MemberOptions, MemberWorld
+from fairway.replication.membership import MemberOptions
 from fairway.storage import retention
 from fairway.storage.store import StoreOptions
 from fairway.world.sim_disk import SimDisk
 from fairway.world.simulation import Simulation
 from tests.simulation.broker_clients import PORT
-from tests.simulation.cluster_history import MEMBER, TICK_MS, WEATHER
 from tests.simulation.cluster_world import Cluster
+from tests.simulation.copies_history import MEMBER, TICK_MS, WEATHER
 from tests.support.client import Client
 
 META, META_PORT = "m1", 20882
@@ -71,28 +71,12 @@ class DelayCluster(Cluster):
 
     async def start(self, name: str) -> Any:
         copy = self.copies[name]
-        copy.lives += 1
-        copy.registry = self.ensemble.client(name, session_ms=self.membership.session_ms, clock=copy.clock)
-        rng = self.world.rng.child(f"{name}-{copy.lives}")
-        world = MemberWorld(copy.clock, lambda: self._open_disk(copy), self.world.net.host(name), rng, copy.registry)
         options = ServerOptions(host=name, port=PORT, allow_remote=True, drain_ms_max=100, delay=self.options)
-        self.world.loop.note(f"{name} starts")
-        member = await DelayMember.start(world, options, self.membership, ((META, META_PORT),))
+        member = await DelayMember.start(self._new_life(copy), options, self.membership, ((META, META_PORT),))
         copy.member = member  # type: ignore[assignment]
         return member
 
-    def silence(self, name: str) -> None:
-        copy = self.copies[name]
-        member: Any
-        member, copy.member = copy.member, None
-        if copy.registry is not None and not copy.registry.is_gone:
-            self.ensemble.crash(name)
-        if member is None:
-            return
-        for task in member._tasks.values():
-            task.cancel()
-        if member.standing.leader is not None:
-            member.standing.leader.close()
+    def _hush(self, member: Any) -> None:
         if member.server is not None:
             for each in (member.server._wayfinder, member.server._snapshots):
                 if each is not None:
@@ -109,14 +93,6 @@ class DelayCluster(Cluster):
             if each is not None and each.server is not None
         }
 
-    def why(self) -> str:
-        told = []
-        for copy in self.copies.values():
-            member: Any = copy.member
-            if member is None:
-                told.append(f"{copy.name} is dead")
-            else:
-                store = None if member.server is None else member.server.store
-                ends = None if store is None else (store.ends(), store.committed_ends(), store.first_bases())
-                told.append(f"{copy.name} is {member.role} ({member.standing.why}; {ends})")
-        return "; ".join(told)
+    def _ends(self, member: Any) -> object:
+        store = None if member.server is None else member.server.store
+        return None if store is None else (store.ends(), store.committed_ends(), store.first_bases())

@@ -1,14 +1,17 @@
-"""What many simulated histories come to: the counts that a campaign of brokers and one of clusters have in common."""
+"""What many simulated histories come to: the counts that a campaign of brokers and those of copies have in common."""
 
 from __future__ import annotations
 
 import hashlib
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tests.simulation import seeds
 from tests.simulation.broker_truth import Breach, Promise
+from tests.simulation.copies_history import Outcome
 
 EXAMPLES_MAX = 10
 ALWAYS = (Promise.LOST, Promise.PHANTOM, Promise.RENAMED, Promise.ACKED_AGAIN, Promise.DUPLICATE)
@@ -92,6 +95,22 @@ class Tally:
             "beside_that": dict(sorted(self.events.items())),
             "delivered_again": dict(sorted(self.reasons.items())),
         }
+
+
+def of_copies(part: str, run_one: Callable[[int], Outcome], wanted: int, options: Namespace) -> Tally:
+    """Of all histories of one group of copies that are asked for, or so many; or of those that the time allows."""
+    report = Tally("reigns", "incidents")
+    wanted = wanted if options.seeds is None else options.seeds
+    for outcome in seeds.watched(
+        f"{part} histories",
+        run_one,
+        range(options.first_seed, options.first_seed + wanted),
+        processes=options.processes,
+        minutes=options.minutes,
+        quiet=options.json,
+    ):
+        report.add(outcome, outcome.reigns, outcome.incidents)
+    return report
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 import fairway
-from fairway.sql import RelayOptions
+from fairway.sql import Outbox, RelayOptions
 from fairway.sql.tables import outbox_table
 from fairway.world.process import Child
 
@@ -80,6 +80,17 @@ def _acked(messages: Sequence[fairway.Message]) -> Sequence[fairway.Message]:
 
 def payloads(url: str, subject: str, count: int, *, beyond_s: float = 0.2) -> list[bytes]:
     return [message.payload for message in arrived(url, subject, count, beyond_s=beyond_s)]
+
+
+def put(engine: sa.Engine, outbox: Outbox, subject: str, *messages: bytes, key: str | None = None) -> None:
+    """Each in a transaction of its own."""
+    for payload in messages:
+        with engine.begin() as connection:
+            outbox.send(connection, subject, payload, key=key)
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
 
 
 def rows(engine: sa.Engine) -> int:

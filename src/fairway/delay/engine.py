@@ -7,7 +7,7 @@ puts it into its bucket → `loader` puts its row into the wheel when its hour i
 Whoever owns an engine calls `on_time` after `wait_ms`, and sooner when `on_ready` is called, when a target comes back,
 and when intents were noted as sent.
 
-One copy of several *follows* until it leads (`Engine.follow`, `lead`): it makes of its master's logs what a start would
+One copy of several *follows* until it leads (`follows`, `lead`): it makes of its master's logs what a start would
 (`following`), sends nothing and answers nobody. The master of several hands out an intent only when its copies have it;
 so whoever leads next knows of all that was sent, and one that is deposed can send nothing new."""
 
@@ -74,8 +74,8 @@ class Engine(Asking):
         follows: bool = False,
         adopt: Identity | None = None,
     ) -> None:
-        """Recover what is there. With a `schedule_disk`, the message log has `disk` for itself. A copy that `follows`
-        may `adopt` the ids of its master's logs."""
+        """Recover what is there. With a `schedule_disk`, the message log has `disk` for itself. One copy of several
+        `follows` until it is told to `lead`. `adopt`: the logs that it is to have, if it has none yet."""
         installing.finish(disk, schedule_disk or disk)
         self.is_passive = follows
         self._is_abandoned = False
@@ -121,37 +121,6 @@ class Engine(Asking):
         self._recovery = self._recover()
         self._following = self._new_following() if follows else None
         self._housekeeper = self._new_housekeeper()
-
-    @classmethod
-    def follow(
-        cls,
-        disk: Disk,
-        clock: Clock,
-        rng: Rng,
-        *,
-        adopt: Identity | None,
-        defer: Defer,
-        route: Route,
-        schedule_disk: Disk | None = None,
-        options: DelayOptions | None = None,
-        on_ready: Callable[[], None] = lambda: None,
-        homes: Homes | None = None,
-    ) -> Engine:
-        """The same for one copy of several, which follows until it is told to `lead`. `adopt`: the logs that it is to
-        have, if it has none yet."""
-        return cls(
-            disk,
-            clock,
-            rng,
-            defer=defer,
-            route=route,
-            schedule_disk=schedule_disk,
-            options=options,
-            on_ready=on_ready,
-            homes=homes,
-            follows=True,
-            adopt=adopt,
-        )
 
     def _schedule_log(self, disk: Disk, rng: Rng, defer: Defer) -> ScheduleLog:
         return ScheduleLog(

@@ -12,27 +12,19 @@ copy that was known, and nobody may take it for that.
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple
 
-from fairway.batch import checksum
 from fairway.delay import arriving, manifest
 from fairway.delay.arriving import LOGS, Disks
-from fairway.errors import Misuse, NoSuchFile, RemoteProtocolError, WrongDirectory
-from fairway.storage import action_log, catching_up, directory, index_file
+from fairway.errors import Misuse, RemoteProtocolError, WrongDirectory
+from fairway.storage import anew, directory
 from fairway.storage import checkpoint as checkpoints
 from fairway.storage.directory import Identity
-from fairway.storage.recovery import ASIDE
-from fairway.world.disk import TEMPORARY, Disk
+from fairway.world.disk import Disk
 from fairway.world.rng import Rng
 
 FILE = directory.INSTALLING
 MAGIC = b"FWYINS\r\n"
-VERSION = 1
-# magic, version, length, must, may, old directory id, new one, two log ids, the master's epoch, step
-_COVERED = struct.Struct("<8sHHHHQQQQQQ")
-_CRC = struct.Struct("<I4x")
-FILE_BYTES = _COVERED.size + _CRC.size
 SET_ASIDE, MOVE_IN = 1, 2
 
 
@@ -73,14 +65,10 @@ def _check_whole(disks: Disks, adopt: Identity, epoch: int) -> None:
 
 def finish(disk: Disk, schedule_disk: Disk) -> list[str]:
     """Carry out what an earlier life had begun; the names of what was set aside by now."""
-    try:
-        file = disk.open(FILE)
-    except NoSuchFile:
+    data = anew.read(disk, FILE)
+    if data is None:
         return []
-    try:
-        plan = unpack(file.read(0, file.size))
-    finally:
-        file.close()
+    plan = unpack(data)
     disks = Disks(disk, schedule_disk)
     disks.lock()
     directory.secure(disk, FILE)  # a killed process may have left a step that only the page cache knows of
@@ -88,21 +76,12 @@ def finish(disk: Disk, schedule_disk: Disk) -> list[str]:
 
 
 def pack(plan: Plan) -> bytes:
-    covered = _COVERED.pack(MAGIC, VERSION, FILE_BYTES, 0, 0, plan.old_id, *plan.identity, plan.epoch, plan.step)
-    return covered + _CRC.pack(checksum(covered))
+    return anew.pack(MAGIC, *plan)
 
 
 def unpack(data: bytes) -> Plan:
     """`WrongDirectory` where it is damaged, or a newer version wrote it."""
-    if len(data) != FILE_BYTES or data[_COVERED.size :] != _CRC.pack(checksum(data[: _COVERED.size])):
-        raise WrongDirectory(
-            f"{FILE} is damaged: this copy was being begun anew, and what it was to become is lost; "
-            "choose an empty directory"
-        )
-    _, version, _, must, _, old_id, *ids, epoch, step = _COVERED.unpack_from(data)
-    if version != VERSION or must:
-        raise WrongDirectory(f"{FILE} has format version {version}, this program reads {VERSION}: use a newer one")
-    return Plan(old_id, Identity(*ids), epoch, step)
+    return Plan(*anew.unpack(FILE, data))
 
 
 def _carry_out(disks: Disks, plan: Plan) -> list[str]:
@@ -124,18 +103,5 @@ def _carry_out(disks: Disks, plan: Plan) -> list[str]:
 
 
 def _set_aside(disks: Disks, old_id: int) -> list[str]:
-    for where in (checkpoints.DIRECTORY, index_file.DIRECTORY):  # made from the segments, and of no use without them
-        for name in disks.logs.listing(where):
-            disks.logs.remove(f"{where}/{name}")
-    disks.logs.remove(catching_up.FILE)
-    disks.logs.remove(action_log.BALLAST)
-    kept: list[str] = []
-    for where in (*LOGS, manifest.DIRECTORY):
-        disk = disks.of(where)
-        for name in disk.listing(where):
-            if name.endswith(TEMPORARY):
-                disk.remove(f"{where}/{name}")
-            else:
-                kept.append(f"{ASIDE}/{old_id:016x}-{where}-{name}")
-                disk.move(f"{where}/{name}", kept[-1])
-    return kept
+    anew.remove_derived(disks.logs)
+    return [name for where in (*LOGS, manifest.DIRECTORY) for name in anew.set_aside(disks.of(where), where, old_id)]

@@ -63,7 +63,7 @@ class Delay:
     @classmethod
     def follow(cls, world: DelayWorld, options: DelayOptions, name: str, adopt: Identity | None) -> Delay:
         """As one copy of several, which does not lead. `adopt`: the logs that it is to have, if it has none."""
-        return cls._open(world, options, name, partial(Engine.follow, adopt=adopt))
+        return cls._open(world, options, name, partial(Engine, follows=True, adopt=adopt))
 
     @classmethod
     def _open(cls, world: DelayWorld, options: DelayOptions | None, name: str, make: Callable[..., Engine]) -> Delay:

@@ -14,7 +14,8 @@
     directory           whose directory this is
     store               all of it together
     copies              what a store does because others hold the same logs: following takes bytes in, copying gives
-                        them out, catching_up syncs less often, cutting and wiping bring a copy back, mending repairs it
+                        them out, catching_up syncs less often, cutting and wiping (anew) bring a copy back, mending
+                        repairs it
     survey              looks at a directory and changes nothing: tally counts, audit compares, report is the outcome
 
 The way of a message goes on from here to the consume log's readers: `broker/pull`.

@@ -4,10 +4,11 @@ is sent and complains of everything a real one would refuse."""
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from fairway import batch
 from fairway.batch import MessageId
@@ -80,57 +81,36 @@ class SimBroker:
         return [each.payload for each in self.deliveries]
 
 
-class World:
-    """One delay server and the machine it is on."""
+class Surroundings(ABC):
+    """What is around a delay server, or around two copies of one: time, clients, and brokers."""
 
-    def __init__(
-        self, seed: int | str = 0, *, options: DelayOptions = OPTIONS, apart: bool = False, made: type[Engine] = Engine
-    ) -> None:
+    def __init__(self, seed: int | str, options: DelayOptions, made: type[Engine]) -> None:
         self.sim = Simulation(seed, steps_max=50_000_000)
-        self.clock = self.sim.clock
         self.options = options
-        self._made = made
-        self.disk = self._new_disk("disk")
-        self.schedule_disk = self._new_disk("schedule disk") if apart else None
+        self.made = made
         self.brokers: dict[str, SimBroker] = {}
         self.routes: dict[Subject, str | None] = {}
         self.sequences: dict[int, int] = {}
-        self._life = 0
-        self._latest_ms = 0
-        self.engine = self.open()
+        self.latest_ms = 0  # that the clock of one that led has shown: what was due by that is sent by the next one too
 
-    def _new_disk(self, name: str) -> SimDisk:
-        return SimDisk(self.sim.rng.child(name), self.sim.loop.call_later)
+    @property
+    @abstractmethod
+    def engine(self) -> Engine:
+        """That leads."""
 
-    def open(self) -> Engine:
-        rng = self.sim.rng.child(f"engine {self._life}")
-        self.engine = self._made(
-            self.disk,
-            self.clock,
-            rng,
-            defer=self._defer,
-            route=self._route,
-            schedule_disk=self.schedule_disk,
-            options=self.options,
-        )
-        return self.engine
+    @property
+    @abstractmethod
+    def now_ms(self) -> int:
+        """By its clock."""
 
-    def _route(self, subject: Subject) -> str | None:
+    def route(self, subject: Subject) -> str | None:
         return self.routes.get(subject, "east")
-
-    def _defer(self, callback: Callable[[], None]) -> None:
-        life = self._life
-        self.sim.loop.call_soon(lambda: callback() if self._life == life else None)
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         return self.sim.run(main)
 
     def sleep(self, ms: float) -> None:
         self.run(asyncio.sleep(ms / 1_000))
-
-    @property
-    def now_ms(self) -> int:
-        return self.clock.wall_ms()
 
     # --- what clients do ---------------------------------------------------------------------------------------------
 
@@ -143,7 +123,7 @@ class World:
         producer: int = 1,
         keys: list[str | None] | None = None,
     ) -> list[MessageId]:
-        """Schedule the producer's next batch; not yet synced."""
+        """Schedule the producer's next batch; nobody has answered yet."""
         first = self.sequences.get(producer, 0)
         data = batch.encode(
             payloads, producer_id=producer, first_sequence=first, created_ms=self.now_ms, due_ms=due_ms, keys=keys
@@ -151,6 +131,10 @@ class World:
         self.receipt: Receipt = self.engine.schedule(subject, data)
         self.sequences[producer] = first + len(payloads)
         return [MessageId(producer, first + index) for index in range(len(payloads))]
+
+    @abstractmethod
+    def await_receipt(self) -> None:
+        """Wait until the last batch may be answered."""
 
     def schedule(
         self,
@@ -161,10 +145,88 @@ class World:
         producer: int = 1,
         keys: list[str | None] | None = None,
     ) -> list[MessageId]:
-        """The same, and wait until it is durable."""
+        """The same, and wait until it is answered."""
         ids = self.send(payloads, due_ms, subject=subject, producer=producer, keys=keys)
-        self.run(self.engine.store.durable(self.receipt))
+        self.await_receipt()
         return ids
+
+    # --- what time does ----------------------------------------------------------------------------------------------
+
+    def look(self) -> list[Intent]:
+        """At the clock; nothing is sent yet."""
+        self.latest_ms = max(self.latest_ms, self.now_ms)
+        return self.engine.on_time()
+
+    def deliver(self, intent: Intent) -> None:
+        """The target stores it; whether anybody learns of that is another question."""
+        self.brokers.setdefault(intent.target, SimBroker()).store(intent, self.now_ms, self.latest_ms)
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Until nothing more happens."""
+
+    def advance(self, ms: float) -> None:
+        self.sleep(ms)
+        self.settle()
+
+    @property
+    def broker(self) -> SimBroker:
+        return self.brokers.setdefault("east", SimBroker())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.sim.__exit__(kind, problem, traceback)
+
+
+class World(Surroundings):
+    """One delay server and the machine it is on."""
+
+    def __init__(
+        self, seed: int | str = 0, *, options: DelayOptions = OPTIONS, apart: bool = False, made: type[Engine] = Engine
+    ) -> None:
+        super().__init__(seed, options, made)
+        self.clock = self.sim.clock
+        self.disk = self._new_disk("disk")
+        self.schedule_disk = self._new_disk("schedule disk") if apart else None
+        self._life = 0
+        self._engine = self.open()
+
+    def _new_disk(self, name: str) -> SimDisk:
+        return SimDisk(self.sim.rng.child(name), self.sim.loop.call_later)
+
+    def open(self) -> Engine:
+        rng = self.sim.rng.child(f"engine {self._life}")
+        self._engine = self.made(
+            self.disk,
+            self.clock,
+            rng,
+            defer=self._defer,
+            route=self.route,
+            schedule_disk=self.schedule_disk,
+            options=self.options,
+        )
+        return self._engine
+
+    def _defer(self, callback: Callable[[], None]) -> None:
+        life = self._life
+        self.sim.loop.call_soon(lambda: callback() if self._life == life else None)
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.wall_ms()
+
+    # --- what clients do ---------------------------------------------------------------------------------------------
+
+    def await_receipt(self) -> None:
+        self.run(self.engine.store.durable(self.receipt))
 
     def decide(self, decision: Decision) -> Answer:
         """Wait until the answer may be given."""
@@ -181,17 +243,7 @@ class World:
             self.engine.sent(intent.number)
         return intents
 
-    def look(self) -> list[Intent]:
-        """The same, and nothing is sent yet."""
-        self._latest_ms = max(self._latest_ms, self.now_ms)
-        return self.engine.on_time()
-
-    def deliver(self, intent: Intent) -> None:
-        """The target stores it; whether anybody learns of that is another question."""
-        self.brokers.setdefault(intent.target, SimBroker()).store(intent, self.now_ms, self._latest_ms)
-
     def settle(self) -> None:
-        """Until nothing more happens."""
         quiet = 0
         for _ in range(1_000):
             is_idle = not self.tick() and self.engine.is_idle
@@ -200,14 +252,6 @@ class World:
                 return
             self.sleep(5)
         raise AssertionError("the engine never comes to rest")
-
-    def advance(self, ms: float) -> None:
-        self.sleep(ms)
-        self.settle()
-
-    @property
-    def broker(self) -> SimBroker:
-        return self.brokers.setdefault("east", SimBroker())
 
     @property
     def files(self) -> list[str]:
@@ -248,11 +292,3 @@ class World:
     def reopen(self) -> Engine:
         self.close()
         return self.open()
-
-    def __enter__(self) -> World:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.sim.__exit__(kind, problem, traceback)

@@ -6,13 +6,10 @@ is in sync may take over. Brokers store what comes from either, each batch once.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from fairway import batch
-from fairway.batch import MessageId
 from fairway.delay.arriving import Disks
 from fairway.delay.dispatching import Intent
 from fairway.delay.engine import Engine
@@ -20,14 +17,12 @@ from fairway.delay.options import DelayOptions
 from fairway.delay.pending import Answer, Decision
 from fairway.delay.snapshot import Snapshot
 from fairway.errors import FairwayError
-from fairway.names import Subject
 from fairway.storage import cutting, directory, record
 from fairway.storage.directory import Identity
 from fairway.storage.store import Store
 from fairway.world.clock import SimClock
 from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
-from fairway.world.simulation import Simulation
-from tests.unit.delay.helpers import OPTIONS, ORDERS, SimBroker
+from tests.unit.delay.helpers import OPTIONS, SimBroker, Surroundings
 
 CHUNK_BYTES = 1_500
 LOGS = (0, 1)
@@ -71,10 +66,11 @@ class Side:
     def open(self) -> Engine:
         """As a copy that follows."""
         pair = self.pair
-        self._engine = pair.made.follow(
+        self._engine = pair.made(
             self.disk,
             self.clock,
             pair.sim.rng.child(f"{self.name} {self._lives}"),
+            follows=True,
             adopt=pair.identity,
             defer=self._defer,
             route=pair.route,
@@ -123,7 +119,7 @@ class Side:
         return [name for name in (self.schedule_disk or self.disk).listing("schedule") if name.endswith(".log")]
 
 
-class Pair:
+class Pair(Surroundings):
     """A group of two. `master` leads, `copy` follows it if it is up and not cut off."""
 
     def __init__(
@@ -135,20 +131,14 @@ class Pair:
         made: type[Engine] = Engine,
         skew_ms: int = 0,
     ) -> None:
-        self.sim = Simulation(seed, steps_max=50_000_000)
+        super().__init__(seed, options, made)
         self.sim.loop.set_exception_handler(self._unhandled)
-        self.options = options
-        self.made = made
         self.identity: Identity | None = None
-        self.brokers: dict[str, SimBroker] = {}
-        self.routes: dict[Subject, str | None] = {}
-        self.sequences: dict[int, int] = {}
         self.epoch = 0
         self.in_sync = False  # the copy: the master waits for it
         self.is_cut_off = False  # the copy hears nothing
         self.cuts = 0
         self.splits = 0  # in lives that have ended
-        self.latest_ms = 0  # that the clock of one that led has shown: what was due by that is sent by the next one too
         self.late: list[Intent] = []  # given out by one that may be deposed by now
         self.master = Side(self, "a", apart=apart, skew_ms=0)
         self.copy = Side(self, "b", apart=apart, skew_ms=skew_ms)
@@ -162,9 +152,6 @@ class Pair:
         if not isinstance(context.get("exception"), SimulatedPowerCut):  # what a dead process had still meant to do
             self.sim.loop.default_exception_handler(context)
 
-    def route(self, subject: Subject) -> str | None:
-        return self.routes.get(subject, "east")
-
     @property
     def engine(self) -> Engine:
         return self.master.engine
@@ -172,9 +159,6 @@ class Pair:
     @property
     def now_ms(self) -> int:
         return self.master.clock.wall_ms()
-
-    def sleep(self, ms: float) -> None:
-        self.sim.run(asyncio.sleep(ms / 1_000))
 
     # --- replication -------------------------------------------------------------------------------------------------
 
@@ -317,37 +301,8 @@ class Pair:
 
     # --- what clients do ---------------------------------------------------------------------------------------------
 
-    def send(
-        self,
-        payloads: list[bytes],
-        due_ms: list[int],
-        *,
-        subject: Subject = ORDERS,
-        producer: int = 1,
-        keys: list[str | None] | None = None,
-    ) -> tuple[list[MessageId], int]:
-        """Schedule the producer's next batch; its messages, and where the log must be committed."""
-        first = self.sequences.get(producer, 0)
-        data = batch.encode(
-            payloads, producer_id=producer, first_sequence=first, created_ms=self.now_ms, due_ms=due_ms, keys=keys
-        )
-        receipt = self.engine.schedule(subject, data)
-        self.sequences[producer] = first + len(payloads)
-        return [MessageId(producer, first + index) for index in range(len(payloads))], receipt.end
-
-    def schedule(
-        self,
-        payloads: list[bytes],
-        due_ms: list[int],
-        *,
-        subject: Subject = ORDERS,
-        producer: int = 1,
-        keys: list[str | None] | None = None,
-    ) -> list[MessageId]:
-        """The same, and wait until it is answered."""
-        ids, end = self.send(payloads, due_ms, subject=subject, producer=producer, keys=keys)
-        assert self.settled(end)
-        return ids
+    def await_receipt(self) -> None:
+        assert self.settled(self.receipt.end)
 
     def decide(self, decision: Decision) -> Answer:
         """Wait until the answer may be given."""
@@ -368,16 +323,9 @@ class Pair:
         self.pass_on()
         return intents
 
-    def look(self) -> list[Intent]:
-        self.latest_ms = max(self.latest_ms, self.now_ms)
-        return self.engine.on_time()
-
     def give_out(self) -> None:
         """A look at the clock; what comes out is under way for a while, whatever becomes of the master."""
         self.late += self.look()
-
-    def deliver(self, intent: Intent) -> None:
-        self.brokers.setdefault(intent.target, SimBroker()).store(intent, self.now_ms, self.latest_ms)
 
     def deliver_late(self) -> None:
         """What one that is deposed had still under way. A broker refuses what would leave a gap."""
@@ -402,22 +350,6 @@ class Pair:
                 return
             self.sleep(5)
         raise AssertionError("the engines never come to rest")
-
-    def advance(self, ms: float) -> None:
-        self.sleep(ms)
-        self.settle()
-
-    @property
-    def broker(self) -> SimBroker:
-        return self.brokers.setdefault("east", SimBroker())
-
-    def __enter__(self) -> Pair:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.sim.__exit__(kind, problem, traceback)
 
 
 def _has(ends: tuple[int, int], wanted: tuple[int, int]) -> bool:

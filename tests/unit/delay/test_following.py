@@ -218,7 +218,7 @@ def test_a_copy_that_dies_at_any_step_goes_on(operations: int) -> None:
         pair.copy.disk.crash_after(operations)
         for turn in range(8):
             payloads = [b"%d" % (5 * turn + index) for index in range(5)]
-            _, end = pair.send(payloads, [pair.now_ms + 100 * turn] * 5, producer=turn + 1)
+            pair.send(payloads, [pair.now_ms + 100 * turn] * 5, producer=turn + 1)
             for _ in range(20):
                 with suppress(SimulatedPowerCut):
                     pair.tick()
@@ -226,7 +226,7 @@ def test_a_copy_that_dies_at_any_step_goes_on(operations: int) -> None:
                 if not pair.copy.disk.alive:
                     pair.copy.end()
                     pair.join()
-            assert pair.settled(end)
+            pair.await_receipt()
         pair.copy.disk.crash_after(0)
         pair.settle()
         pair.take_over()
@@ -266,7 +266,8 @@ def test_a_copy_waits_until_what_has_rotted_is_mended(is_mended: bool) -> None:
     with Pair() as pair:
         far = pair.now_ms + HOUR_MS
         start = pair.master.store.messages.log.end
-        _, end = pair.send([b"x" * 500], [far])
+        pair.send([b"x" * 500], [far])
+        end = pair.receipt.end
         pair.send([b"y"], [far], producer=2)
         pair.sleep(5)
         pass_log(pair, 0)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from tests.support.databases import fresh
 from tests.support.outboxes import Up
@@ -19,6 +20,22 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'test.db'}"
     server = "postgres_url" if request.param == "postgresql" else "mariadb_url"
     return fresh(request.getfixturevalue(server))
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[sa.Engine]:
+    """The same, for SQLAlchemy."""
+    made = sa.create_engine(database_url)
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def lite(tmp_path: Path) -> Iterator[sa.Engine]:
+    """For what need not be shown on each of them. It waits for others to let go of the file."""
+    made = sa.create_engine(f"sqlite:///{tmp_path / 'lite.db'}", connect_args={"timeout": 30})
+    yield made
+    made.dispose()
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import sqlalchemy as sa
 
@@ -13,13 +11,6 @@ from fairway.world.clock import ManualClock
 from tests.unit.career.test_sql_election import Witness
 
 LEASE_MS = 600
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[sa.Engine]:
-    made = sa.create_engine(database_url)
-    yield made
-    made.dispose()
 
 
 def test_office_changes_hands(engine: sa.Engine) -> None:

@@ -22,7 +22,7 @@ from fairway.sql.relaying import Relaying
 from fairway.sql.rows import OutboxRows
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
-from tests.support.outboxes import NIMBLE, TABLE, eventually, rows
+from tests.support.outboxes import NIMBLE, TABLE, eventually, numbered, put, rows
 from tests.support.stub_server import group
 from tests.unit.client.cluster import Cluster, clustered, stored
 
@@ -41,32 +41,8 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
     shared_cluster.mend()
 
 
-@pytest.fixture
-def engine(database_url: str) -> Iterator[sa.Engine]:
-    made = sa.create_engine(database_url)
-    yield made
-    made.dispose()
-
-
-@pytest.fixture
-def lite(tmp_path: Path) -> Iterator[sa.Engine]:
-    made = sa.create_engine(f"sqlite:///{tmp_path / 'lite.db'}", connect_args={"timeout": 30})
-    yield made
-    made.dispose()
-
-
 def everywhere(cluster: Cluster, subject: str) -> Counter[bytes]:
     return Counter(payload for broker in cluster.brokers.values() for payload in stored(broker, subject))
-
-
-def put(engine: sa.Engine, outbox: Outbox, subject: str, *messages: bytes, key: str | None = None) -> None:
-    for payload in messages:
-        with engine.begin() as connection:
-            outbox.send(connection, subject, payload, key=key)
-
-
-def numbered(count: int) -> list[bytes]:
-    return [b"%d" % number for number in range(count)]
 
 
 def contents(engine: sa.Engine) -> list[sa.RowMapping]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,22 +16,8 @@ from fairway.sql.relaying import Relaying
 from fairway.sql.rows import OutboxRows
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
-from tests.support.outboxes import NIMBLE, TABLE, Up, arrived, eventually, payloads, rows
+from tests.support.outboxes import NIMBLE, TABLE, Up, arrived, eventually, numbered, payloads, put, rows
 from tests.support.outboxes import up as running
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[sa.Engine]:
-    made = sa.create_engine(database_url)
-    yield made
-    made.dispose()
-
-
-@pytest.fixture
-def lite(tmp_path: Path) -> Iterator[sa.Engine]:
-    made = sa.create_engine(f"sqlite:///{tmp_path / 'lite.db'}", connect_args={"timeout": 30})
-    yield made
-    made.dispose()
 
 
 def written(engine: sa.Engine) -> Outbox:
@@ -40,16 +25,6 @@ def written(engine: sa.Engine) -> Outbox:
     outbox = Outbox(engine)
     outbox.create()
     return outbox
-
-
-def put(engine: sa.Engine, outbox: Outbox, subject: str, *messages: bytes) -> None:
-    for payload in messages:
-        with engine.begin() as connection:
-            outbox.send(connection, subject, payload)
-
-
-def numbered(count: int) -> list[bytes]:
-    return [b"%d" % number for number in range(count)]
 
 
 def contents(engine: sa.Engine) -> list[sa.RowMapping]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from fairway.errors import Misuse, WrongDirectory
-from fairway.storage import catching_up, cutting, directory, wiping
+from fairway.storage import anew, catching_up, cutting, directory, wiping
 from fairway.storage.directory import Identity
 from fairway.storage.recovery import Verdict
 from fairway.storage.store import Store
@@ -249,7 +249,7 @@ def test_a_new_directory_can_begin_anywhere_and_be_killed() -> None:
 
 def test_a_damaged_plan_is_not_guessed_at() -> None:
     with _retained() as pair:
-        pair.copy.disk.publish(wiping.FILE, [b"?" * wiping.FILE_BYTES])
+        pair.copy.disk.publish(wiping.FILE, [b"?" * anew.FILE_BYTES])
         with pytest.raises(WrongDirectory, match="empty directory"):
             pair.copy.open(follows=True)
 

@@ -36,8 +36,9 @@ SHELVES_BYTES_MAX = 16 * MIB  # fetched and not yet used, of all actors; one tha
 
 # Hot pulls beside a cold reader, p99 against that alone: 3.5 without a rest, 2.1 with one of twice the time and a fetch
 # for every answer, 1.2 to 1.4 with several answers to a fetch and the loop standing aside, 1.15 to 1.4 with a rest of
-# eight times the time, which costs the cold reader a third of its rate and was not enough every time (bench/fairness).
-REST_FACTOR = 16
+# eight times the time, 1.21 to 1.33 with 16 times, 1.06 to 1.21 with 24 times, which costs the cold reader a third of
+# the rate that it has with 16 (bench/fairness).
+REST_FACTOR = 24
 _TOOK_NS_MAX = 5_000_000  # longer than that the group was waiting, not working
 _BUSY_NS = 50_000_000  # others who had a slice within this time are at work
 _REST_NS_MIN = 1_000_000  # also before it is known how long it takes

@@ -303,6 +303,7 @@ class SimRegistry:
         for answer in connection.waiting:
             if not answer.done():
                 answer.set_exception(Lost("no answer came before the connection broke"))
+                answer.exception()  # whoever waited for it may be gone, and then nobody is to hear of it
         connection.waiting.clear()
         if connection is self.connection:
             self.connection = None

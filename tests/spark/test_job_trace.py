@@ -62,8 +62,10 @@ def state_of(client: Client, subject: str, group: str) -> GroupState:
 def scene(client: Client, url: str) -> Iterator[str]:
     """One subject, five groups; `ann` holds a message for as long as the module runs."""
     send(client, SUBJECT, 5, keys=[f"k{number}" for number in range(5)])
+    client.configure(SUBJECT, "fraud", GroupConfig(), expected_version=0)
+    client.pause(SUBJECT, "fraud")  # before there is a consumer, which would ask for messages at once
     with client.consumer(SUBJECT, "fraud"), client.consumer("life.other", "idle"):
-        client.pause(SUBJECT, "fraud")
+        pass
     client.configure(SUBJECT, "quick", GroupConfig(mode=Mode.AT_MOST_ONCE), expected_version=0)
     with client.consumer(SUBJECT, "quick") as quick:
         taken(quick, 5)

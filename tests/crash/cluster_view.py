@@ -13,7 +13,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
-from fairway.registry.layout import GroupRecord, Member, group_path, member_path, members_path, unpack
+from fairway.registry.layout import GroupRecord, Member, by_directory, group_path, member_path, members_path, unpack
 
 POLL_S = 0.025
 PAUSE_S = 1.0  # between two looks that are to be 25 ms apart: the machine did nothing, or something else
@@ -69,15 +69,15 @@ class View:
         """Who lives, by directory; nobody where ZooKeeper does not answer."""
         try:
             names = self._client.get_children_async(members_path(self._group)).get(timeout=ANSWER_S)
-            found = {}
+            found = []
             for name in names:
                 path = member_path(self._group, name)
                 with contextlib.suppress(NoNodeError):
                     value, _ = self._client.get_async(path).get(timeout=ANSWER_S)
-                    found[name] = unpack(Member, path, value)
+                    found.append(unpack(Member, path, value))
         except (KazooException, KazooTimeoutError):
             return {}
-        return found
+        return by_directory(found)
 
     def _look_on(self) -> None:
         while not self._is_over.is_set():

@@ -184,6 +184,7 @@ class Producer:
         self._stream = Stream(self._rng.bits(60) + 1)
         self._pending: list[tuple[bytes, list[bytes]]] = []  # batches not yet acknowledged, with their payloads
         self._made = 0
+        self._is_known = False  # something of the stream has a receipt
 
     @property
     def is_done(self) -> bool:
@@ -236,14 +237,19 @@ class Producer:
             else:
                 self._truth.note_receipt(self._subject, answer[0].first_sequence, each[1])
                 self._pending.remove(each)
+                self._is_known = True
 
     def _begin_anew(self) -> None:
         """A power cut has taken what was acknowledged: the outcome of what is pending stays unknown for ever."""
         self._stream = Stream(self._rng.bits(60) + 1)
+        self._is_known = False
         self._pending.clear()
 
     def _check_refusal(self, refused: Refused, *, is_behind: bool) -> None:
+        """Behind a batch that was not stored there is a gap; and where nothing of the stream was, nobody knows it."""
         if refused.code in PASSING or (is_behind and refused.code is Code.SEQUENCE_GAP):
+            return
+        if is_behind and refused.code is Code.UNKNOWN_PRODUCER and not self._is_known:
             return
         self._truth.blame(Promise.REPEATED, f"a batch of {self.name} is refused: {refused}")
 

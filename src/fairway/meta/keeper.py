@@ -52,7 +52,7 @@ class Keeper:
         self._is_suspended = False
         self._loaded = asyncio.Event()
         self._records: dict[str, GroupRecord | None] = {}
-        self._living: dict[str, dict[str, Member | None]] = {}  # None: not read yet
+        self._living: dict[str, dict[str, Member | None]] = {}  # by group and node; None: not read yet
         self._subjects: dict[str, None] = {}
         self._unreadable: dict[str, str] = {}  # nodes, and what was said of them
         self._task: asyncio.Task[None] | None = None
@@ -179,8 +179,8 @@ class Keeper:
                 self._follow(layout.members_path(name), partial(self._read_members, name))
 
     def _drop_group(self, name: str) -> None:
-        for directory in self._living.pop(name):
-            self._leave(layout.member_path(name, directory))
+        for place in self._living.pop(name):
+            self._leave(layout.member_path(name, place))
         del self._records[name]
         self._leave(layout.group_path(name))
         self._leave(layout.members_path(name))
@@ -193,29 +193,29 @@ class Keeper:
             self._say_group(name)
 
     async def _read_members(self, name: str) -> None:
-        directories = await self._registry.children(layout.members_path(name))
+        places = await self._registry.children(layout.members_path(name))
         living = self._living.get(name)
         if living is None:
             return
-        for directory in [each for each in living if each not in directories]:
-            del living[directory]
-            self._leave(layout.member_path(name, directory))
-        for directory in directories:
-            if directory not in living:
-                living[directory] = None
-                self._follow(layout.member_path(name, directory), partial(self._read_member, name, directory))
+        for place in [each for each in living if each not in places]:
+            del living[place]
+            self._leave(layout.member_path(name, place))
+        for place in places:
+            if place not in living:
+                living[place] = None
+                self._follow(layout.member_path(name, place), partial(self._read_member, name, place))
         self._say_group(name)
 
-    async def _read_member(self, name: str, directory: str) -> None:
-        before = self._living.get(name, {}).get(directory)
-        member = await self._record(Member, layout.member_path(name, directory), before)
+    async def _read_member(self, name: str, place: str) -> None:
+        before = self._living.get(name, {}).get(place)
+        member = await self._record(Member, layout.member_path(name, place), before)
         living = self._living.get(name)
-        if living is not None and directory in living:
-            living[directory] = member
+        if living is not None and place in living:
+            living[place] = member
             self._say_group(name)
 
     def _say_group(self, name: str) -> None:
-        living = {directory: member for directory, member in self._living[name].items() if member is not None}
+        living = layout.by_directory(each for each in self._living[name].values() if each is not None)
         self._say(self._picture.put_group(name, self._records[name], living))
 
     async def _read_subjects(self) -> None:

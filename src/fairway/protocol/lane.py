@@ -44,7 +44,9 @@ NEVER_NS: Final = 1 << 63
 _LATER: Final = frozenset(
     {Code.BUSY, Code.READ_ONLY, Code.NOT_MASTER, Code.EXPIRED, Code.DRAINING, Code.TOO_MANY_CONNECTIONS}
 )
-# Refusals that concern the stream and not the batch: it may leave under another one, if it is clean.
+# Refusals that concern the stream and not the batch: it may leave under another one, if it is clean. Behind another
+# batch that is not stored they say nothing: a broker that could not take the first one of a stream a moment ago, and
+# can take the second, knows nothing of the stream yet.
 _STREAM: Final = frozenset({Code.SEQUENCE_GAP, Code.UNKNOWN_PRODUCER})
 
 
@@ -321,18 +323,17 @@ class Lane:
         One that does not lead is left by the line, which also waits and counts that; here nothing is to be waited for.
         """
         self._back(parcel)
-        is_first = next(iter(self.sent)) is parcel
+        is_behind = refused.code in _STREAM and next(iter(self.sent)) is not parcel
         is_astray = refused.code is Code.NOT_MASTER
         is_news = not self.retry_at_ns and not is_astray
-        if is_news and (is_first or refused.code is not Code.SEQUENCE_GAP):
+        if is_news and not is_behind:
             self.retry_at_ns = now_ns + self._backoff.next_ns(refused.retry_after_ms)  # once for the whole window
         self.is_recovering = True
-        is_passing = refused.code in _LATER or (refused.code is Code.SEQUENCE_GAP and not is_first)
-        if refused.code is not Code.SEQUENCE_GAP:
+        if not is_behind:
             parcel.refused = refused
         if parcel.is_abandoned:
             self.give_up(parcel, "")
-        elif not is_passing:
+        elif refused.code not in _LATER and not is_behind:
             self._refused_for_good(parcel, refused)
         return is_news and refused.code in _LATER
 

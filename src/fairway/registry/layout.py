@@ -1,7 +1,7 @@
 """What is in the registry: the paths, and what their nodes say, as JSON that people can read.
 
     /fairway/groups/G                  one broker group (or group of delay servers): epoch, master, in-sync set
-    /fairway/groups/G/members/D        ephemeral: the copy in data directory D lives, and listens there
+    /fairway/groups/G/members/D-S      ephemeral: the copy in data directory D lives, in session S, and listens there
     /fairway/subjects/S                which broker groups carry the subject, and how it is to be treated
     /fairway/metas/N                   ephemeral: a meta server
 
@@ -10,7 +10,8 @@ Of a group's node every change is compare-and-set: it is the one place that says
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Iterable
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -20,6 +21,8 @@ ROOT = "/fairway"
 GROUPS = f"{ROOT}/groups"
 SUBJECTS = f"{ROOT}/subjects"
 METAS = f"{ROOT}/metas"
+MASTER: Final = "master"  # the role of a member
+NAME_SEPARATOR: Final = "-"  # between the directory and the session of a member
 
 
 class GroupRecord(msgspec.Struct, frozen=True):
@@ -80,8 +83,23 @@ def members_path(group: str) -> str:
     return f"{GROUPS}/{group}/members"
 
 
-def member_path(group: str, directory: str) -> str:
-    return f"{GROUPS}/{group}/members/{directory}"
+def member_path(group: str, name: str) -> str:
+    return f"{GROUPS}/{group}/members/{name}"
+
+
+def place_name(directory: str, session: int) -> str:
+    """Of the node of a copy that lives: no session has the name of another's."""
+    return f"{directory}{NAME_SEPARATOR}{session:x}"
+
+
+def by_directory(members: Iterable[Member]) -> dict[str, Member]:
+    """The copies that live. Of two nodes of one directory one will soon go: the master's counts."""
+    found: dict[str, Member] = {}
+    for each in members:
+        before = found.get(each.directory)
+        if before is None or before.role != MASTER:
+            found[each.directory] = each
+    return found
 
 
 def subject_path(subject: str) -> str:

@@ -18,11 +18,10 @@ from typing import TypeAlias
 import msgspec
 
 from fairway.errors import WrongDirectory
-from fairway.registry.layout import GroupRecord, Member
+from fairway.registry.layout import MASTER, GroupRecord, Member
 
 BROKER = "broker"
 DELAY = "delay"
-MASTER = "master"  # the role in a member's node
 
 
 @dataclass(frozen=True, slots=True)

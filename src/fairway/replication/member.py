@@ -34,7 +34,7 @@ from fairway.errors import (
     WrongDirectory,
 )
 from fairway.protocol import Options
-from fairway.registry.layout import GroupRecord, group_path, hex_id, members_path
+from fairway.registry.layout import MASTER, GroupRecord, group_path, hex_id, members_path
 from fairway.registry.layout import Member as MemberRecord
 from fairway.registry.port import RegistryError, SessionState
 from fairway.replication import law
@@ -306,7 +306,7 @@ class GroupMember(ABC, Generic[ServerT]):
     def _is_patient(self, record: GroupRecord | None, alive: dict[str, MemberRecord]) -> bool:
         """Whether to wait for one that was deposed by hand. It learns of it in no time, or its session ends."""
         rightful = (self.directory, "" if record is None else record.master)
-        if all(each.role != law.MASTER or each.directory in rightful for each in alive.values()):
+        if all(each.role != MASTER or each.directory in rightful for each in alive.values()):
             self._ruling_since_ns = None
             return True
         now_ns = self._world.clock.monotonic_ns()
@@ -454,7 +454,7 @@ class GroupMember(ABC, Generic[ServerT]):
             tally=self.standing.tally,
         )
         self.standing.leader, self.standing.is_open = leader, False
-        self.role = law.MASTER
+        self.role = MASTER
         server.store.lead(to.epoch)
         leader.start()
         if not leader.is_over:

@@ -10,7 +10,7 @@ import asyncio
 from contextlib import suppress
 
 from fairway.errors import Refused, RemoteProtocolError
-from fairway.registry.layout import GroupRecord, Member, group_path, member_path, members_path, pack, unpack
+from fairway.registry.layout import GroupRecord, Member, by_directory, group_path, member_path, members_path, pack, unpack
 from fairway.registry.port import Exists, Lost, Missing, Node, Registry, SessionOver, Stale
 
 _AGAIN_S = 0.05  # between two attempts to read back
@@ -81,14 +81,12 @@ class GroupNode:
 
 async def living(registry: Registry, group: str) -> dict[str, Member]:
     """The copies that live, by directory id; one whose node cannot be read is left out."""
-    found: dict[str, Member] = {}
+    found: list[Member] = []
     for name in sorted(await registry.children(members_path(group))):
         path = member_path(group, name)
         node = await registry.get(path)
         if node is None or not node.value:
             continue
-        try:
-            found[name] = unpack(Member, path, node.value)
-        except RemoteProtocolError:
-            continue
-    return found
+        with suppress(RemoteProtocolError):
+            found.append(unpack(Member, path, node.value))
+    return by_directory(found)

@@ -1,7 +1,12 @@
 """A copy's place in the registry: the ephemeral node that says that it lives, where, and what it does.
 
-The node is named after the data directory, so that two processes with copies of one directory cannot both be there: a
-copy that was in sync once would otherwise lend its good name to one that is not.
+The node is named after the data directory and the session, and no name is ever used again: whoever led under a node
+that is gone must no longer lead, and a request to remove the node of the life before may be carried out late, when its
+sender has long made another one. Under the same name it would take that one away, and with it the right to lead.
+
+Two processes with copies of one directory cannot both have a place: a copy that was in sync once would otherwise lend
+its good name to one that is not. So whoever has made a node looks for others of its directory, and goes if it finds
+one. All sessions see all changes in one order, so of two nodes the later one's owner sees the earlier.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ import asyncio
 from contextlib import suppress
 
 from fairway.errors import FairwayError, RemoteProtocolError, WrongDirectory
-from fairway.registry.layout import Member, member_path, pack, unpack
+from fairway.registry.layout import NAME_SEPARATOR, Member, member_path, members_path, pack, place_name, unpack
 from fairway.registry.port import Exists, Missing, Node, Registry, Stale
 from fairway.world.clock import Clock
 
@@ -40,47 +45,69 @@ class Place:
     async def take(self, shown: Member) -> bool:
         """See to it that the node is there and says this; False: not yet, another one has it. `WrongDirectory` where
         that one lives."""
-        path = member_path(self._group, shown.directory)
-        registry, known = self._registry, self._node
-        try:
-            if known is None or known.owner != registry.session_id or known.path != path:
-                self._node = await registry.create(path, pack(shown), is_ephemeral=True)
-            elif shown != self.shown:
-                self._node = await registry.put(path, pack(shown), known.version)
-        except (Missing, Stale):
-            self._node = None
-            return False
-        except Exists:
-            return await self._contend(path, shown)
-        self.shown, self._taken_since_ns, self.why = shown, None, ""
+        known = self._node
+        if known is None or known.owner != self._registry.session_id or known.path != self._path(shown):
+            return await self._enter(shown)
+        if shown != self.shown:
+            try:
+                self._node = await self._registry.put(known.path, pack(shown), known.version)
+            except (Missing, Stale):
+                self._node = None
+                return False
+            self.shown = shown
         return True
 
     async def leave(self) -> None:
         """The others see at once that this copy is gone."""
         node, self._node, self.shown = self._node, None, None
         if node is not None and node.owner == self._registry.session_id:
-            with suppress(FairwayError, TimeoutError):
-                async with asyncio.timeout(_LEAVE_S):
-                    await self._registry.remove(node.path)
+            await self._remove(node)
 
-    async def _contend(self, path: str, shown: Member) -> bool:
-        """Somebody is there: we ourselves, by a request whose answer was lost or in the life before; or another."""
-        node = await self._registry.get(path, fresh=True)
-        if node is None:
+    async def _remove(self, node: Node) -> None:
+        with suppress(FairwayError, TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                await self._registry.remove(node.path)
+
+    def _path(self, shown: Member) -> str:
+        return member_path(self._group, place_name(shown.directory, self._registry.session_id))
+
+    async def _enter(self, shown: Member) -> bool:
+        if not await self._is_vacant(shown) or not self._registry.session_id:
             return False
-        if node.owner == self._registry.session_id:
-            self._node, self.shown = node, None
-            return True
+        path = self._path(shown)
         try:
-            other = unpack(Member, path, node.value)
-        except RemoteProtocolError:
-            other = shown
-        if (other.host, other.port) == (shown.host, shown.port):  # nobody else can listen there: we do
-            with suppress(Missing, Stale):
-                await self._registry.remove(path, node.version)
+            node = await self._registry.create(path, pack(shown), is_ephemeral=True)
+        except Exists:  # by a request whose answer was lost
+            found = await self._registry.get(path, fresh=True)
+            if found is None or found.owner != self._registry.session_id:
+                return False
+            node = found
+        if not await self._is_vacant(shown):
+            await self._remove(node)
             return False
-        self._wait_for(other)
-        return False
+        self._node, self._taken_since_ns, self.why = node, None, ""
+        self.shown = shown if node.value == pack(shown) else None
+        return True
+
+    async def _is_vacant(self, shown: Member) -> bool:
+        """Whether no other node is there for the directory. What we have left there ourselves, in the life before or
+        under another name, is removed."""
+        registry, own_path = self._registry, self._path(shown)
+        for name in await registry.children(members_path(self._group)):
+            path = member_path(self._group, name)
+            if path == own_path or name.partition(NAME_SEPARATOR)[0] != shown.directory:
+                continue
+            node = await registry.get(path)
+            if node is None:
+                continue
+            other = _read(path, node.value)
+            is_ours = other is None or (other.host, other.port) == (shown.host, shown.port)  # nobody else listens there
+            if not is_ours and other is not None:
+                self._wait_for(other)
+                return False
+            with suppress(Missing):
+                await registry.remove(path)
+        return True
 
     def _wait_for(self, other: Member) -> None:
         now_ns = self._clock.monotonic_ns()
@@ -93,3 +120,11 @@ class Place:
                 f"another process, at {where}, lives with the same data directory id {other.directory}: this directory "
                 "is a copy of that one's. A replica begins with an empty directory, and is filled by its master"
             )
+
+
+def _read(path: str, value: bytes) -> Member | None:
+    """What a node says, if it can be read."""
+    try:
+        return unpack(Member, path, value)
+    except RemoteProtocolError:
+        return None

@@ -91,6 +91,22 @@ def test_a_stream_that_the_broker_forgot_leaves_what_was_lost_unknown_and_nothin
     assert ended(never_left) == "stored"
 
 
+def test_behind_a_batch_that_has_to_wait_it_means_nothing_that_the_broker_knows_no_stream() -> None:
+    """The first of a stream came while the broker was closed, the second when it had opened again."""
+    scene = connected(batch_messages_max=1)
+    sent = scene.send(b"a", b"b")
+    first = scene.batches
+    scene.cut()
+    scene.connect()
+    scene.refuse(Code.READ_ONLY)
+    scene.refuse(Code.UNKNOWN_PRODUCER)
+    scene.sleep(1_000)
+    assert scene.batches == first
+    scene.store(0)
+    scene.store(1)
+    assert [ended(pending) for pending in sent] == ["stored", "stored"]
+
+
 def test_a_stream_that_was_idle_too_long_begins_anew_without_anybody_noticing() -> None:
     scene = connected()
     scene.send(b"a")

@@ -68,8 +68,10 @@ def calls_for(count: int, payload_bytes: int) -> dict[str, Call]:
     payloads = [bytes([i & 255]) * payload_bytes for i in range(count)]
     identity: dict[str, Any] = {"producer_id": 7, "first_sequence": 1, "created_ms": 1_700_000_000_000}
     columns = everything(count)
+    named = {name: columns[name] for name in ("keys", "ids")}
+    longer = named | {"created_deltas_ms": [0] * count}  # which says nothing, but is not the short way of one message
     plain = encode(payloads, **identity)
-    full = encode(payloads, **identity, **columns)
+    full, of_ids = encode(payloads, **identity, **columns), encode(payloads, **identity, **named)
     blob = b"".join(payloads)
     offsets = list(range(0, len(blob) + 1, payload_bytes))
     calls: dict[str, Call] = {
@@ -81,6 +83,10 @@ def calls_for(count: int, payload_bytes: int) -> dict[str, Call]:
         "check": lambda: check(plain),
         "slice": lambda: [blob[start:end] for start, end in pairwise(offsets)],
         "decode": lambda: decode(plain),
+        "encode, keys and ids": lambda: encode(payloads, **identity, **named),
+        "the same, the long way": lambda: encode(payloads, **identity, **longer),
+        "check, keys and ids": lambda: check(of_ids),
+        "check, the long way": lambda: check(memoryview(of_ids)),
         "encode, all columns": lambda: encode(payloads, **identity, **columns),
         "check, all columns": lambda: check(full),
         "decode, all columns": lambda: decode(full),
@@ -93,7 +99,13 @@ def calls_for(count: int, payload_bytes: int) -> dict[str, Call]:
     return calls | {"to_arrow": opened.to_arrow, "to_arrow, all columns": opened_full.to_arrow}
 
 
-YARDSTICKS = {"encode": ("join", "walk"), "check": ("crc",), "decode": ("slice",)}
+YARDSTICKS = {
+    "encode": ("join", "walk"),
+    "check": ("crc",),
+    "decode": ("slice",),
+    "encode, keys and ids": ("the same, the long way",),
+    "check, keys and ids": ("check, the long way",),
+}
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from fairway import limits
-from fairway.batch import layout, section
+from fairway.batch import layout, lone, section
 from fairway.batch.arrays import Bytes, byte_view, numpy_for, padded
 from fairway.batch.checksum import checksum
 from fairway.batch.compression import decompress
@@ -81,7 +81,8 @@ class Columns(msgspec.Struct, frozen=True):
 def check(view: Bytes) -> Header:
     """The header of a batch that is sound in every byte; RemoteProtocolError otherwise."""
     header = peek(view)
-    return header if _is_plainly_sound(view, header) else open_columns(view).header
+    is_sound = lone.is_sound(view, header) if header.count == 1 else _is_plainly_sound(view, header)
+    return header if is_sound else open_columns(view).header
 
 
 def _is_plainly_sound(view: Bytes, header: Header) -> bool:

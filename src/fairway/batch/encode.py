@@ -14,7 +14,7 @@ from itertools import accumulate, chain
 from typing import Final
 
 from fairway import limits
-from fairway.batch import layout
+from fairway.batch import layout, lone
 from fairway.batch.checksum import checksum
 from fairway.batch.compression import compress
 from fairway.batch.hashing import key_hashes_of, tag_filter_of
@@ -25,6 +25,7 @@ from fairway.errors import Misuse
 _FLAGS_FIELD: Final = 6  # of the header
 _SIZE_FIELD: Final = 8
 _PRODUCER_FIELD: Final = 14  # the first sequence is the next one
+_NOTHING: Final = (None, None, None, None)
 _PADDING: Final = [bytes(-length % 8) for length in range(8)]
 
 
@@ -49,6 +50,12 @@ def encode(
     A due time of 0 means at once. A body that zstd cannot make smaller is stored as it is.
     """
     count = len(payloads)
+    has_more = (tags, headers, created_deltas_ms, due_ms) != _NOTHING or codec or schema_id or producer_epoch
+    if count == 1 and not has_more and (keys is None or len(keys) == 1) and (ids is None or len(ids) == 1):
+        key, born = None if keys is None else keys[0], None if ids is None else ids[0]
+        data = lone.encode(payloads[0], key, born, producer_id, first_sequence, created_ms)
+        if data is not None:
+            return data
     _check_header(count, producer_id, first_sequence, created_ms, producer_epoch, schema_id)
     flags = tag_filter = 0
     section: list[bytes] = []

@@ -50,7 +50,13 @@ def may_hold(tag_filter: int, mask: int) -> bool:
 
 def key_hash(key: str) -> int:
     """The hash of one key."""
-    return int.from_bytes(key_hashes_of([key.encode()], 1), "little")
+    return hash_of(key.encode())
+
+
+def hash_of(key: bytes) -> int:
+    """The same, from its UTF-8 bytes."""
+    low: int = google_crc32c.value(key)
+    return zlib.crc32(key) << 32 | low or _ZERO_IS
 
 
 def key_hashes_of(keys: Sequence[bytes], validity: int) -> bytes:

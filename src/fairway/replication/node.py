@@ -10,7 +10,16 @@ import asyncio
 from contextlib import suppress
 
 from fairway.errors import Refused, RemoteProtocolError
-from fairway.registry.layout import GroupRecord, Member, by_directory, group_path, member_path, members_path, pack, unpack
+from fairway.registry.layout import (
+    GroupRecord,
+    Member,
+    by_directory,
+    group_path,
+    member_path,
+    members_path,
+    pack,
+    unpack,
+)
 from fairway.registry.port import Exists, Lost, Missing, Node, Registry, SessionOver, Stale
 
 _AGAIN_S = 0.05  # between two attempts to read back

@@ -3,8 +3,9 @@
 SQLAlchemy's own events would do, but for their price: with any listener on an engine every statement costs a fifth
 more, also in transactions that send nothing. So the few methods of the engine's dialect by which it makes savepoints,
 commits and rolls back are wrapped instead, once for each engine. That also says exactly when a commit is done, for
-which there is no event. And it lets what is written last travel with the commit, in one exchange with the database,
-where the driver can do that: psycopg 3 can.
+which there is no event. And it lets what is written last travel with the commit, as text in one exchange with the
+database, where the driver can do that: psycopg 3 can. (Its pipelines could too, for 70 µs more on our side of the wire:
+a third of what a message costs a transaction.)
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _NAME: Final = "_fairway_hooks"
 class Listener(Protocol):
     """`info` is what SQLAlchemy keeps with a connection to the database, as long as that lives."""
 
-    def has_words(self, info: dict[Any, Any]) -> bool:
-        """Whether `before_commit` has anything to say to the database."""
+    def words(self, info: dict[Any, Any]) -> str | None:
+        """A statement that goes to the database right before COMMIT, whole and as text, instead of what `before_commit`
+        would say; None: there is nothing to be said, or too much. May raise."""
 
     def before_commit(self, info: dict[Any, Any], connection: Any) -> None:
-        """The database is about to be told; what is said to it now belongs to the transaction. May raise. An answer of
-        the database may come with that to the commit, and so may an error."""
+        """The database is about to be told; what is said to it now belongs to the transaction. May raise."""
 
     def committed(self, info: dict[Any, Any]) -> None:
         """It has answered that it is done. Must not raise."""
@@ -52,7 +53,7 @@ class Hooks:
         self._commit_twophase = dialect.do_commit_twophase
         self._rollback_twophase = dialect.do_rollback_twophase
         self._is_sqlite = dialect.name == "sqlite"
-        self._may_pipeline = _may_pipeline(dialect)
+        self._takes_words = (dialect.name, dialect.driver) == ("postgresql", "psycopg") and not dialect.is_async
         for name in ("commit", "rollback", "savepoint", "rollback_to_savepoint"):
             setattr(dialect, f"do_{name}", getattr(self, name))
         for name in ("prepare_twophase", "commit_twophase", "rollback_twophase"):
@@ -66,10 +67,11 @@ class Hooks:
             self._commit(dbapi_connection)
             return
         try:
-            if self._may_pipeline and any(each.has_words(info) for each in self.listeners):
-                self._commit_at_once(info, dbapi_connection)
+            words = self._words(info, dbapi_connection) if self._takes_words else []
+            self._before_commit(info, dbapi_connection)
+            if words:
+                self._commit_with(words, dbapi_connection)
             else:
-                self._before_commit(info, dbapi_connection)
                 self._commit(dbapi_connection)
         except BaseException:
             self._forget(info)
@@ -77,15 +79,19 @@ class Hooks:
         for each in self.listeners:
             each.committed(info)
 
-    def _commit_at_once(self, info: dict[Any, Any], dbapi_connection: Any) -> None:
-        """What is to be said before the commit, and the commit, without waiting in between: a round trip less. If any
-        of it fails the database does nothing of what comes behind it."""
+    def _words(self, info: dict[Any, Any], dbapi_connection: Any) -> list[str]:
+        try:
+            return [words for each in self.listeners if (words := each.words(info)) is not None]
+        except BaseException:
+            self._rollback(dbapi_connection)
+            raise
+
+    def _commit_with(self, words: list[str], dbapi_connection: Any) -> None:
+        """What is to be said before the commit, and the commit, without waiting in between. If any of it fails the
+        database does nothing of what comes behind it."""
         driver = dbapi_connection.driver_connection
         try:
-            with driver.pipeline():
-                for each in self.listeners:
-                    each.before_commit(info, dbapi_connection)
-                driver.execute("COMMIT", prepare=False)
+            driver.execute("; ".join((*words, "COMMIT")), prepare=False)
         except BaseException:
             if not driver.closed:
                 self._rollback(dbapi_connection)
@@ -154,14 +160,6 @@ def hooks_of(engine: Engine) -> Hooks:
         found = Hooks(engine.dialect)
         setattr(engine.dialect, _NAME, found)
     return found
-
-
-def _may_pipeline(dialect: Dialect) -> bool:
-    if (dialect.name, dialect.driver) != ("postgresql", "psycopg") or dialect.is_async:
-        return False
-    import psycopg
-
-    return psycopg.Pipeline.is_supported()
 
 
 def _info(dbapi_connection: Any) -> dict[Any, Any] | None:

@@ -90,10 +90,10 @@ class OutboxRows:
         self._reading = sa.select(*(columns[name] for name in COLUMNS), columns.error)
         if is_cluster:
             self._reading = self._reading.add_columns(columns[GROUP])
-        some: sa.BindParameter[list[str]] = sa.bindparam("ids", expanding=True)
-        self._deleting = sa.delete(table).where(columns.id.in_(some))
-        self._waking = sa.update(table).where(columns.id.in_(some)).values(wake_ms=sa.bindparam("wake"))
-        self._unstamping = sa.update(table).where(columns.id.in_(some))
+        some = _some(columns.id, dialect)
+        self._deleting = sa.delete(table).where(some)
+        self._waking = sa.update(table).where(some).values(wake_ms=sa.bindparam("wake"))
+        self._unstamping = sa.update(table).where(some)
         one = columns.id == sa.bindparam("one")
         self._stamping = sa.update(table).where(one).values(stream=sa.bindparam("into"), place=sa.bindparam("at"))
         if is_cluster:
@@ -113,6 +113,19 @@ class OutboxRows:
                 cursor.execute(self._insert(len(some)), tuple(chain.from_iterable(map(self._values, some))))
         finally:
             cursor.close()
+
+    def words(self, rows: Sequence[Row]) -> str:
+        """The same as text, for PostgreSQL. Ids and names are of letters, digits and a few signs, none of which means
+        anything there; E: a backslash is what it is whatever that database was told of backslashes."""
+        tuples = []
+        for row in rows:
+            group = "" if not self._is_cluster else ", NULL" if row.group is None else f", '{row.group}'"
+            place = "NULL, NULL" if row.stream is None else f"{row.stream}, {row.place}"
+            tuples.append(
+                f"('{row.id}', {row.wake_ms}, '{row.subject}', {row.messages}, {row.created_ms}, {place}, "
+                f"E'\\\\x{row.body.hex()}'{group})"
+            )
+        return f"INSERT INTO {self._name} ({', '.join(self._columns)}) VALUES {', '.join(tuples)}"  # noqa: S608
 
     def _values(self, row: Row) -> tuple[Any, ...]:
         values = (*row.values[:-1], row.body.hex()) if self._is_hex else row.values
@@ -257,6 +270,14 @@ class OutboxRows:
             found = sa.inspect(connection).get_columns(self.table.name, schema=self.table.schema)
             self._knows_groups = any(column["name"] == GROUP for column in found)
         return self._knows_groups
+
+
+def _some(column: sa.Column[str], dialect: Dialect) -> sa.ColumnElement[bool]:
+    """Those whose `ids` are given: on PostgreSQL as one array, so that it is one statement, however many they are."""
+    if dialect.name == "postgresql":
+        ids = sa.bindparam("ids", type_=sa.ARRAY(sa.String))
+        return column == sa.any_(ids)
+    return column.in_(sa.bindparam("ids", expanding=True))
 
 
 def _row(found: Sequence[Any]) -> Row:

@@ -4,7 +4,7 @@
     rolled_back_to   what was given since that savepoint is forgotten
     forget           all of it is
     before_commit    all of it becomes rows, in one statement. If that fails, the transaction is rolled back, and the
-                     caller sees why
+    words            caller sees why. As words the statement travels with the COMMIT
     committed        the rows are sent from here
 
 Sessions and connections, with threads and on a loop, all pass through `hooks`. What is not seen is SQL that ends a
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, Table, event
 from sqlalchemy.exc import UnboundExecutionError
@@ -34,6 +34,7 @@ from fairway.world.lineage import forks
 from fairway.world.rng import Rng
 
 Parcels = list[tuple[Row, Stream | None]]  # None: a relay chooses one
+WORDS_BYTES_MAX: Final = 64 << 10  # of payloads: as text each byte is two, and a round trip more is nothing beside that
 
 
 class _Transaction:
@@ -171,18 +172,24 @@ class Writer:
                 if stream is not None:
                     stream.is_left = True
 
-    def has_words(self, info: dict[Any, Any]) -> bool:
+    def words(self, info: dict[Any, Any]) -> str | None:
         transaction: _Transaction | None = info.get(self)
-        return transaction is not None and bool(transaction.letters)
+        if transaction is None or not transaction.letters:
+            return None
+        if sum(len(each.payload) for each in transaction.letters) > WORDS_BYTES_MAX:
+            return None
+        return self.rows.words(self._seal(transaction))
 
     def before_commit(self, info: dict[Any, Any], connection: Any) -> None:
         transaction: _Transaction | None = info.get(self)
-        if transaction is None or not transaction.letters:
-            return
-        now_ms = self._clock.wall_ms()
+        if transaction is not None and transaction.letters:
+            self.rows.insert(connection, self._seal(transaction))
+
+    def _seal(self, transaction: _Transaction) -> list[Row]:
+        """The letters become rows, which are to be written."""
         letters, transaction.letters = transaction.letters, []
-        transaction.parcels = self._sealed(letters, now_ms)
-        self.rows.insert(connection, [row for row, _ in transaction.parcels])
+        transaction.parcels = self._sealed(letters, self._clock.wall_ms())
+        return [row for row, _ in transaction.parcels]
 
     def _sealed(self, letters: list[Letter], now_ms: int) -> Parcels:
         if self._on_committed is None:  # nobody here sends them: whoever does knows where to

@@ -56,6 +56,31 @@ def test_forged_batch_is_what_encode_writes() -> None:
     )
 
 
+@pytest.mark.parametrize("key", [None, "", "k", "o-42-42", "ключ-日本", "x" * 300])
+@pytest.mark.parametrize("id", [None, MessageId(5, 6)])
+@pytest.mark.parametrize("payload", [b"", b"seven b", b"eight by", b"x" * 100])
+def test_one_message_passes_by_the_short_way_if_and_only_if_it_does_by_the_long_one(
+    key: str | None, id: MessageId | None, payload: bytes
+) -> None:
+    """Whatever byte is another, under a CRC that is right."""
+    data = encode([payload], **IDENTITY, keys=None if key is None else [key], ids=None if id is None else [id])
+    assert _passes(data, check)
+    for at in range(8, len(data)):
+        for bits in (0x01, 0x80, 0xFF):
+            other = bytearray(data)
+            other[at] ^= bits
+            sealed = seal(other)
+            assert _passes(sealed, check) == _passes(sealed, lambda each: check(memoryview(each))), f"byte {at}"
+
+
+def _passes(data: bytes, door: Callable[[bytes], object]) -> bool:
+    try:
+        door(data)
+    except RemoteProtocolError:
+        return False
+    return True
+
+
 def test_every_flipped_bit_and_every_truncation_is_refused() -> None:
     data = encode([b"one", b"two"], **IDENTITY, keys=["a", None], tags=[["t"], []])
     for bit in range(8 * len(data)):

@@ -47,6 +47,19 @@ def test_columns_of_another_length_are_refused() -> None:
         assert f"0 {name} for 1 payloads" in refusal(**{name: []})
 
 
+@pytest.mark.parametrize("key", [None, "", "k", "o-42-42", "ключ", "x" * 1_024])
+@pytest.mark.parametrize("id", [None, MessageId(5, 6), MessageId(2**64 - 1, 0)])
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 65_536, 65_537])
+def test_one_message_by_itself_is_written_as_it_would_be_among_others(
+    key: str | None, id: MessageId | None, size: int
+) -> None:
+    """One has a way of its own; a delta of 0 makes it take the other, and says nothing."""
+    columns: dict[str, Any] = {"keys": [key], "ids": [id]}
+    assert encode([bytes(size)], **IDENTITY, **columns) == encode(
+        [bytes(size)], **IDENTITY, **columns, created_deltas_ms=[0]
+    )
+
+
 def test_size_is_bounded() -> None:
     megabyte = bytes(limits.MIB)
     assert "send fewer messages" in refusal([megabyte] * 65)

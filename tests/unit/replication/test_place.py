@@ -82,7 +82,7 @@ def test_no_word_of_an_earlier_life_takes_away_the_place_of_a_later_one(seed: in
             for _ in range(int(LATE_S / 0.01)):
                 await asyncio.sleep(0.01)
                 lives = registry.session_id == session and world.clock.monotonic_ns() < registry.certain_until_ns()
-                assert ensemble.tree.children(members_path(GROUP)) or not lives, "it may lead for as long as its session certainly lives"
+                assert ensemble.tree.children(members_path(GROUP)) or not lives, "while it lives it may lead"
                 if rng.below(40) == 0:
                     break
             ensemble.crash("one")

@@ -216,8 +216,8 @@ class Trouble:
 
     async def _expire(self, copy: Copy) -> None:
         if copy.member is not None and copy.registry is not None and not copy.registry.is_gone:
-            void_ns = self._session_ms * MS_NS
-            self._history.truth.lease_void_until_ns = self._world.clock.monotonic_ns() + void_ns
+            until_ns = self._world.clock.monotonic_ns() + self._session_ms * MS_NS
+            self._history.truth.note_lease_void(until_ns)
             self._cluster.ensemble.expire(copy.name)
 
     async def _stop_registry(self, _copy: Copy) -> None:
@@ -278,7 +278,11 @@ class Trouble:
             self._fall(successor.name, is_cut=bool(self._rng.below(2)))
 
     async def _step_clock(self, copy: Copy) -> None:
-        copy.clock.jump(self._rng.below(40_000) - 20_000)  # no further: retries that are due wait for the wall clock
+        off_ms = copy.clock.wall_ms() - self._world.clock.wall_ms()
+        to_ms = (
+            self._rng.below(24_000) - 12_000
+        )  # no further: what is to be tried again waits for a master's wall clock
+        copy.clock.jump(to_ms - off_ms)
         if self._rng.below(2):
             await self._isolate_for_a_while(copy)
 

@@ -19,11 +19,20 @@ class ClusterTruth(Truth):
         self._cluster = cluster
         self._epoch = 0
         self._led: dict[int, str] = {}  # by epoch
-        self.lease_void_until_ns = 0  # a registry has ended a session before its time: until then no lease holds
+        self._lease_void_until_ns = 0
 
     @property
     def reigns(self) -> int:
         return len(self._led)
+
+    def note_crash(self, now_ns: int) -> None:
+        super().note_crash(max(now_ns, self.crashed_ns))
+
+    def note_lease_void(self, until_ns: int) -> None:
+        """A master that is deposed goes on for as long as it was promised, and what it hands out in that time no other
+        knows of: it is as if it crashed only then."""
+        self._lease_void_until_ns = until_ns
+        self.note_crash(until_ns)
 
     def look(self) -> None:
         """At who leads."""
@@ -43,7 +52,7 @@ class ClusterTruth(Truth):
             if leader.epoch > self._epoch:
                 self._epoch = leader.epoch
                 self.note_crash(now_ns)
-        if len(serving) > 1 and now_ns > self.lease_void_until_ns:
+        if len(serving) > 1 and now_ns > self._lease_void_until_ns:
             self.blame(Promise.RULED, f"{' and '.join(serving)} serve at the same time")
 
     def note_receipt(self, subject: str, first: int, payloads: Sequence[bytes]) -> None:

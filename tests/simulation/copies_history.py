@@ -64,14 +64,15 @@ class Outcome:
 class Judge(Protocol):
     """The model of what must be true, as far as the copies concern it."""
 
-    lease_void_until_ns: int
-
     @property
     def is_refuted(self) -> bool: ...
 
     def blame(self, promise: Promise, sentence: str, /) -> None: ...
 
     def note_crash(self, now_ns: int, /) -> None: ...
+
+    def note_lease_void(self, until_ns: int, /) -> None:
+        """A registry has ended a session before its time: until then no lease holds."""
 
     def look(self) -> None: ...
 

@@ -42,7 +42,7 @@ class DelayTruth:
     def __init__(self, cluster: DelayCluster) -> None:
         self.breaches: list[Breach] = []
         self.letters: dict[bytes, Letter] = {}
-        self.lease_void_until_ns = 0  # a registry has ended a session before its time: until then no lease holds
+        self._lease_void_until_ns = 0
         self.ahead_ms = 0  # how far the clock of any copy was ahead of the others' at any time
         self._cluster = cluster
         self._led: dict[int, str] = {}
@@ -65,6 +65,9 @@ class DelayTruth:
     def note_crash(self, _now_ns: int) -> None:
         """A crash excuses nothing."""
 
+    def note_lease_void(self, until_ns: int) -> None:
+        self._lease_void_until_ns = until_ns
+
     def look(self) -> None:
         """At who leads, and at the clocks."""
         serving = []
@@ -79,7 +82,7 @@ class DelayTruth:
                 self.blame(Promise.RULED, f"{led} and {leader.me} lead under epoch {leader.epoch}")
             if copy.member.standing.is_open:
                 serving.append(copy.name)
-        if len(serving) > 1 and self._cluster.world.clock.monotonic_ns() > self.lease_void_until_ns:
+        if len(serving) > 1 and self._cluster.world.clock.monotonic_ns() > self._lease_void_until_ns:
             self.blame(Promise.RULED, f"{' and '.join(serving)} serve at the same time")
 
     # --- the reckoning -----------------------------------------------------------------------------------------------

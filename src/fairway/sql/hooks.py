@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from sqlalchemy import Connection, Dialect, Engine
 
 _NAME: Final = "_fairway_hooks"
+_CURSOR: Final = "fairway cursor"  # in a connection's `info`
 
 
 class Listener(Protocol):
@@ -70,7 +71,7 @@ class Hooks:
             words = self._words(info, dbapi_connection) if self._takes_words else []
             self._before_commit(info, dbapi_connection)
             if words:
-                self._commit_with(words, dbapi_connection)
+                self._commit_with(words, info, dbapi_connection)
             else:
                 self._commit(dbapi_connection)
         except BaseException:
@@ -86,12 +87,15 @@ class Hooks:
             self._rollback(dbapi_connection)
             raise
 
-    def _commit_with(self, words: list[str], dbapi_connection: Any) -> None:
+    def _commit_with(self, words: list[str], info: dict[Any, Any], dbapi_connection: Any) -> None:
         """What is to be said before the commit, and the commit, without waiting in between. If any of it fails the
         database does nothing of what comes behind it."""
         driver = dbapi_connection.driver_connection
+        cursor = info.get(_CURSOR)
+        if cursor is None or cursor.connection is not driver or cursor.closed:
+            cursor = info[_CURSOR] = driver.cursor()  # kept: to make one takes 20 µs
         try:
-            driver.execute("; ".join((*words, "COMMIT")), prepare=False)
+            cursor.execute("; ".join((*words, "COMMIT")), prepare=False)
         except BaseException:
             if not driver.closed:
                 self._rollback(dbapi_connection)

@@ -36,11 +36,24 @@ class Letter(NamedTuple):
     due_ms: int
 
 
+class Lone(NamedTuple):
+    """A message that has a row to itself, and its place: several of them that follow one another may travel together."""
+
+    letter: Letter
+    stream: int
+    place: int
+    created_ms: int
+
+    def is_followed_by(self, other: Lone) -> bool:
+        return self.stream == other.stream and self.place + 1 == other.place
+
+
 class Row:
     """One batch, as it stands in the table."""
 
     __slots__ = (
-        "body", "created_ms", "error", "group", "id", "is_due", "messages", "place", "stream", "subject", "wake_ms"
+        "body", "created_ms", "error", "group", "id", "is_due", "lone", "messages", "place", "stream", "subject",
+        "wake_ms",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +79,7 @@ class Row:
         self.body = body
         self.error = error
         self.group = group  # of brokers, in a cluster
+        self.lone: Lone | None = None  # what it was made of, where it was made here
         self.is_due = batch.is_delayed(body)
 
     @property
@@ -235,7 +249,20 @@ def _alone(only: Letter, created_ms: int, wake_ms: int, producer_id: int, place:
         keys=None if key is None else (key,), tags=(tags,) if tags else None,
         headers=None if headers is None else (headers,), due_ms=(due_ms,) if is_due else None,
     )  # fmt: skip
-    return Row(str(born), wake_ms, subject, 1, created_ms, producer_id, place, body)
+    row = Row(str(born), wake_ms, subject, 1, created_ms, producer_id, place, body)
+    if not is_due:
+        row.lone = Lone(only, producer_id, place, created_ms)
+    return row
+
+
+def together(some: Sequence[Lone]) -> bytes:
+    """One batch of messages that follow one another: what their rows hold, each at the same place."""
+    first, columns = some[0], _columns([each.letter for each in some])
+    deltas_ms = [each.created_ms - first.created_ms for each in some]
+    return batch.encode(
+        columns.payloads, producer_id=first.stream, first_sequence=first.place, created_ms=first.created_ms,
+        keys=columns.keys, tags=columns.tags, headers=columns.headers, ids=columns.ids, created_deltas_ms=deltas_ms,
+    )  # fmt: skip
 
 
 def unstamped(letters: Sequence[Letter], created_ms: int) -> list[Row]:

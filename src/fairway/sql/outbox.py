@@ -79,7 +79,7 @@ class Sender:
                 self.counts.left += row.messages
                 continue
             settled = partial(self._settled, row.id, row.messages, stream)
-            parcel = Parcel(row.subject, row.body, settled, is_resent=True, group=row.group or "")
+            parcel = Parcel(row.subject, row.body, settled, is_resent=True, group=row.group or "", lone=row.lone)
             found.append((parcel, row.is_due))
         return found
 

@@ -178,10 +178,11 @@ class _ThreadWay:
 
     def put(self, parcels: Sequence[Parcel]) -> None:
         with self.link.lock:
+            is_first = not self.lane.posting.is_waiting  # or the reader knows when those that wait will leave
             for parcel in parcels:
                 self.lane.put(parcel)
             is_due = self.lane.posting.is_due(self._clock.monotonic_ns())
-            if not is_due:
+            if is_first and not is_due:
                 self.link.schedule()
         if is_due:
             self.link.pump()

@@ -37,7 +37,7 @@ class Letter(NamedTuple):
 
 
 class Lone(NamedTuple):
-    """A message that has a row to itself, and its place: several of them that follow one another may travel together."""
+    """A message that has a row to itself, and its place: several that follow one another may travel together."""
 
     letter: Letter
     stream: int

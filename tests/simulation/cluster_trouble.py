@@ -123,6 +123,7 @@ class Trouble:
         self._lag_ms = history.cluster.membership.leader.lag_ms
         self.is_registry_lossy = False
         self._rising: dict[str, asyncio.Task[None]] = {}
+        self._operator: asyncio.Task[None] | None = None
         self._ways: dict[Incident, Callable[[Copy], Coroutine[Any, Any, None]]] = {
             Incident.KILL: self._kill,
             Incident.POWER_CUT: self._cut_power,
@@ -437,16 +438,21 @@ class Trouble:
         if rng.below(3):
             return
         registry = self._cluster.ensemble.client("operator")
+        self._operator = asyncio.current_task()
         while True:
             await asyncio.sleep(rng.below(3 * self._session_ms) / 1_000)
-            if self._history.mood.is_calm:
-                return
             with suppress(RegistryError, NotPromoted):
                 if rng.below(3):
                     await change_master(registry, GROUP, None)
                     self._history.counts["promoted"] += 1
                 else:
                     await self._change_least(registry, 1 + rng.below(2))
+
+    def dismiss_operator(self) -> None:
+        """What was asked for by now may be carried out a little later, and nothing else."""
+        if self._operator is not None:
+            self._operator.cancel()
+            self._cluster.ensemble.crash("operator")
 
     async def _change_least(self, registry: Registry, copies: int) -> None:
         node = GroupNode(registry, GROUP)

@@ -180,6 +180,7 @@ class CopiesHistory(ABC):
             if copy.registry is not None and not copy.registry.is_gone:
                 ensemble.resume(copy.name)
         self.trouble.heal_all()
+        self.trouble.dismiss_operator()
         deadline = self.world.loop.time() + CALM_S_MAX
         whole_since = None  # what was on its way when the world calmed down may still end a session
         while self.world.loop.time() < deadline:

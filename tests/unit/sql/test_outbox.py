@@ -15,7 +15,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import fairway
 from fairway.errors import BadName, Misuse
-from fairway.sql import Outbox, outbox_table
+from fairway.sql import Outbox, Relay, outbox_table
+from fairway.sql.writing import WORDS_BYTES_MAX
 from tests.support.databases import fresh
 from tests.support.outboxes import NIMBLE, TABLE, Up, arrived, eventually, payloads, rows
 from tests.support.outboxes import up as running
@@ -271,6 +272,24 @@ def test_a_commit_that_postgresql_refuses_sends_nothing(postgres_url: str, up: U
         assert payloads(up.url, subject, 1) == [b"kept"]
         connection.exec_driver_sql(f"DROP TABLE {lines}")
         connection.commit()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("backslashes", ["on", "off"])
+def test_every_byte_gets_through_postgresql_as_text_and_what_is_large_as_bytes(
+    backslashes: str, postgres_url: str, up: Up, subject: str
+) -> None:
+    engine = sa.create_engine(postgres_url)
+    bodies = [bytes(range(256)), b"'; DROP TABLE orders; --\\", b"", os.urandom(WORDS_BYTES_MAX), b"% %s {0}"]
+    outbox = Outbox(engine)
+    outbox.create()
+    for each in bodies:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"SET LOCAL standard_conforming_strings = {backslashes}")
+            outbox.send(connection, subject, each, key="'\\x", headers={"'": "\\"})
+    with Relay(engine, up.url, options=NIMBLE):
+        assert sorted(payloads(up.url, subject, len(bodies))) == sorted(bodies)
+    outbox.close()
     engine.dispose()
 
 

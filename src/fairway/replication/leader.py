@@ -77,7 +77,7 @@ class LeaderOptions:
     news_ms: int = 20  # until a replica knows of a committed end that no message follows
     catch_up_bytes_per_s: int = 128 * limits.MIB  # to each replica that is not in sync
     repair_ms: int = 2_000  # that a replica has to bring what has rotted here
-    repair_again_ms: int = 60_000  # until one that did not is asked again
+    repair_again_ms: int = 60_000  # that one which is in sync and does not is waited for, and then left alone
 
 
 class Leader:

@@ -3,8 +3,10 @@
     a reader meets damage, or recovery did ─► a span ─► a copy in sync is told that it is wanted ─► GIVE ─► mended
 
 One span at a time, from one copy at a time: rot is rare, and the loop waits while the bytes are synced. A copy that has
-not got it either is not asked for that span again before it has followed anew; one that does not answer is left alone
-for a while. As long as there is hope, readers wait for the span instead of stepping over it (`hopes_for`).
+not got it either is not asked for that span again before it has followed anew. One that does not answer is asked again
+and again, behind the others. If it stands still it is soon in sync no more, and then it is not hoped for; one that is in
+sync and has not answered for a minute is left alone for as long. While there is hope, readers wait for the span instead
+of stepping over it (`hopes_for`).
 
 Only copies that are in sync are asked, over the connection on which they follow: what they have there is by the law of
 replication what the master had. It is checked all the same, record by record, before anything is written.
@@ -39,7 +41,8 @@ class Repairs:
     """Of one master, in one reign."""
 
     def __init__(self, store: Store, tally: Tally, answer_ms: int, again_ms: int) -> None:
-        """`answer_ms`: a copy has so long to answer; `again_ms`: after that it is not asked for so long."""
+        """`answer_ms`: a copy has so long to answer; `again_ms`: one that has never done so for so long is then not
+        asked for as long."""
         self._store = store
         self._tally = tally
         self._answer_ns = answer_ms * NS_PER_MS
@@ -49,7 +52,8 @@ class Repairs:
         self._marks: list[RotMark] = []
         self._spans: list[Span] = []
         self._denied: dict[tuple[str, int, int], int] = {}  # by copy, log and end of a span: until when
-        self._silent: dict[str, int] = {}  # by copy: until when
+        self._silent: dict[str, int] = {}  # by copy: until when it is left alone
+        self._unanswered: dict[str, tuple[int, int]] = {}  # by copy: since when, and when it was asked last
 
     def spans(self) -> list[Span]:
         """What is to be mended: all of it was committed, so that the copies in sync have had it."""
@@ -87,6 +91,7 @@ class Repairs:
     def forget(self, directory: str) -> None:
         """The copy follows anew: it may have been repaired itself, or be another version."""
         self._silent.pop(directory, None)
+        self._unanswered.pop(directory, None)
         self._denied = {key: until_ns for key, until_ns in self._denied.items() if key[0] != directory}
         if self._asked is not None and self._asked.directory == directory:
             self._asked = None
@@ -99,15 +104,23 @@ class Repairs:
         if asked is not None:
             if now_ns < asked.until_ns:
                 return None
-            self._silent[asked.directory] = now_ns + self._again_ns
             self._asked = None
+            self._note_silence(asked, now_ns)
         spans = self.spans() if now_ns >= self._rest_until_ns else []
-        for peer in peers if spans else ():
+        by_turns = sorted(peers, key=lambda each: self._unanswered.get(each.directory, (0, 0))[1])
+        for peer in by_turns if spans else ():
             for span in spans:
                 if self._may_have(span, peer.directory, now_ns) and _reaches(peer, span):
                     self._asked = Asked(peer.directory, span, now_ns + self._answer_ns)
                     return peer, span
         return None
+
+    def _note_silence(self, asked: Asked, now_ns: int) -> None:
+        since_ns, _ = self._unanswered.pop(asked.directory, (asked.until_ns - self._answer_ns, 0))
+        if now_ns - since_ns < self._again_ns:
+            self._unanswered[asked.directory] = since_ns, asked.until_ns
+        else:
+            self._silent[asked.directory] = now_ns + self._again_ns
 
     def take(self, directory: str, give: Give, data: bytes, now_ns: int) -> int:
         """What a copy has brought; up to where everything is whole again."""
@@ -115,6 +128,7 @@ class Repairs:
         if asked is None or (asked.directory, asked.span.log, asked.span.start) != (directory, give.log, give.position):
             return give.position  # it is late
         self._asked = None
+        self._unanswered.pop(directory, None)
         if not data:
             self._deny(asked, _FOR_EVER_NS)
             return give.position

@@ -158,13 +158,32 @@ def test_a_copy_that_does_not_answer_is_left_alone_for_a_while() -> None:
         want = scene.ask()
         assert want is not None
         assert scene.ask() is None, "one at a time"
-        scene.now_ns = ANSWER_MS * NS_PER_MS
-        assert scene.ask() is None
+        for _ in range(AGAIN_MS // ANSWER_MS - 1):
+            scene.now_ns += ANSWER_MS * NS_PER_MS
+            assert scene.ask() == want, "it is in sync, and may only stand still for a moment"
+            assert refused(pair.master.store).code is Code.BUSY
+        scene.now_ns += ANSWER_MS * NS_PER_MS
+        assert scene.ask() is None, "for a minute it has confirmed everything, and said nothing of this"
         assert scene.bring(want) == want.position, "it comes too late"
         assert len(messages(pair.master.store, ORDERS)) == 44
         scene.now_ns += AGAIN_MS * NS_PER_MS
         scene.repair()
         assert len(messages(pair.master.store, ORDERS)) == 45
+
+
+def test_a_copy_that_has_not_answered_is_asked_behind_the_others() -> None:
+    with filled() as pair:
+        scene = Scene(pair.master.store, pair.copy.store)
+        spoil(pair.master)
+        refused(pair.master.store)
+        other = Peer("another", Connection(), 0)
+        other.confirmed = scene.peer.confirmed
+        asked = []
+        for _ in range(4):
+            chosen = scene.repairs.choose([scene.peer, other], scene.now_ns)
+            asked.append(None if chosen is None else chosen[0].directory)
+            scene.now_ns += ANSWER_MS * NS_PER_MS
+        assert asked == [COPY, "another", COPY, "another"]
 
 
 def test_only_a_copy_that_has_confirmed_it_is_asked() -> None:

@@ -4,9 +4,9 @@
 
 One span at a time, from one copy at a time: rot is rare, and the loop waits while the bytes are synced. A copy that has
 not got it either is not asked for that span again before it has followed anew. One that does not answer is asked again
-and again, behind the others. If it stands still it is soon in sync no more, and then it is not hoped for; one that is in
-sync and has not answered for a minute is left alone for as long. While there is hope, readers wait for the span instead
-of stepping over it (`hopes_for`).
+and again, behind the others. If it stands still it is soon in sync no more, and then it is not hoped for; one that is
+in sync and has not answered for a minute is left alone for as long. While there is hope, readers wait for the span
+instead of stepping over it (`hopes_for`).
 
 Only copies that are in sync are asked, over the connection on which they follow: what they have there is by the law of
 replication what the master had. It is checked all the same, record by record, before anything is written.

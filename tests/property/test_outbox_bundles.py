@@ -4,9 +4,12 @@ each message is stored once, and no row is deleted whose message is not."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from fairway import batch
 from fairway.errors import Code, Refused
@@ -14,7 +17,7 @@ from fairway.protocol.messages import Produced
 from fairway.protocol.session import Answer, Ask, Lost
 from fairway.sql.letters import Lone, Origin, Row, letter, sealed, together
 from fairway.sql.posting import BUNDLE_MAX, Fate, Parcel, Posting
-from fairway.sql.streams import Streams
+from fairway.sql.streams import Stream, Streams
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
 
@@ -22,27 +25,61 @@ ROOM = 8
 CLOCK = ManualClock(1_800_000_000_000)
 
 
+Told = Callable[[Produced | Refused], None]
+
+
+class Record(NamedTuple):
+    producer_id: int
+    first: int
+    end: int
+    data: bytes
+
+
 class Broker:
-    """The dedupe law of a broker, for any number of streams."""
+    """The dedupe law of a broker, for any number of streams. What rests on a record is said when that is committed."""
 
     def __init__(self) -> None:
-        self.stored: list[bytes] = []  # payloads
-        self._streams: dict[int, tuple[int, dict[int, bytes]]] = {}
+        self._log: list[Record] = []
+        self._committed = 0
+        self._waiting: list[tuple[int, Told, Produced | Refused]] = []
 
-    def produce(self, data: bytes) -> Produced | Refused:
-        found = batch.decode(data)
-        header = found.header
-        following, known = self._streams.get(header.producer_id, (0, {}))
-        first = header.first_sequence
-        if known.get(first) == data:
-            return Produced(0, header.count, 0, True, 1)
-        if first > following:
-            return Refused(Code.SEQUENCE_GAP if known else Code.UNKNOWN_PRODUCER, "a gap")
-        if first < following:
-            return Refused(Code.SEQUENCE_CONFLICT, "its place is taken")
-        self.stored += found.payloads
-        self._streams[header.producer_id] = following + header.count, known | {first: data}
-        return Produced(0, header.count, 0, False, 1)
+    def produce(self, data: bytes, told: Told) -> None:
+        header = batch.peek(data)
+        first, end = header.first_sequence, header.first_sequence + header.count
+        mine = [(at, each) for at, each in enumerate(self._log, 1) if each.producer_id == header.producer_id]
+        following = max((each.end for _, each in mine), default=0)
+        same = [at for at, each in mine if each.data == data]
+        if same:
+            self._say(same[0], told, Produced(0, header.count, 0, True, 1))
+        elif first > following:
+            told(Refused(Code.SEQUENCE_GAP if mine else Code.UNKNOWN_PRODUCER, "a gap"))
+        elif first < following:
+            newest = max(at for at, each in mine if each.first < end)
+            self._say(newest, told, Refused(Code.SEQUENCE_CONFLICT, "its place is taken"))
+        else:
+            self._log.append(Record(header.producer_id, first, end, data))
+            self._say(len(self._log), told, Produced(0, header.count, 0, False, 1))
+
+    def _say(self, stands_on: int, told: Told, answer: Produced | Refused) -> None:
+        if stands_on <= self._committed:
+            told(answer)
+        else:
+            self._waiting.append((stands_on, told, answer))
+
+    def commit(self) -> None:
+        self._committed = len(self._log)
+        waiting, self._waiting = self._waiting, []
+        for _, told, answer in waiting:
+            told(answer)
+
+    def lose_power(self) -> None:
+        """What is not committed is gone, and nobody is told anything."""
+        del self._log[self._committed :]
+        self._waiting.clear()
+
+    def payloads(self, *, committed: bool) -> list[bytes]:
+        records = self._log[: self._committed] if committed else self._log
+        return [payload for each in records for payload in batch.decode(each.data).payloads]
 
 
 class Shop:
@@ -55,6 +92,7 @@ class Shop:
         self._lives = 0
         self._posting = Posting()
         self._under_way: deque[Ask] = deque()
+        self._heard: list[Ask] = []  # and not answered yet
         self._streams = Streams(CLOCK, SeededRng(1))
         self._origin = Origin(SeededRng(2))
 
@@ -66,32 +104,38 @@ class Shop:
             letters.append(letter(self._origin.next_id(), CLOCK, "s", self.made[-1], "k", (), None, None, None))
         for row, stream in sealed(letters, self._streams, CLOCK.wall_ms(), 0):
             self.table[row.id] = row
-
-            def settled(parcel: Parcel, id: str = row.id, of: object = stream) -> None:
-                if parcel.fate is Fate.STORED:
-                    self.table.pop(id, None)
-                else:
-                    of.is_left = True  # type: ignore[attr-defined]
-
+            settled = partial(self._settled, row.id, stream)
             self._posting.put(Parcel(row.subject, row.body, settled, is_resent=True, lone=row.lone))
             self._streams.give_back(stream, row.messages)
         CLOCK.advance(ms=1)
+
+    def _settled(self, id: str, stream: Stream, parcel: Parcel) -> None:
+        if parcel.fate is Fate.STORED:
+            self.table.pop(id, None)
+        else:
+            stream.is_left = True
 
     def leave(self) -> None:
         """What waits sets out."""
         self._under_way.extend(self._posting.asks(ROOM - len(self._under_way), 0))
 
     def arrive(self) -> None:
-        """The first that is under way is stored or refused, and answered."""
+        """The first that is under way is heard."""
         if self._under_way:
             ask = self._under_way.popleft()
-            self._answer(ask, self.broker.produce(bytes(ask.attachments[0])))
+            self._heard.append(ask)
+            self.broker.produce(bytes(ask.attachments[0]), partial(self._answer, ask, self._lives))
+
+    def _answer(self, ask: Ask, life: int, said: Produced | Refused) -> None:
+        if life == self._lives and ask in self._heard:
+            self._heard.remove(ask)
+            self._posting.answered(ask.token, Answer(said, ()) if isinstance(said, Produced) else said, 0)
 
     def break_connection(self, heard: int) -> None:
-        """So many requests had been heard, and no answer comes."""
-        asks, self._under_way = [*self._under_way], deque()
-        for ask in asks[:heard]:
-            self.broker.produce(bytes(ask.attachments[0]))
+        """So many requests more had been heard, and no answer comes."""
+        for _ in range(heard):
+            self.arrive()
+        asks, self._heard, self._under_way = [*self._heard, *self._under_way], [], deque()
         for ask in asks:
             self._posting.answered(ask.token, Lost("the connection broke"), 0)
         self._posting.opened(0)
@@ -101,30 +145,39 @@ class Shop:
         rows = sorted(self.table.values(), key=lambda row: (row.stream, row.place))
         if rows:
             row = rows[number % len(rows)]
-            parcel = Parcel(row.subject, row.stamped)
-            other = Posting()
+            parcel, other = Parcel(row.subject, row.stamped), Posting()
             other.put(parcel)
             [ask] = other.asks(1, 0)
-            self._answer(ask, self.broker.produce(bytes(ask.attachments[0])), other)
-            if parcel.fate is Fate.STORED:
-                del self.table[row.id]
+
+            def told(said: Produced | Refused) -> None:
+                other.answered(ask.token, Answer(said, ()) if isinstance(said, Produced) else said, 0)
+                if parcel.fate is Fate.STORED:
+                    self.table.pop(row.id, None)
+
+            self.broker.produce(bytes(ask.attachments[0]), told)
+
+    def sync(self) -> None:
+        self.broker.commit()
+
+    def lose_power(self) -> None:
+        """The broker; its clients find another one."""
+        self.broker.lose_power()
+        self.break_connection(0)
 
     def die(self) -> None:
         """The process, with all that it had under way and in mind."""
         self._under_way.clear()
+        self._heard.clear()
         self._posting = Posting()
         self._lives += 1
         self._streams = Streams(CLOCK, SeededRng(100 + self._lives))
 
-    def _answer(self, ask: Ask, said: Produced | Refused, posting: Posting | None = None) -> None:
-        outcome = Answer(said, ()) if isinstance(said, Produced) else said
-        (posting or self._posting).answered(ask.token, outcome, 0)
-
     def check(self) -> None:
-        stored = self.broker.stored
+        stored = self.broker.payloads(committed=False)
         assert len(set(stored)) == len(stored), "stored twice"
         waiting = {payload for row in self.table.values() for payload in batch.decode(row.body).payloads}
-        assert set(self.made) == waiting | set(stored), "a row is gone, and its message is not stored"
+        kept = waiting | set(self.broker.payloads(committed=True))
+        assert set(self.made) == kept, "a row is gone, and its message is not stored"
 
 
 STEPS = st.one_of(
@@ -134,24 +187,30 @@ STEPS = st.one_of(
     st.tuples(st.just(Shop.arrive)),
     st.tuples(st.just(Shop.break_connection), st.integers(0, 4)),
     st.tuples(st.just(Shop.relay), st.integers(0, 20)),
+    st.tuples(st.just(Shop.sync)),
+    st.tuples(st.just(Shop.lose_power)),
     st.tuples(st.just(Shop.die)),
 )
 
 
 @given(st.lists(STEPS, max_size=60))
-@settings(max_examples=400, deadline=None)
+@example([(Shop.commit, 1), (Shop.commit, 1), (Shop.leave,), (Shop.relay, 0), (Shop.arrive,), (Shop.sync,)])
+@example([(Shop.commit, 1), (Shop.commit, 1), (Shop.leave,), (Shop.arrive,), (Shop.relay, 1), (Shop.lose_power,)])
+@settings(max_examples=1_500, deadline=None)
 def test_each_message_is_stored_once_and_no_row_goes_before(steps: list[tuple[object, ...]]) -> None:
     shop = Shop()
     for step, *values in steps:
         step(shop, *values)  # type: ignore[operator]
         shop.check()
     shop.die()
+    shop.sync()
     while shop.table:  # relays take rows in the order of their streams
         before = len(shop.table)
         shop.relay(0)
+        shop.sync()
         assert len(shop.table) < before, "a relay can store the first of a stream, or is told that it is stored"
         shop.check()
-    assert sorted(shop.broker.stored) == sorted(shop.made)
+    assert sorted(shop.broker.payloads(committed=True)) == sorted(shop.made)
 
 
 def test_rows_of_one_stream_travel_together_and_those_of_two_do_not() -> None:
@@ -168,6 +227,23 @@ def test_rows_of_one_stream_travel_together_and_those_of_two_do_not() -> None:
     assert posting.unsettled == 6
     posting.give_up("it is closed")
     assert posting.unsettled == 0
+
+
+def test_what_was_sent_by_itself_and_lost_is_sent_by_itself_again() -> None:
+    """It may be stored: together with others it would be refused, and all of them wait for a relay."""
+    shop = Shop()
+    shop.commit(1)
+    shop.leave()
+    shop.commit(1)
+    shop.commit(1)
+    shop.break_connection(heard=1)
+    shop.sync()
+    for _ in range(3):
+        shop.leave()
+        shop.arrive()
+        shop.sync()
+    assert not shop.table
+    assert shop.broker.payloads(committed=True) == shop.made
 
 
 def test_what_travels_together_is_what_the_rows_hold() -> None:

@@ -218,7 +218,7 @@ class Trouble:
     async def _expire(self, copy: Copy) -> None:
         if copy.member is not None and copy.registry is not None and not copy.registry.is_gone:
             until_ns = self._world.clock.monotonic_ns() + self._session_ms * MS_NS
-            self._history.truth.note_lease_void(until_ns)
+            self._history.truth.note_lease_void(copy.name, until_ns)
             self._cluster.ensemble.expire(copy.name)
 
     async def _stop_registry(self, _copy: Copy) -> None:
@@ -288,7 +288,10 @@ class Trouble:
             await self._isolate_for_a_while(copy)
 
     def _may_wipe(self, copy: Copy) -> bool:
-        """Whether what is committed is on another copy that counts."""
+        """Whether what is committed is on another copy that counts, and goes on to count: that it alone counts is what
+        a master may have asked for, to be carried out later, and with its disk everything would be gone."""
+        if self._cluster.ensemble.is_still_heard(copy.name):
+            return False
         path = group_path(self._cluster.membership.group)
         node = self._cluster.ensemble.tree.get(path)
         if node is None or not node.value:

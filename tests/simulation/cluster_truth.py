@@ -19,7 +19,7 @@ class ClusterTruth(Truth):
         self._cluster = cluster
         self._epoch = 0
         self._led: dict[int, str] = {}  # by epoch
-        self._lease_void_until_ns = 0
+        self._void_until_ns: dict[str, int] = {}  # by copy
 
     @property
     def reigns(self) -> int:
@@ -28,11 +28,8 @@ class ClusterTruth(Truth):
     def note_crash(self, now_ns: int) -> None:
         super().note_crash(max(now_ns, self.crashed_ns))
 
-    def note_lease_void(self, until_ns: int) -> None:
-        """A master that is deposed goes on for as long as it was promised, and what it hands out in that time no other
-        knows of: it is as if it crashed only then."""
-        self._lease_void_until_ns = until_ns
-        self.note_crash(until_ns)
+    def note_lease_void(self, name: str, until_ns: int) -> None:
+        self._void_until_ns[name] = until_ns
 
     def look(self) -> None:
         """At who leads."""
@@ -49,10 +46,12 @@ class ClusterTruth(Truth):
                 self.blame(Promise.RULED, f"{led} and {leader.me} lead under epoch {leader.epoch}")
             if member.standing.is_open:
                 serving.append(copy.name)
+                if now_ns <= (until_ns := self._void_until_ns.get(copy.name, 0)):
+                    self.note_crash(until_ns)  # deposed, it goes on, and of what it hands out no other knows
             if leader.epoch > self._epoch:
                 self._epoch = leader.epoch
                 self.note_crash(now_ns)
-        if len(serving) > 1 and now_ns > self._lease_void_until_ns:
+        if len(serving) > 1 and now_ns > max(self._void_until_ns.values(), default=0):
             self.blame(Promise.RULED, f"{' and '.join(serving)} serve at the same time")
 
     def note_receipt(self, subject: str, first: int, payloads: Sequence[bytes]) -> None:

@@ -71,8 +71,8 @@ class Judge(Protocol):
 
     def note_crash(self, now_ns: int, /) -> None: ...
 
-    def note_lease_void(self, until_ns: int, /) -> None:
-        """A registry has ended a session before its time: until then no lease holds."""
+    def note_lease_void(self, name: str, until_ns: int, /) -> None:
+        """A registry has ended a copy's session before its time: until then its lease holds nobody back."""
 
     def look(self) -> None: ...
 

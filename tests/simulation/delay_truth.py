@@ -65,7 +65,7 @@ class DelayTruth:
     def note_crash(self, _now_ns: int) -> None:
         """A crash excuses nothing."""
 
-    def note_lease_void(self, until_ns: int) -> None:
+    def note_lease_void(self, name: str, until_ns: int) -> None:
         self._lease_void_until_ns = until_ns
 
     def look(self) -> None:

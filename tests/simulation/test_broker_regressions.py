@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from fairway import batch
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
-from fairway.errors import Refused
+from fairway.errors import Code, Refused
 from fairway.protocol.admin import Seek, Sought
 from fairway.protocol.messages import Whence
 from fairway.world.rng import SeededRng
@@ -51,6 +52,30 @@ def test_an_ack_that_is_repeated_is_answered_no_sooner_than_the_first() -> None:
         log = broker.store.actions.log
         assert log.committed_end == log.end
         assert (await first).settled == 2
+        await broker.stop()
+
+    simulate(story, seed=1)
+
+
+def test_that_a_place_is_taken_is_said_no_sooner_than_it_is_durable() -> None:
+    """Rows of an outbox travel as one batch, and a relay sends one of them by itself. It takes a conflict for a receipt
+    and deletes the row: if the power went before the batch was on disk, the message would be nowhere."""
+
+    async def story(world: Simulation) -> None:
+        disk = SimDisk(world.rng.child("disk"), world.loop.call_later)
+        broker = await started(world, disk)
+        client, relay = await connected(world, "sender"), await connected(world, "relay")
+        await client.produce("orders", batch.encode([b"a"], producer_id=1, first_sequence=0, created_ms=1))
+        disk.slowness = SLOW
+        bundle = batch.encode([b"b", b"c", b"d"], producer_id=1, first_sequence=1, created_ms=1)
+        first = asyncio.ensure_future(client.produce("orders", bundle))
+        await asyncio.sleep(0.005)
+        with pytest.raises(Refused) as refused:
+            await relay.produce("orders", batch.encode([b"c"], producer_id=1, first_sequence=2, created_ms=1))
+        assert refused.value.code is Code.SEQUENCE_CONFLICT
+        log = broker.store.messages.log
+        assert log.committed_end == log.end
+        assert (await first).count == 3
         await broker.stop()
 
     simulate(story, seed=1)

@@ -4,6 +4,7 @@ others."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError
@@ -11,6 +12,7 @@ from fairway.names import Subject
 from fairway.protocol.messages import Produce, Produced
 from fairway.scheduling import Actor, Expiry, Verdict
 from fairway.serving.requests import ServedRequest
+from fairway.storage.dedupe import PlaceTaken
 from fairway.storage.store import Store
 
 if TYPE_CHECKING:
@@ -43,6 +45,9 @@ class ProduceProcessor:
             session: Session = request.session  # type: ignore[assignment]
             session.fail(error)
             request.end()
+            return Verdict.DONE
+        except PlaceTaken as taken:
+            self._store.when_taken(taken, partial(request.settle, answer=taken))
             return Verdict.DONE
         actor.charge(size_bytes=len(data))
         answer = Produced(

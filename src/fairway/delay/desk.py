@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairway import limits
@@ -40,6 +41,7 @@ from fairway.protocol.messages import Produce, Produced
 from fairway.scheduling import Actor, Expiry, Verdict
 from fairway.serving.delaying import Asked
 from fairway.serving.exposition import Exposition
+from fairway.storage.dedupe import PlaceTaken
 
 if TYPE_CHECKING:
     from fairway.serving.session import Session
@@ -117,6 +119,9 @@ class Desk:
             session: Session = request.session  # type: ignore[assignment]
             session.fail(error)
             request.end()
+            return
+        except PlaceTaken as taken:
+            engine.store.when_taken(taken, partial(request.settle, answer=taken))
             return
         actor.charge(size_bytes=len(data))
         log = engine.store.messages.log

@@ -21,6 +21,7 @@ session ends on the ensemble's own clock.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -96,6 +97,7 @@ class SimEnsemble:
         self._servers: dict[str, _Server] = {}
         self._ways: dict[str, Ways] = {}
         self._connections: dict[int, Connection] = {}  # session → where it is
+        self._late: Counter[str] = Counter()  # by client: requests that are carried out later, or never
         self._beating: asyncio.TimerHandle | None = None
         self._is_stopped = False
 
@@ -157,6 +159,10 @@ class SimEnsemble:
 
     def crash(self, name: str) -> None:
         self._known(name).crash()
+
+    def is_still_heard(self, name: str) -> bool:
+        """Whether anything may still be carried out that a client asked for over a connection that broke."""
+        return self._late[name] > 0
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -245,9 +251,11 @@ class SimEnsemble:
         for act in connection.waiting.values():
             if act is not None and self._rng.below(2):
                 late_s = self._rng.below(self._weather.late_us + 1) / 1e6
+                self._late[connection.client.name] += 1
                 self.loop.call_later(late_s, self._carry_out_late, connection, act)
 
     def _carry_out_late(self, connection: Connection, act: Callable[[], Any]) -> None:
+        self._late[connection.client.name] -= 1
         with suppress(RegistryError):
             self.leases.check(connection.session)
             act()

@@ -1,8 +1,9 @@
 """A copy's place in the registry: the ephemeral node that says that it lives, where, and what it does.
 
-The node is named after the data directory and the session, and no name is ever used again: whoever led under a node
-that is gone must no longer lead, and a request to remove the node of the life before may be carried out late, when its
-sender has long made another one. Under the same name it would take that one away, and with it the right to lead.
+The node is named after the data directory and the session, so that no life has the name of another: whoever led under
+a node that is gone must no longer lead, and a request to remove the node of the life before may be carried out late,
+when its sender has long made another one. Under the same name it would take that one away, and with it the right to
+lead.
 
 Two processes with copies of one directory cannot both have a place: a copy that was in sync once would otherwise lend
 its good name to one that is not. So whoever has made a node looks for others of its directory, and goes if it finds
@@ -82,7 +83,8 @@ class Place:
             if found is None or found.owner != self._registry.session_id:
                 return False
             node = found
-        if not await self._is_vacant(shown):
+        is_ours = (node.path, node.owner) == (self._path(shown), self._registry.session_id)  # no other session began
+        if not is_ours or not await self._is_vacant(shown):
             await self._remove(node)
             return False
         self._node, self._taken_since_ns, self.why = node, None, ""

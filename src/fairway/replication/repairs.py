@@ -54,12 +54,15 @@ class Repairs:
         self._denied: dict[tuple[str, int, int], int] = {}  # by copy, log and end of a span: until when
         self._silent: dict[str, int] = {}  # by copy: until when it is left alone
         self._unanswered: dict[str, tuple[int, int]] = {}  # by copy: since when, and when it was asked last
+        self._owed: set[tuple[str, int, int]] = set()  # what copies were asked for: copy, log, where it begins
 
     def spans(self) -> list[Span]:
         """What is to be mended: all of it was committed, so that the copies in sync have had it."""
         marks = self._store.rotten
         if marks != self._marks:
             self._marks, self._spans = marks, self._store.rotten_spans()
+            self._unanswered.clear()  # who did not answer for one span has not been asked for another yet
+            self._owed.clear()
         ends = self._store.committed_ends()
         return [each for each in self._spans if each.end <= ends[each.log]]
 
@@ -89,9 +92,10 @@ class Repairs:
         return now_ns >= max(denied_until_ns, self._silent.get(directory, 0))
 
     def forget(self, directory: str) -> None:
-        """The copy follows anew: it may have been repaired itself, or be another version."""
+        """The copy follows anew: it may have been repaired itself, or be another version. For how long it has not
+        answered is remembered, or one that comes and goes would be hoped for for ever."""
         self._silent.pop(directory, None)
-        self._unanswered.pop(directory, None)
+        self._owed = {each for each in self._owed if each[0] != directory}
         self._denied = {key: until_ns for key, until_ns in self._denied.items() if key[0] != directory}
         if self._asked is not None and self._asked.directory == directory:
             self._asked = None
@@ -112,6 +116,7 @@ class Repairs:
             for span in spans:
                 if self._may_have(span, peer.directory, now_ns) and _reaches(peer, span):
                     self._asked = Asked(peer.directory, span, now_ns + self._answer_ns)
+                    self._owed.add((peer.directory, span.log, span.start))
                     return peer, span
         return None
 
@@ -123,12 +128,16 @@ class Repairs:
             self._silent[asked.directory] = now_ns + self._again_ns
 
     def take(self, directory: str, give: Give, data: bytes, now_ns: int) -> int:
-        """What a copy has brought; up to where everything is whole again."""
-        asked = self._asked
-        if asked is None or (asked.directory, asked.span.log, asked.span.start) != (directory, give.log, give.position):
-            return give.position  # it is late
-        self._asked = None
+        """What a copy has brought, soon or late; up to where everything is whole again."""
         self._unanswered.pop(directory, None)
+        owed = (directory, give.log, give.position)
+        span = next((each for each in self.spans() if (each.log, each.start) == owed[1:]), None)
+        if span is None or owed not in self._owed:
+            return give.position  # somebody else has brought it
+        self._owed.discard(owed)
+        if self._asked is not None and self._asked.span == span:
+            self._asked = None
+        asked = Asked(directory, span, 0)
         if not data:
             self._deny(asked, _FOR_EVER_NS)
             return give.position

@@ -95,15 +95,16 @@ class ServedRequest(Generic[MessageT]):
         self.end()
         self.session.refuse(self.correlation, refused)
 
-    def settle(self, outcome: FairwayError | None, message: Message) -> None:
-        """Answer when the log has spoken: the message if all is durable, the refusal if nothing was appended.
+    def settle(self, outcome: FairwayError | None, answer: Message | Refused) -> None:
+        """Answer when the log has spoken: so if all is durable, with the refusal if nothing was appended.
 
         A poisoned store answers nothing any more: whether the bytes are on disk is unknown, and silence says so.
         """
-        if outcome is None:
-            self.respond(message)
-        elif isinstance(outcome, Refused):
-            self.refuse(outcome)
+        told = answer if outcome is None else outcome
+        if isinstance(told, Message):
+            self.respond(told)
+        elif isinstance(told, Refused):
+            self.refuse(told)
         else:
             self.end()
 

@@ -68,7 +68,7 @@ class Hooks:
             self._commit(dbapi_connection)
             return
         try:
-            words = self._words(info, dbapi_connection) if self._takes_words else []
+            words = self._words(info, dbapi_connection) if self._takes_words_on(dbapi_connection) else []
             self._before_commit(info, dbapi_connection)
             if words:
                 self._commit_with(words, info, dbapi_connection)
@@ -79,6 +79,10 @@ class Hooks:
             raise
         for each in self.listeners:
             each.committed(info)
+
+    def _takes_words_on(self, dbapi_connection: Any) -> bool:
+        """Whether several statements may go in one text: not while its owner has it in a pipeline."""
+        return self._takes_words and dbapi_connection.driver_connection.pgconn.pipeline_status == 0
 
     def _words(self, info: dict[Any, Any], dbapi_connection: Any) -> list[str]:
         try:

@@ -182,6 +182,7 @@ class Posting:
         self._leave_ns = now_ns + self._linger_ns
         while room > 0 and self._waiting:
             parcel = self._next()
+            parcel.lone = None  # from now on these bytes, and no others: it may be stored
             self._under_way[parcel] = None
             room -= 1
             yield Ask(Produce(parcel.subject), (parcel.data,), parcel)

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Dialect, Engine, Table
 
 from fairway.errors import Misuse
+from fairway.names import Group
 from fairway.sql.letters import Row
 from fairway.sql.tables import COLUMNS, ERROR_CHARS_MAX, GROUP, PARKED_MS
 from fairway.world.clock import Clock
@@ -115,17 +116,19 @@ class OutboxRows:
             cursor.close()
 
     def words(self, rows: Sequence[Row]) -> str:
-        """The same as text, for PostgreSQL. Ids and names are of letters, digits and a few signs, none of which means
-        anything there; E: a backslash is what it is whatever that database was told of backslashes."""
+        """The same as text, for PostgreSQL. Ids and subjects were parsed, and are of letters, digits and a few signs,
+        none of which means anything there. E: a backslash is what it is whatever that database was told of backslashes.
+        What SQLAlchemy has written for a driver that looks for values in the text has each % twice."""
         tuples = []
         for row in rows:
-            group = "" if not self._is_cluster else ", NULL" if row.group is None else f", '{row.group}'"
+            group = "" if not self._is_cluster else ", NULL" if row.group is None else f", '{Group.parse(row.group)}'"
             place = "NULL, NULL" if row.stream is None else f"{row.stream}, {row.place}"
             tuples.append(
                 f"('{row.id}', {row.wake_ms}, '{row.subject}', {row.messages}, {row.created_ms}, {place}, "
                 f"E'\\\\x{row.body.hex()}'{group})"
             )
-        return f"INSERT INTO {self._name} ({', '.join(self._columns)}) VALUES {', '.join(tuples)}"  # noqa: S608
+        name = self._name.replace("%%", "%")
+        return f"INSERT INTO {name} ({', '.join(self._columns)}) VALUES {', '.join(tuples)}"  # noqa: S608
 
     def _values(self, row: Row) -> tuple[Any, ...]:
         values = (*row.values[:-1], row.body.hex()) if self._is_hex else row.values

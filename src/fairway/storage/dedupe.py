@@ -5,7 +5,8 @@ A stream numbers its messages without gaps. The window keeps, per stream, the ne
 
     begins where the stream is expected to go on               → new: store it
     same range, same bytes as one in the window                → the original receipt (to be answered when that commits)
-    any other overlap with what was stored                     → SEQUENCE_CONFLICT
+    any other overlap with what was stored                     → SEQUENCE_CONFLICT (likewise: senders that give a place
+                                                                 to one message only take it for a receipt)
     begins beyond what is expected                             → SEQUENCE_GAP
     stream not in the window, and it does not begin at 0       → UNKNOWN_PRODUCER, never a silent store
 
@@ -42,6 +43,15 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
     epoch: int  # the producer's
 
 
+class PlaceTaken(Refused):
+    """SEQUENCE_CONFLICT: something else is there, or on its way there. It is not to be said before that is committed:
+    if it never is, the place is free again."""
+
+    def __init__(self, header: batch.Header, sentence: str, end: int) -> None:
+        super().__init__(Code.SEQUENCE_CONFLICT, _told(header, sentence))
+        self.end = end  # of the record that is there
+
+
 class _Stream:
     """One producer's stream into one subject. `window` holds packed `Stored`, oldest first."""
 
@@ -58,6 +68,10 @@ class _Stream:
     def newest_epoch(self) -> int:
         """That of the newest batch: with a batch that is undone, its epoch is."""
         return int.from_bytes(self.window[_EPOCH_AT], "little") if self.window else self.old_epoch
+
+    def end_before(self, sequence: int | None) -> int:
+        """Where the record ends that holds the last message before that one, or the last of all; 0: it is long past."""
+        return next((each.end for each in self if sequence is None or each.producer_sequence < sequence), 0)
 
     def __iter__(self) -> Iterator[Stored]:
         """Newest first: what is sent again is nearly always what was sent last."""
@@ -83,18 +97,19 @@ class DedupeWindow:
                 return None
             raise _refused(Code.UNKNOWN_PRODUCER, header, "is not remembered here: begin a new stream at sequence 0")
         if stream.subject_id != subject_id:
-            raise _refused(Code.SEQUENCE_CONFLICT, header, "belongs to another subject: a stream has one subject")
+            raise PlaceTaken(header, "belongs to another subject: a stream has one subject", stream.end_before(None))
         if first < stream.next:
             for stored in stream:
                 if (stored.producer_sequence, stored.count, stored.crc) == (first, header.count, header.crc):
                     return stored  # whoever has taken over the stream since
         if header.producer_epoch < stream.epoch:
-            raise _refused(Code.SEQUENCE_CONFLICT, header, f"was taken over by epoch {stream.epoch}")
+            raise PlaceTaken(header, f"was taken over by epoch {stream.epoch}", stream.end_before(None))
         if first == stream.next:
             return None
         if first > stream.next:
             raise _refused(Code.SEQUENCE_GAP, header, f"is expected to go on at {stream.next}, not at {first}")
-        raise _refused(Code.SEQUENCE_CONFLICT, header, f"already stored other bytes in {first}+{header.count}")
+        end = stream.end_before(first + header.count)
+        raise PlaceTaken(header, f"already stored other bytes in {first}+{header.count}", end)
 
     def note(self, header: batch.Header, subject_id: int, first_sequence: int, end: int, appended_ms: int) -> None:
         """A batch was appended (or is read again from the log): where its record ends, and when."""
@@ -165,4 +180,8 @@ class DedupeWindow:
 
 
 def _refused(code: Code, header: batch.Header, sentence: str) -> Refused:
-    return Refused(code, f"stream {header.producer_id:016x} {sentence}")
+    return Refused(code, _told(header, sentence))
+
+
+def _told(header: batch.Header, sentence: str) -> str:
+    return f"stream {header.producer_id:016x} {sentence}"

@@ -24,8 +24,9 @@ from fairway.storage import directory, index_file, mending, retention, segment
 from fairway.storage.action_log import Action, ActionLog, ActionView, Names
 from fairway.storage.checkpoint import Checkpoint, LogMark, RotMark
 from fairway.storage.copies import Copies, first_base
+from fairway.storage.dedupe import PlaceTaken
 from fairway.storage.directory import Identity
-from fairway.storage.flusher import Defer, Durability
+from fairway.storage.flusher import Defer, Durability, Outcome
 from fairway.storage.log import Damaged, Log
 from fairway.storage.message_log import MessageLog, Receipt
 from fairway.storage.opening import Opened, open_directory
@@ -237,6 +238,11 @@ class Store(Copies):
         header = checked or batch.check(data)
         self._admit()
         return self.messages.append(subject, data, header)
+
+    def when_taken(self, taken: PlaceTaken, outcome: Outcome) -> None:
+        """Call `outcome(None)` once it is certain that what was in a batch's way stays there."""
+        flusher = self.messages.log.flusher
+        flusher.when_durable(taken.end, outcome, len(flusher.undone_from))
 
     def produce_own(self, subject: Subject, data: bytes) -> Receipt:
         """Append a batch of the broker's own making to a subject of its own; `Refused`: nothing was appended."""

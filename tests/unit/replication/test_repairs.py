@@ -73,6 +73,12 @@ class Scene:
         [(give, data)] = brought.gives
         return self.repairs.take(COPY, give, data, self.now_ns)
 
+    def repair_with(self, want: Want | None) -> None:
+        """That one, and what is left."""
+        assert want is not None
+        self.bring(want)
+        self.repair()
+
     def repair(self, rounds_max: int = 100) -> None:
         for _ in range(rounds_max):
             want = self.ask()
@@ -164,11 +170,47 @@ def test_a_copy_that_does_not_answer_is_left_alone_for_a_while() -> None:
             assert refused(pair.master.store).code is Code.BUSY
         scene.now_ns += ANSWER_MS * NS_PER_MS
         assert scene.ask() is None, "for a minute it has confirmed everything, and said nothing of this"
-        assert scene.bring(want) == want.position, "it comes too late"
         assert len(messages(pair.master.store, ORDERS)) == 44
         scene.now_ns += AGAIN_MS * NS_PER_MS
         scene.repair()
         assert len(messages(pair.master.store, ORDERS)) == 45
+
+
+def test_what_comes_late_is_taken_all_the_same() -> None:
+    """Two copies that take three seconds each: while one is asked the other's answer comes."""
+    with filled() as pair:
+        scene = Scene(pair.master.store, pair.copy.store)
+        spoil(pair.master)
+        refused(pair.master.store)
+        want = scene.ask()
+        assert want is not None
+        other = Peer("another", Connection(), 0)
+        other.confirmed = scene.peer.confirmed
+        scene.now_ns += ANSWER_MS * NS_PER_MS
+        chosen = scene.repairs.choose([scene.peer, other], scene.now_ns)
+        assert chosen is not None
+        assert chosen[0] is other
+        assert scene.bring(want) > want.position
+        assert len(messages(pair.master.store, ORDERS)) == 45
+
+
+def test_a_copy_that_was_silent_once_is_hoped_for_the_next_time() -> None:
+    with filled() as pair:
+        scene = Scene(pair.master.store, pair.copy.store)
+        spoil(pair.master)
+        refused(pair.master.store)
+        want = scene.ask()
+        scene.now_ns += ANSWER_MS * NS_PER_MS
+        assert scene.ask() == want
+        scene.repair_with(want)
+        assert len(messages(pair.master.store, ORDERS)) == 45
+        scene.now_ns += 3_600_000 * NS_PER_MS
+        spoil(pair.master)
+        refused(pair.master.store)
+        again = scene.ask()
+        scene.now_ns += ANSWER_MS * NS_PER_MS
+        assert scene.ask() == again, "it has not answered for two seconds, not for an hour"
+        assert refused(pair.master.store).code is Code.BUSY
 
 
 def test_a_copy_that_has_not_answered_is_asked_behind_the_others() -> None:

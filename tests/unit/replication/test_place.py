@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from fairway.errors import WrongDirectory
 from fairway.registry.layout import Member, members_path
-from fairway.registry.port import RegistryError
+from fairway.registry.port import Node, RegistryError
 from fairway.registry.sim_client import SimRegistry
 from fairway.registry.simulated import SimEnsemble, Weather
 from fairway.replication.node import living
@@ -88,6 +89,43 @@ def test_no_word_of_an_earlier_life_takes_away_the_place_of_a_later_one(seed: in
             ensemble.crash("one")
 
     simulate(scenario, seed)
+
+
+def test_a_node_that_another_session_has_made_is_no_place() -> None:
+    """The session ended while the request waited for a connection: it goes out in the next one, under the old name."""
+
+    async def scenario(world: Simulation) -> None:
+        ensemble = SimEnsemble(world)
+        registry = Straddling(ensemble.client("one", session_ms=SESSION_MS), ensemble)
+        place = place_of(world, registry)  # type: ignore[arg-type]
+        await registry.children("/")
+        assert not await place.take(HERE)
+        await taken(place, HERE)
+        assert place.session == registry.session_id
+        assert ensemble.tree.children(members_path(GROUP)) == [f"d1-{registry.session_id:x}"]
+
+    simulate(scenario, 1)
+
+
+class Straddling:
+    """A registry whose session ends before the first node is made, and the request is not."""
+
+    def __init__(self, inner: SimRegistry, ensemble: SimEnsemble) -> None:
+        self._inner = inner
+        self._ensemble = ensemble
+        self._has_ended = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def create(self, path: str, value: bytes, *, is_ephemeral: bool) -> Node:
+        session = self._inner.session_id
+        if not self._has_ended:
+            self._has_ended = True
+            self._ensemble.expire("one")
+            while self._inner.session_id in (0, session):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return await self._inner.create(path, value, is_ephemeral=is_ephemeral)
 
 
 def test_a_copy_of_the_directory_elsewhere_is_told_so() -> None:

@@ -58,7 +58,6 @@ class Parcel:
     """One batch under way. `settled` is called once, by whoever drives the line, and must not wait."""
 
     __slots__ = ("data", "fate", "group", "is_repeat", "is_resent", "lone", "sentence", "settled", "subject")
-    count = 1
 
     def __init__(
         self,
@@ -79,6 +78,11 @@ class Parcel:
         self.fate: Fate | None = None
         self.sentence = ""
         self.is_repeat = False  # the broker had it before
+
+    @property
+    def count(self) -> int:
+        """Of those that were given."""
+        return 1
 
     @property
     def size_bytes(self) -> int:
@@ -106,7 +110,7 @@ class Bundle(Parcel):
         self._parts = parts
 
     @property
-    def count(self) -> int:  # type: ignore[override]
+    def count(self) -> int:
         return len(self._parts)
 
     @property
@@ -143,7 +147,7 @@ class Posting:
         self._under_way: dict[Parcel, None] = {}
         self._lost: list[Parcel] = []  # with the last connection, in order
         self._size_bytes = 0
-        self.unsettled = 0
+        self.unsettled = 0  # of those that were given
 
     @property
     def is_waiting(self) -> bool:

@@ -10,6 +10,7 @@ sorted as text it is sorted as a number. The first character carries 3 bits, so 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from fairway.batch.layout import U64_MAX
@@ -18,9 +19,17 @@ from fairway.errors import Misuse
 TEXT_CHARS: Final = 26
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS: Final = [high + low for high in _ALPHABET for low in _ALPHABET]
-_SHIFTS: Final = range(5 * (TEXT_CHARS - 2), -1, -10)
+_LOW_BITS: Final = 30  # of a stream's ids these change, and the rest hardly ever does
+_LOW_MASK: Final = (1 << _LOW_BITS) - 1
+_LOW_SHIFTS: Final = range(_LOW_BITS - 10, -1, -10)
+_HIGH_SHIFTS: Final = range(5 * (TEXT_CHARS - 2) - _LOW_BITS, -1, -10)
 # Small letters are read as capitals, and the letters that people mistake for digits as those digits, as Crockford says.
 _DIGITS: Final = {character: value for value, character in enumerate(_ALPHABET)} | {"I": 1, "L": 1, "O": 0}
+
+
+@lru_cache(maxsize=4_096)
+def _high_text(number: int) -> str:
+    return "".join([_PAIRS[number >> shift & 1023] for shift in _HIGH_SHIFTS])
 
 
 class MessageId(NamedTuple):
@@ -31,7 +40,8 @@ class MessageId(NamedTuple):
 
     def __str__(self) -> str:
         number = self.producer_id << 64 | self.sequence
-        return "".join([_PAIRS[number >> shift & 1023] for shift in _SHIFTS])
+        low = number & _LOW_MASK
+        return _high_text(number >> _LOW_BITS) + "".join([_PAIRS[low >> shift & 1023] for shift in _LOW_SHIFTS])
 
     @classmethod
     def parse(cls, text: str) -> MessageId:

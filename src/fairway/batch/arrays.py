@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -36,6 +36,9 @@ def byte_view(data: Bytes) -> memoryview:
     """A flat view of the bytes, whatever they came in."""
     view = memoryview(data)
     return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
+
+
+PADDING: Final = [bytes(-length % 8) for length in range(8)]  # behind a buffer, by its length modulo 8
 
 
 def padded(length: int) -> int:

@@ -15,6 +15,7 @@ from typing import Final
 
 from fairway import limits
 from fairway.batch import layout, lone
+from fairway.batch.arrays import PADDING
 from fairway.batch.checksum import checksum
 from fairway.batch.compression import compress
 from fairway.batch.hashing import key_hashes_of, tag_filter_of
@@ -26,7 +27,6 @@ _FLAGS_FIELD: Final = 6  # of the header
 _SIZE_FIELD: Final = 8
 _PRODUCER_FIELD: Final = 14  # the first sequence is the next one
 _NOTHING: Final = (None, None, None, None)
-_PADDING: Final = [bytes(-length % 8) for length in range(8)]
 
 
 def encode(
@@ -83,7 +83,7 @@ def encode(
     if raw_length > limits.BATCH_RAW_BYTES_MAX:
         raise _too_large(raw_length)
     codec, body, body_length = _compressed(columns, codec, raw_length)
-    size = layout.HEADER_BYTES + sum(map(len, section)) + body_length + len(_PADDING[body_length % 8])
+    size = layout.HEADER_BYTES + sum(map(len, section)) + body_length + len(PADDING[body_length % 8])
     head = layout.HEADER.pack(
         layout.MAGIC, 0, layout.VERSION, layout.HEADER_BYTES, codec, count, flags, 0, size, body_length, raw_length,
         producer_epoch, schema_id, 0, producer_id, first_sequence, created_ms, tag_filter,
@@ -151,7 +151,7 @@ def _add_offsets(columns: list[bytes], lengths: Iterable[int]) -> None:
 def _add(columns: list[bytes], buffer: bytes) -> None:
     columns.append(buffer)
     if len(buffer) % 8:
-        columns.append(_PADDING[len(buffer) % 8])
+        columns.append(PADDING[len(buffer) % 8])
 
 
 def _add_payloads(columns: list[bytes], payloads: Sequence[bytes]) -> None:
@@ -258,8 +258,8 @@ def _compressed(columns: list[bytes], codec: Codec, raw_length: int) -> tuple[Co
     """The codec that is used in the end, the parts of the body, and its length without padding."""
     if codec == Codec.ZSTD:
         frame = compress(b"".join(columns))
-        if len(frame) + len(_PADDING[len(frame) % 8]) < raw_length:
-            return Codec.ZSTD, [frame, _PADDING[len(frame) % 8]], len(frame)
+        if len(frame) + len(PADDING[len(frame) % 8]) < raw_length:
+            return Codec.ZSTD, [frame, PADDING[len(frame) % 8]], len(frame)
     return Codec.NONE, columns, raw_length
 
 

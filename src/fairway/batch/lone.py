@@ -14,7 +14,7 @@ from typing import Final
 
 from fairway import limits
 from fairway.batch import layout
-from fairway.batch.arrays import Bytes, padded
+from fairway.batch.arrays import PADDING, Bytes, padded
 from fairway.batch.checksum import checksum
 from fairway.batch.hashing import hash_of
 from fairway.batch.identity import MessageId
@@ -26,7 +26,6 @@ _ID: Final = struct.Struct("<QQ")
 _OFFSETS: Final = struct.Struct("<ii")
 _IS_THERE: Final = bytes([1, *bytes(7)])  # the validity of one key
 _PAYLOAD_BYTES_MAX: Final = 64 * limits.KIB  # a larger one is worth the way that copies it once
-_PADDING: Final = [bytes(-length % 8) for length in range(8)]
 
 
 def encode(
@@ -47,7 +46,7 @@ def encode(
             return None
         data = key.encode()
         flags, section = layout.KEYS, _SECTION.pack(hash_of(data))
-        column = b"".join((_IS_THERE, _OFFSETS.pack(0, len(data)), data, _PADDING[len(data) % 8]))
+        column = b"".join((_IS_THERE, _OFFSETS.pack(0, len(data)), data, PADDING[len(data) % 8]))
     if id is not None:
         if not (0 < id[0] <= layout.U64_MAX and 0 <= id[1] <= layout.U64_MAX):
             return None
@@ -57,7 +56,7 @@ def encode(
         layout.VERSION, layout.HEADER_BYTES, Codec.NONE, 1, flags, 0, layout.HEADER_BYTES + len(section) + raw_length,
         raw_length, raw_length, 0, 0, 0, producer_id, first_sequence, created_ms, 0,
     )  # fmt: skip
-    rest = b"".join((head, section, _OFFSETS.pack(0, len(payload)), payload, _PADDING[len(payload) % 8], column))
+    rest = b"".join((head, section, _OFFSETS.pack(0, len(payload)), payload, PADDING[len(payload) % 8], column))
     return layout.PREFIX.pack(layout.MAGIC, checksum(rest)) + rest
 
 

@@ -112,6 +112,14 @@ def refused(store: Store) -> Refused:
     return caught.value
 
 
+def met(pair: Pair) -> Scene:
+    """A reader has met rot on the master."""
+    scene = Scene(pair.master.store, pair.copy.store)
+    spoil(pair.master)
+    refused(pair.master.store)
+    return scene
+
+
 def test_a_reader_waits_for_what_a_copy_has_and_then_reads_it() -> None:
     with filled() as pair:
         before = messages(pair.master.store, ORDERS)
@@ -158,9 +166,7 @@ def test_a_copy_that_has_lost_it_too_is_not_waited_for() -> None:
 
 def test_a_copy_that_does_not_answer_is_left_alone_for_a_while() -> None:
     with filled() as pair:
-        scene = Scene(pair.master.store, pair.copy.store)
-        spoil(pair.master)
-        refused(pair.master.store)
+        scene = met(pair)
         want = scene.ask()
         assert want is not None
         assert scene.ask() is None, "one at a time"
@@ -179,9 +185,7 @@ def test_a_copy_that_does_not_answer_is_left_alone_for_a_while() -> None:
 def test_what_comes_late_is_taken_all_the_same() -> None:
     """Two copies that take three seconds each: while one is asked the other's answer comes."""
     with filled() as pair:
-        scene = Scene(pair.master.store, pair.copy.store)
-        spoil(pair.master)
-        refused(pair.master.store)
+        scene = met(pair)
         want = scene.ask()
         assert want is not None
         other = Peer("another", Connection(), 0)
@@ -196,9 +200,7 @@ def test_what_comes_late_is_taken_all_the_same() -> None:
 
 def test_a_copy_that_was_silent_once_is_hoped_for_the_next_time() -> None:
     with filled() as pair:
-        scene = Scene(pair.master.store, pair.copy.store)
-        spoil(pair.master)
-        refused(pair.master.store)
+        scene = met(pair)
         want = scene.ask()
         scene.now_ns += ANSWER_MS * NS_PER_MS
         assert scene.ask() == want
@@ -215,9 +217,7 @@ def test_a_copy_that_was_silent_once_is_hoped_for_the_next_time() -> None:
 
 def test_a_copy_that_has_not_answered_is_asked_behind_the_others() -> None:
     with filled() as pair:
-        scene = Scene(pair.master.store, pair.copy.store)
-        spoil(pair.master)
-        refused(pair.master.store)
+        scene = met(pair)
         other = Peer("another", Connection(), 0)
         other.confirmed = scene.peer.confirmed
         asked = []
@@ -230,9 +230,7 @@ def test_a_copy_that_has_not_answered_is_asked_behind_the_others() -> None:
 
 def test_only_a_copy_that_has_confirmed_it_is_asked() -> None:
     with filled() as pair:
-        scene = Scene(pair.master.store, pair.copy.store)
-        spoil(pair.master)
-        refused(pair.master.store)
+        scene = met(pair)
         scene.peer.confirmed = (0, 0)
         assert scene.ask() is None
 
@@ -240,9 +238,7 @@ def test_only_a_copy_that_has_confirmed_it_is_asked() -> None:
 @pytest.mark.parametrize("wrong", ["another place", "another log", "nonsense", "a forgery"])
 def test_what_is_not_the_lost_record_changes_nothing(wrong: str) -> None:
     with filled() as pair:
-        scene = Scene(pair.master.store, pair.copy.store)
-        spoil(pair.master)
-        refused(pair.master.store)
+        scene = met(pair)
         before = bytes_of(pair.master)
         want = scene.ask()
         assert want is not None
@@ -343,9 +339,7 @@ def test_actions_are_mended_and_the_groups_have_to_be_made_again() -> None:
 
 def test_a_disk_that_fails_on_the_way_ends_the_store() -> None:
     with filled() as pair:
-        scene = Scene(pair.master.store, pair.copy.store)
-        spoil(pair.master)
-        refused(pair.master.store)
+        scene = met(pair)
         want = scene.ask()
         assert want is not None
         pair.master.disk.fail_sync()

@@ -1,15 +1,16 @@
 """The transactional outbox: what a message costs a business transaction of five statements on PostgreSQL.
 
-    python -m bench.outbox                    eleven rounds of all ways, about four minutes
-    python -m bench.outbox --quick            fewer and shorter, half a minute
+    python -m bench.outbox                    nine rounds of all ways, about six minutes
+    python -m bench.outbox --quick            fewer and shorter, a minute
     python -m bench.outbox --workers 8        how many programs, each with one connection; default: 4
     python -m bench.outbox --json             the figures for a program
 
 PostgreSQL with its own defaults (a commit waits for the disk), a broker, and programs that each run one transaction
-after the other are processes of their own. Ways take turns within a round; a rate counts transactions that commit while
-messages of those before them are sent and their rows deleted. What is then left to send and to delete is waited for,
-and shown: a way that falls behind takes long for it. Shown are medians over the rounds, and the ratio to the
-transaction without a message, round by round.
+after the other are processes of their own. Ways take turns, and before and after each comes the transaction without a
+message: a way's ratio is that to the mean of the two, so that what the machine does meanwhile is not taken for it. A
+turn begins with a second that does not count, after which messages are sent and rows deleted as fast as they come. What
+is left to send and to delete at its end is waited for, and shown: a way that falls behind takes long for it. Shown are
+medians, with the interval in which the median of such turns lies with a probability of nine tenths.
 
     none      the five statements and COMMIT
     row       one INSERT more, as a user would write it; nothing is sent: what the row alone costs
@@ -32,12 +33,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import comb
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy as sa
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 import fairway
@@ -170,8 +173,19 @@ def transaction(engine: sa.Engine, number: int, way: Way) -> None:
     way.after(token)
 
 
+def go_on(engine: sa.Engine, way: Way, number: int, seconds: float) -> tuple[int, float]:
+    """For so long; how many transactions, and how long it was."""
+    done, worked_s, begun = 0, 0.0, time.monotonic()
+    while worked_s < seconds:
+        transaction(engine, number + done, way)
+        done += 1
+        worked_s = time.monotonic() - begun
+    return done, worked_s
+
+
 def work(database: str, url: str, first: int) -> None:
-    """Reads `way seconds` from stdin, does it, and prints transactions, and the seconds of work and of the rest."""
+    """Reads `way lead seconds` from stdin, does it, and prints transactions, and the seconds of work and of the rest;
+    what is done in the seconds of the lead does not count."""
     engine = sa.create_engine(database)
     bare = sa.create_engine(database)  # without the outbox's hooks
     with fairway.connect(url) as client, Outbox(engine, url, relays=False) as outbox:
@@ -184,33 +198,32 @@ def work(database: str, url: str, first: int) -> None:
         print("ready", flush=True)
         number = first
         for line in sys.stdin:
-            name, seconds = line.split()
+            name, lead_s, seconds = line.split()
             on, way = ways[name]
-            begun = time.monotonic()
-            done = 0
-            while time.monotonic() - begun < float(seconds):
-                transaction(on, number, way)
-                number += 1
-                done += 1
-            worked_s = time.monotonic() - begun
+            lead, _ = go_on(on, way, number, float(lead_s))
+            done, worked_s = go_on(on, way, number + lead, float(seconds))
+            number += lead + done
+            ended = time.monotonic()
             way.drain()
-            print(json.dumps([done, worked_s, time.monotonic() - begun - worked_s]), flush=True)
+            print(json.dumps([done, worked_s, time.monotonic() - ended]), flush=True)
 
 
 # --- the bench --------------------------------------------------------------------------------------------------------
 
 WAYS = ("none", "row", "outbox", "qmq")
+TURNS = ("outbox", "row", "outbox", "qmq", "outbox")  # of a round; it is the outbox that is to be judged
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
     rounds: int
+    lead_s: float  # before it counts: as long as rows that were sent wait for company before they are deleted
     seconds: float
 
 
-FULL = Sizes(11, 4.0)
-QUICK = Sizes(3, 2.0)
-TINY = Sizes(1, 0.2)
+FULL = Sizes(9, 1.0, 2.5)
+QUICK = Sizes(2, 1.0, 2.0)
+TINY = Sizes(1, 0.0, 0.2)
 
 
 class Worker:
@@ -226,9 +239,9 @@ class Worker:
             raise RuntimeError("a program of the bench has ended: see its error above")
         return said.strip()
 
-    def go(self, way: str, seconds: float) -> None:
+    def go(self, way: str, sizes: Sizes) -> None:
         if self._process.stdin:
-            self._process.stdin.write(f"{way} {seconds}\n")
+            self._process.stdin.write(f"{way} {sizes.lead_s} {sizes.seconds}\n")
             self._process.stdin.flush()
 
     def end(self) -> None:
@@ -264,21 +277,25 @@ def broker(folder: Path) -> Iterator[str]:
 
 
 class Figure(NamedTuple):
-    """Of one way in one round."""
+    """Of one way in one turn."""
 
     per_s: float  # transactions of all programs together
+    ratio: float  # to that without a message, right before and after
     rest_s: float  # until the slowest of them had sent and deleted what was left
 
 
-def rate(workers: Sequence[Worker], way: str, seconds: float) -> Figure:
+def rate(workers: Sequence[Worker], way: str, sizes: Sizes) -> tuple[float, float]:
+    """Transactions in a second, and the seconds of the rest."""
     for worker in workers:
-        worker.go(way, seconds)
+        worker.go(way, sizes)
     found = [json.loads(worker.line()) for worker in workers]
-    return Figure(sum(done / worked_s for done, worked_s, _ in found), max(rest_s for _, _, rest_s in found))
+    return sum(done / worked_s for done, worked_s, _ in found), max(rest_s for _, _, rest_s in found)
 
 
-def measure(sizes: Sizes, workers: int, folder: Path) -> dict[str, list[Figure]]:
+def measure(sizes: Sizes, workers: int, folder: Path, progress: Progress) -> dict[str, list[Figure]]:
     rates: dict[str, list[Figure]] = {way: [] for way in WAYS}
+    turns = TURNS * sizes.rounds
+    task = progress.add_task("turns", total=len(turns))
     with ExitStack() as running:
         database = running.enter_context(postgresql(folder))
         prepare(database)
@@ -290,25 +307,42 @@ def measure(sizes: Sizes, workers: int, folder: Path) -> dict[str, list[Figure]]
         for program in programs:
             program.line()
         for way in WAYS:
-            rate(programs, way, sizes.seconds / 4)
-        for number in range(sizes.rounds):
-            turn = number % len(WAYS)
-            for way in (*WAYS[turn:], *WAYS[:turn]):
-                rates[way].append(rate(programs, way, sizes.seconds))
+            rate(programs, way, sizes)
+        before, _ = rate(programs, "none", sizes)
+        for way in turns:
+            per_s, rest_s = rate(programs, way, sizes)
+            after, _ = rate(programs, "none", sizes)
+            rates[way].append(Figure(per_s, 2 * per_s / (before + after), rest_s))
+            rates["none"].append(Figure(after, 1.0, 0.0))
+            before = after
+            progress.advance(task)
     return rates
 
 
+def interval(values: Sequence[float], misses: float = 0.1) -> tuple[float, float]:
+    """Where the median of what these were drawn from lies, but for so many cases, whatever it is like. Of fewer than
+    five: the least and the most, and that is all that can be said."""
+    ordered, n = sorted(values), len(values)
+    below, rank = 0.5**n, 0  # the chance that no more than `rank` of them lie below that median
+    while rank + 1 < n // 2 and below + comb(n, rank + 1) * 0.5**n <= misses / 2:
+        rank += 1
+        below += comb(n, rank) * 0.5**n
+    return ordered[rank], ordered[n - 1 - rank]
+
+
 def summarise(rates: dict[str, list[Figure]]) -> dict[str, dict[str, float]]:
-    """By way: the median rate, and the median, least and greatest ratio to `none` of the same round."""
+    """By way: the median rate, the longest rest, and the median ratio with its interval."""
     told = {}
     for way, found in rates.items():
-        ratios = [each.per_s / base.per_s for each, base in zip(found, rates["none"], strict=True)]
+        ratios = [each.ratio for each in found]
+        least, most = interval(ratios)
         told[way] = {
             "per_s": statistics.median(each.per_s for each in found),
             "rest_s": max(each.rest_s for each in found),
             "ratio": statistics.median(ratios),
-            "ratio_min": min(ratios),
-            "ratio_max": max(ratios),
+            "ratio_from": least,
+            "ratio_to": most,
+            "turns": len(found),
         }
     return told
 
@@ -320,18 +354,18 @@ def is_met(row: dict[str, float]) -> bool:
 
 def show(told: dict[str, dict[str, float]], console: Console) -> None:
     table = Table("", title="transactions of five statements, PostgreSQL, synced commits", title_justify="left")
-    for head in ("transactions/s", "of none", "least", "most", "longest rest, s", ""):
+    for head in ("transactions/s", "of none", "from", "to", "turns", "longest rest, s", ""):
         table.add_column(head, justify="right")
     for way, row in told.items():
         verdict = ("met" if is_met(row) else "not met") if way == "outbox" else ""
-        shares = (f"{row[name]:.1%}" for name in ("ratio", "ratio_min", "ratio_max"))
-        table.add_row(way, f"{row['per_s']:,.0f}", *shares, f"{row['rest_s']:.2f}", verdict)
+        shares = (f"{row[name]:.1%}" for name in ("ratio", "ratio_from", "ratio_to"))
+        table.add_row(way, f"{row['per_s']:,.0f}", *shares, f"{row['turns']:.0f}", f"{row['rest_s']:.2f}", verdict)
     console.print(table)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.outbox", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: half a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: a minute")
     parser.add_argument("--tiny", action="store_true", help="only to see that it runs")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--workers", type=int, default=WORKERS, help="programs with a connection each; %(default)s")
@@ -344,10 +378,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     sizes = TINY if options.tiny else QUICK if options.quick else FULL
     if options.rounds:
-        sizes = Sizes(options.rounds, sizes.seconds)
+        sizes = replace(sizes, rounds=options.rounds)
+    folder = tempfile.TemporaryDirectory(prefix="fairway-outbox-", dir=options.data)
     try:
-        with tempfile.TemporaryDirectory(prefix="fairway-outbox-", dir=options.data) as name:
-            rates = measure(sizes, options.workers, Path(name))
+        with folder as name, Progress(console=Console(stderr=True), transient=True) as progress:
+            rates = measure(sizes, options.workers, Path(name), progress)
     except RuntimeError as why:
         print(f"skipped: {why}", file=sys.stderr)
         return 0

@@ -23,9 +23,10 @@ def test_a_tiny_run_prints_every_figure(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_ratios_are_taken_round_by_round() -> None:
-    none = [outbox.Figure(rate, 0.0) for rate in (100.0, 200.0, 400.0)]
-    ours = [outbox.Figure(rate, rest_s) for rate, rest_s in ((90.0, 0.1), (100.0, 0.3), (360.0, 0.2))]
-    told = outbox.summarise({"none": none, "outbox": ours})
-    assert told["outbox"] == {"per_s": 100.0, "rest_s": 0.3, "ratio": 0.9, "ratio_min": 0.5, "ratio_max": 0.9}
+    ours = [outbox.Figure(100.0 * ratio, ratio, rest_s) for ratio, rest_s in ((0.9, 0.1), (0.5, 0.3), (1.0, 0.2))]
+    told = outbox.summarise({"outbox": ours})
+    assert told["outbox"] == {
+        "per_s": 90.0, "rest_s": 0.3, "ratio": 0.9, "ratio_from": 0.5, "ratio_to": 1.0, "turns": 3
+    }  # fmt: skip
     assert outbox.is_met(told["outbox"])
     assert not outbox.is_met(told["outbox"] | {"rest_s": 30.0})  # fast, because it falls behind

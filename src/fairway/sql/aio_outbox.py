@@ -23,12 +23,13 @@ from fairway.batch import MessageId
 from fairway.client import url as urls
 from fairway.client.core import Duration, seconds_of
 from fairway.errors import Misuse
+from fairway.sql.engines import apart_async, own_async
 from fairway.sql.inserting import AsyncBound
 from fairway.sql.letters import Nobody, Picker
 from fairway.sql.making import make_async
 from fairway.sql.outbox import AWAY_S, CLOSE_S, RETRY_ROWS_MAX, OutboxCounts, Sender
 from fairway.sql.posts import AnyAioPost, aio_post_to
-from fairway.sql.relay import DATABASE_TROUBLE, TROUBLE_S, AioRelay, heard, own_async
+from fairway.sql.relay import DATABASE_TROUBLE, TROUBLE_S, AioRelay, first_line, heard
 from fairway.sql.relaying import RelayOptions
 from fairway.sql.rows import OutboxState, SetAside, check_engine
 from fairway.sql.tables import NAME, outbox_table
@@ -64,6 +65,7 @@ class AioOutbox:
         self._options = options or RelayOptions()
         self._engine = engine
         self._own_engine = own_async(engine)
+        self._apart = apart_async(engine)
         self._url = url
         self._has_relay = relays
         self.metadata = MetaData()
@@ -171,10 +173,10 @@ class AioOutbox:
         self._tasks = [asyncio.create_task(self._delete(), name="fairway-outbox")]
         if self._has_relay:
             relay = self._relay = AioRelay(
-                self._engine, self._url, table=self.table.name, schema=self.table.schema, options=self._options,
+                self._apart, self._url, table=self.table.name, schema=self.table.schema, options=self._options,
                 clock=self._clock, rng=self._rng, net=self._net,
             )  # fmt: skip
-            self._tasks.append(asyncio.create_task(relay.run(post, self._relaying), name="fairway-outbox-relay"))
+            self._tasks.append(asyncio.create_task(self._run(relay, post), name="fairway-outbox-relay"))
 
     async def close(self, timeout: Duration = CLOSE_S) -> None:  # noqa: ASYNC109
         """`flush`, and end. What is not sent by then lies in the table, for a relay or the next start."""
@@ -187,9 +189,13 @@ class AioOutbox:
             await self.flush(seconds_of(timeout) if post.is_open else AWAY_S)
             self._ending.set()
             self._stored.set()
-            await asyncio.gather(*self._tasks)
-            await post.close()
-            self._post = None
+            try:
+                await asyncio.gather(*self._tasks)
+                await post.close()
+                self._post = None
+            finally:
+                if self._apart.pool is not self._engine.pool:
+                    await self._apart.dispose()
         self._writer.close()
 
     async def __aenter__(self) -> Self:
@@ -210,6 +216,16 @@ class AioOutbox:
         if self._post is not None:
             self._post.put(self._sender.parcels(committed))
 
+    async def _run(self, relay: AioRelay, post: AnyAioPost) -> None:
+        while not self._relaying.is_set():
+            try:
+                async with self._engine.connect():  # before others do that are made from it (`engines.apart`)
+                    break
+            except DATABASE_TROUBLE as problem:
+                relay.trouble = f"the database: {first_line(problem)}"
+                await heard(self._relaying, TROUBLE_S)
+        await relay.run(post, self._relaying)
+
     async def _delete(self) -> None:
         """Rows that are stored, many at a time, until the end is asked for."""
         while not self._ending.is_set():
@@ -225,10 +241,10 @@ class AioOutbox:
         """Whether the database takes more."""
         ids = self._sender.take_stored(self._options.delete_rows_max)
         try:
-            async with self._own_engine.begin() as connection:
+            async with self._apart.begin() as connection:
                 self.counts.deleted += await connection.run_sync(self._writer.rows.delete, ids)
         except DATABASE_TROUBLE as problem:
-            self._deleting_trouble = f"rows that were sent cannot be deleted: {str(problem).partition(chr(10))[0]}"
+            self._deleting_trouble = f"rows that were sent cannot be deleted: {first_line(problem)}"
             self._sender.stored.extendleft(reversed(ids))
             if not await heard(self._ending, TROUBLE_S):
                 self._stored.set()

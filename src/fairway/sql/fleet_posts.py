@@ -136,10 +136,6 @@ class FleetPost:
         return Link(line, goal.addresses, self._clock, at_exit=self._at_exit)
 
     @property
-    def is_orphan(self) -> bool:
-        return self._meta.link.is_orphan
-
-    @property
     def is_open(self) -> bool:
         return self._legs.is_open
 
@@ -154,8 +150,6 @@ class FleetPost:
                 for parcel in mine:
                     offer(parcel, posting, way.core.line)
                 is_due = posting.is_due(self._clock.monotonic_ns())
-                if not is_due:
-                    link.schedule()
             if is_due:
                 link.pump()
 
@@ -173,7 +167,7 @@ class FleetPost:
         return self._meta.link.wait(lambda: self._legs.is_led, timeout_s)
 
     def close(self) -> None:
-        if self.is_orphan:
+        if self._meta.link.is_orphan:
             return
         self._legs.fleet.close()
         for way, posting in self._legs.all():

@@ -3,9 +3,8 @@
 SQLAlchemy's own events would do, but for their price: with any listener on an engine every statement costs a fifth
 more, also in transactions that send nothing. So the few methods of the engine's dialect by which it makes savepoints,
 commits and rolls back are wrapped instead, once for each engine. That also says exactly when a commit is done, for
-which there is no event. And it lets what is written last travel with the commit, as text in one exchange with the
-database, where the driver can do that: psycopg 3 can. (Its pipelines could too, for 70 µs more on our side of the wire:
-a third of what a message costs a transaction.)
+which there is no event. And it lets what is written last travel with the commit, in one exchange with the database,
+where the driver can do that (`riding`).
 """
 
 from __future__ import annotations
@@ -14,19 +13,17 @@ from typing import Any, Final, Protocol
 
 from sqlalchemy import Connection, Dialect, Engine
 
+from fairway.sql.riding import Rider, Riding
+
 _NAME: Final = "_fairway_hooks"
-_CURSOR: Final = "fairway cursor"  # in a connection's `info`
 
 
 class Listener(Protocol):
     """`info` is what SQLAlchemy keeps with a connection to the database, as long as that lives."""
 
-    def words(self, info: dict[Any, Any]) -> str | None:
-        """A statement that goes to the database right before COMMIT, whole and as text, instead of what `before_commit`
-        would say; None: there is nothing to be said, or too much. May raise."""
-
-    def before_commit(self, info: dict[Any, Any], connection: Any) -> None:
-        """The database is about to be told; what is said to it now belongs to the transaction. May raise."""
+    def before_commit(self, info: dict[Any, Any], connection: Any, *, may_ride: bool) -> Rider | None:
+        """The database is about to be told; what is said to it now belongs to the transaction, and so does what may go
+        along with the commit. May raise."""
 
     def committed(self, info: dict[Any, Any]) -> None:
         """It has answered that it is done. Must not raise."""
@@ -54,7 +51,7 @@ class Hooks:
         self._commit_twophase = dialect.do_commit_twophase
         self._rollback_twophase = dialect.do_rollback_twophase
         self._is_sqlite = dialect.name == "sqlite"
-        self._takes_words = (dialect.name, dialect.driver) == ("postgresql", "psycopg") and not dialect.is_async
+        self._riding = Riding.on(dialect)
         for name in ("commit", "rollback", "savepoint", "rollback_to_savepoint"):
             setattr(dialect, f"do_{name}", getattr(self, name))
         for name in ("prepare_twophase", "commit_twophase", "rollback_twophase"):
@@ -68,58 +65,49 @@ class Hooks:
             self._commit(dbapi_connection)
             return
         try:
-            words = self._words(info, dbapi_connection) if self._takes_words_on(dbapi_connection) else []
-            self._before_commit(info, dbapi_connection)
-            if words:
-                self._commit_with(words, info, dbapi_connection)
-            else:
-                self._commit(dbapi_connection)
+            self._commit_all(info, dbapi_connection)
         except BaseException:
             self._forget(info)
             raise
         for each in self.listeners:
             each.committed(info)
 
-    def _takes_words_on(self, dbapi_connection: Any) -> bool:
-        """Whether several statements may go in one text: not while its owner has it in a pipeline."""
-        return self._takes_words and dbapi_connection.driver_connection.pgconn.pipeline_status == 0
-
-    def _words(self, info: dict[Any, Any], dbapi_connection: Any) -> list[str]:
+    def _commit_all(self, info: dict[Any, Any], dbapi_connection: Any) -> None:
+        riding = self._riding
+        if riding is None or not riding.has_room(driver := dbapi_connection.driver_connection):
+            self._before_commit(info, dbapi_connection, may_ride=False)
+            self._commit(dbapi_connection)
+            return
+        riders = self._before_commit(info, dbapi_connection, may_ride=True)
+        if not riders:
+            self._commit(dbapi_connection)
+            return
         try:
-            return [words for each in self.listeners if (words := each.words(info)) is not None]
-        except BaseException:
-            self._rollback(dbapi_connection)
-            raise
-
-    def _commit_with(self, words: list[str], info: dict[Any, Any], dbapi_connection: Any) -> None:
-        """What is to be said before the commit, and the commit, without waiting in between. If any of it fails the
-        database does nothing of what comes behind it."""
-        driver = dbapi_connection.driver_connection
-        cursor = info.get(_CURSOR)
-        if cursor is None or cursor.connection is not driver or cursor.closed:
-            cursor = info[_CURSOR] = driver.cursor()  # kept: to make one takes 20 µs
-        try:
-            cursor.execute("; ".join((*words, "COMMIT")), prepare=False)
+            riding.commit(driver, riders)
         except BaseException:
             if not driver.closed:
                 self._rollback(dbapi_connection)
             raise
 
-    def _before_commit(self, info: dict[Any, Any], dbapi_connection: Any) -> None:
+    def _before_commit(self, info: dict[Any, Any], dbapi_connection: Any, *, may_ride: bool) -> list[Rider]:
         """Where that fails nothing of the transaction must remain: SQLAlchemy takes a transaction whose commit has
         failed for ended, and would let the next one go on in it."""
+        riders = []
         try:
             for each in self.listeners:
-                each.before_commit(info, dbapi_connection)
+                rider = each.before_commit(info, dbapi_connection, may_ride=may_ride)
+                if rider is not None:
+                    riders.append(rider)
         except BaseException:
             self._rollback(dbapi_connection)
             raise
+        return riders
 
     def rollback(self, dbapi_connection: Any) -> None:
         info = _info(dbapi_connection)
         if info is not None:
             self._forget(info)
-            if self._takes_words_on(dbapi_connection) and _is_idle(dbapi_connection):
+            if self._riding is not None and self._riding.is_idle(dbapi_connection.driver_connection):
                 return  # as a pool does after every transaction: the driver takes 8 µs to find that out
         self._rollback(dbapi_connection)
 
@@ -136,7 +124,7 @@ class Hooks:
         self._rollback_to(connection, name)
 
     def prepare_twophase(self, connection: Connection, xid: Any) -> None:
-        self._before_commit(connection.info, connection.connection)
+        self._before_commit(connection.info, connection.connection, may_ride=False)
         self._prepare(connection, xid)
 
     def commit_twophase(
@@ -144,7 +132,7 @@ class Hooks:
     ) -> None:
         info = connection.info
         try:
-            self._before_commit(info, connection.connection)
+            self._before_commit(info, connection.connection, may_ride=False)
             self._commit_twophase(connection, xid, is_prepared, recover)
         except BaseException:
             self._forget(info)
@@ -170,11 +158,6 @@ def hooks_of(engine: Engine) -> Hooks:
         found = Hooks(engine.dialect)
         setattr(engine.dialect, _NAME, found)
     return found
-
-
-def _is_idle(dbapi_connection: Any) -> bool:
-    """Whether a connection of psycopg 3 is in no transaction."""
-    return bool(dbapi_connection.driver_connection.pgconn.transaction_status == 0)
 
 
 def _info(dbapi_connection: Any) -> dict[Any, Any] | None:

@@ -14,7 +14,7 @@ from fairway.client.core import Duration
 from fairway.client.delaying import due_of, is_far
 from fairway.errors import Misuse
 from fairway.names import Subject
-from fairway.protocol.filling import Columns, Extras, check_extras, check_size
+from fairway.protocol.filling import Columns, check_extras, check_size
 from fairway.sql.streams import Route, Stream, Streams
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
@@ -133,32 +133,34 @@ def letter(
     """A message that can be sent; raises BadName, TypeError or Misuse, with the remedy."""
     data = payload if type(payload) is bytes else batch.as_bytes(payload)
     due_ms = 0 if after is None and at is None else due_of(after, at, clock)
-    extras: Extras = (key, tuple(tags), dict(headers) if headers else None, None, due_ms)
+    own_tags = tuple(tags) if tags else ()
+    own_headers = dict(headers) if headers else None
     size_bytes = len(data)
     if key is not None or tags or headers:
-        size_bytes += check_extras(extras, tags)
+        size_bytes += check_extras((key, own_tags, own_headers, None, due_ms), tags)
     check_size(size_bytes)
     if bytes_max is not None and size_bytes > bytes_max:
         raise Misuse(
             f"a message of {size_bytes:,} bytes: the database takes at most {bytes_max:,} in one row; send a reference "
             "to it, or have its administrator allow more (max_allowed_packet)"
         )
-    route = Route(_name(subject), due_ms > 0)
-    return Letter(
-        route, due_ms > 0 and is_far(due_ms, clock), data, extras[0], extras[1], extras[2], id, due_ms
-    )  # fmt: skip
+    route = _routes.get(subject) or _new_route(subject)
+    if due_ms:
+        return Letter(
+            route._replace(is_due=True), is_far(due_ms, clock), data, key, own_tags, own_headers, id, due_ms
+        )  # fmt: skip
+    return Letter(route, False, data, key, own_tags, own_headers, id, 0)
 
 
-_names: dict[str, str] = {}  # that were parsed before; a program has a few hundred at most
+_routes: dict[str, Route] = {}  # by subjects that were parsed before; a program has a few hundred at most
 
 
-def _name(subject: str) -> str:
-    known = _names.get(subject)
-    if known is None:
-        known = str(Subject.parse(subject))
-        if len(_names) < limits.SUBJECTS_MAX:
-            _names[known] = known
-    return known
+def _new_route(subject: str) -> Route:
+    name = str(Subject.parse(subject))
+    route = Route(name, False)
+    if len(_routes) < limits.SUBJECTS_MAX:
+        _routes[name] = route
+    return route
 
 
 # --- sealing ----------------------------------------------------------------------------------------------------------

@@ -27,12 +27,13 @@ from fairway.batch import MessageId
 from fairway.client import url as urls
 from fairway.client.core import Duration, seconds_of
 from fairway.errors import Misuse
+from fairway.sql.engines import apart, own
 from fairway.sql.inserting import Bound
 from fairway.sql.letters import Nobody, Picker
 from fairway.sql.making import make
 from fairway.sql.posting import Fate, Parcel
 from fairway.sql.posts import AnyPost, post_to
-from fairway.sql.relay import DATABASE_TROUBLE, TROUBLE_S, Relay, own
+from fairway.sql.relay import DATABASE_TROUBLE, TROUBLE_S, Relay, first_line
 from fairway.sql.relaying import RelayOptions
 from fairway.sql.rows import OutboxState, SetAside, check_engine
 from fairway.sql.streams import Stream
@@ -41,6 +42,7 @@ from fairway.sql.writing import Parcels, Writer
 from fairway.world.bell import Bell
 from fairway.world.clock import Clock, RealClock
 from fairway.world.gate import Lock
+from fairway.world.lineage import forks
 from fairway.world.rng import RealRng, Rng
 from fairway.world.workers import Ending, Workers
 
@@ -121,6 +123,8 @@ class Outbox:
             raise Misuse(f"an Outbox is made on an Engine, not on {type(engine).__name__}; AioOutbox on an AsyncEngine")
         is_cluster = url is not None and bool(urls.parse_any(url).meta)
         check_engine(engine, is_shared=url is not None)
+        if url is not None:
+            apart(engine)  # a pool that cannot be made again is to be heard of here, and not after a commit
         self._clock, self._rng = clock or RealClock(), rng or RealRng()
         self._options = options or RelayOptions()
         self._engine = engine
@@ -132,6 +136,7 @@ class Outbox:
         self.counts = OutboxCounts()
         self._lock = Lock()
         self._running: _Running | None = None
+        self._orphans: list[_Running] = []  # of the process that this one was forked from: nobody is to touch them
         self._is_closed = False
         self._writer = Writer(
             engine,
@@ -218,8 +223,14 @@ class Outbox:
         self._is_closed = True
         with self._lock:
             running, self._running = self._running, None
-        if running is not None and not running.is_orphan:
-            running.close(seconds_of(timeout))
+        if running is not None and running.forks != forks():
+            self._orphans.append(running)
+        elif running is not None:
+            try:
+                running.close(seconds_of(timeout))
+            finally:
+                if running.engine.pool is not self._engine.pool:
+                    running.engine.dispose()
         self._writer.close()
 
     def __enter__(self) -> Self:
@@ -251,24 +262,32 @@ class Outbox:
     def _live(self, url: str) -> _Running:
         """What runs in this process: a forked child has its own."""
         running = self._running
-        if running is None or running.is_orphan:
+        if running is None or running.forks != forks():
             with self._lock:
                 running = self._running
-                if running is None or running.is_orphan:
-                    running = self._running = _Running(self, url)
+                if running is not None and running.forks != forks():
+                    self._orphans.append(running)
+                    running = None
+                if running is None:
+                    running = self._running = _Running(self, url, apart(self._engine))
                     running.start()
         return running
 
-    def new_relay(self, url: str) -> Relay | None:
+    def new_relay(self, url: str, engine: Engine) -> Relay | None:
         if not self._has_relay:
             return None
         return Relay(
-            self._engine, url, table=self.table.name, schema=self.table.schema, options=self._options,
+            engine, url, table=self.table.name, schema=self.table.schema, options=self._options,
             clock=self._clock, rng=self._rng,
         )  # fmt: skip
 
-    def delete(self, ids: Sequence[str]) -> None:
-        with self._own_engine.begin() as connection:
+    def touch(self) -> None:
+        """Connect by the program's own engine, before others do that are made from it (`engines.apart`)."""
+        with self._engine.connect():
+            pass
+
+    def delete(self, ids: Sequence[str], engine: Engine) -> None:
+        with engine.begin() as connection:
             self.counts.deleted += self._writer.rows.delete(connection, ids)
 
     def new_post(self, url: str) -> AnyPost:
@@ -281,24 +300,22 @@ class Outbox:
 
 
 class _Running:
-    """The connection and the threads of one process."""
+    """The connections and the threads of one process."""
 
-    def __init__(self, outbox: Outbox, url: str) -> None:
+    def __init__(self, outbox: Outbox, url: str, engine: Engine) -> None:
+        self.forks = forks()
+        self.engine = engine
         self._outbox = outbox
         self._bell = Bell()
         self._hurry = Bell()  # somebody waits for the deletions
         self._sender = Sender(outbox.counts, self._bell.ring)
         self._post = outbox.new_post(url)
-        self._relay = outbox.new_relay(url)
+        self._relay = outbox.new_relay(url, engine)
         self._ending = Ending()
         self._workers = Workers()
         self._relaying = Ending()
         self._is_deleting = False
         self._deleting_trouble: str | None = None
-
-    @property
-    def is_orphan(self) -> bool:
-        return self._post.is_orphan
 
     @property
     def picker(self) -> Picker | None:
@@ -313,7 +330,7 @@ class _Running:
         self._workers.start("fairway-outbox", self._delete)
         relay = self._relay
         if relay is not None:
-            self._workers.start("fairway-outbox-relay", lambda: relay.run(self._post, self._relaying))
+            self._workers.start("fairway-outbox-relay", lambda: self._run(relay))
 
     def send(self, committed: Parcels) -> None:
         self._post.put(self._sender.parcels(committed))
@@ -337,7 +354,17 @@ class _Running:
         self._workers.join(timeout_s)
         self._post.close()
 
-    # --- in the thread -----------------------------------------------------------------------------------------------
+    # --- in the threads ----------------------------------------------------------------------------------------------
+
+    def _run(self, relay: Relay) -> None:
+        while not self._relaying.is_asked:
+            try:
+                self._outbox.touch()
+                break
+            except DATABASE_TROUBLE as problem:
+                relay.note(f"the database: {first_line(problem)}")
+                self._relaying.wait(TROUBLE_S)
+        relay.run(self._post, self._relaying)
 
     def _delete(self) -> None:
         """Rows that are stored, many at a time, until the end is asked for."""
@@ -358,9 +385,9 @@ class _Running:
         """Whether the database takes more."""
         ids = self._sender.take_stored(most)
         try:
-            self._outbox.delete(ids)
+            self._outbox.delete(ids, self.engine)
         except DATABASE_TROUBLE as problem:
-            self._deleting_trouble = f"rows that were sent cannot be deleted: {str(problem).partition(chr(10))[0]}"
+            self._deleting_trouble = f"rows that were sent cannot be deleted: {first_line(problem)}"
             self._sender.stored.extendleft(reversed(ids))
             if not self._ending.wait(TROUBLE_S):
                 self._bell.ring()

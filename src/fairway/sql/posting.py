@@ -143,23 +143,20 @@ class Posting:
     def __init__(self, linger_ns: int = 0) -> None:
         self._linger_ns = linger_ns
         self._leave_ns = 0  # when what waits may leave
+        self._is_counting = False  # down to then: something has just left
+        self._is_held = False  # what waits could leave, but for a connection, or for room on it
         self._waiting: deque[Parcel] = deque()
         self._under_way: dict[Parcel, None] = {}
         self._lost: list[Parcel] = []  # with the last connection, in order
         self._size_bytes = 0
         self.unsettled = 0  # of those that were given
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether something is there that has not left yet."""
-        return bool(self._waiting)
-
     def has_room(self, size_bytes: int) -> bool:
         return self.unsettled < PARCELS_MAX and self._size_bytes + size_bytes <= PARCEL_BYTES_MAX
 
     def put(self, parcel: Parcel) -> None:
         self._waiting.append(parcel)
-        self._size_bytes += parcel.size_bytes
+        self._size_bytes += len(parcel.data)
         self.unsettled += 1
 
     def give_up(self, sentence: str) -> None:
@@ -181,9 +178,14 @@ class Posting:
         return now_ns >= self._leave_ns or len(self._waiting) >= LINGER_PARCELS_MAX
 
     def asks(self, room: int, now_ns: int) -> Iterator[Ask]:
-        if not room or not self._waiting or not self.is_due(now_ns):
+        if not self.is_due(now_ns):
+            return
+        self._is_counting = False
+        self._is_held = not room
+        if not room or not self._waiting:
             return
         self._leave_ns = now_ns + self._linger_ns
+        self._is_counting = self._linger_ns > 0
         while room > 0 and self._waiting:
             parcel = self._next()
             parcel.lone = None  # from now on these bytes, and no others: it may be stored
@@ -227,7 +229,11 @@ class Posting:
             raise InvariantViolated(f"PRODUCE was answered with {outcome!r}")
 
     def next_deadline(self) -> int | None:
-        return self._leave_ns if self._waiting else None
+        """Whoever drives the line looks again then, although nothing may wait yet: so who gives something meanwhile
+        need not wake it. What is held waits for something to happen, and for no time."""
+        if self._is_held:
+            return None
+        return self._leave_ns if self._is_counting or self._waiting else None
 
     def _end(self, parcel: Parcel, fate: Fate, sentence: str = "") -> None:
         self._size_bytes -= parcel.size_bytes

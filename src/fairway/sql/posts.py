@@ -34,10 +34,6 @@ class AnyPost(Protocol):
         """In a cluster: who knows where messages go."""
 
     @property
-    def is_orphan(self) -> bool:
-        """Whether it belongs to the process that this one was forked from."""
-
-    @property
     def is_open(self) -> bool:
         """Whether anything could be sent now."""
 
@@ -109,9 +105,6 @@ class _Lane:
         self.posting = Posting(int(linger_s * 1e9))
         self.line.add(self.posting, clock.monotonic_ns())
 
-    def put(self, parcel: Parcel) -> None:
-        offer(parcel, self.posting, self.line)
-
 
 class Post:
     """For threads, to one broker."""
@@ -133,10 +126,6 @@ class Post:
         return _ThreadWay(_Lane(addresses, self._clock, rng, linger_s), self._clock, at_exit)
 
     @property
-    def is_orphan(self) -> bool:
-        return self._direct.link.is_orphan
-
-    @property
     def is_open(self) -> bool:
         return any(way.lane.line.is_open for way in self._ways)
 
@@ -145,6 +134,9 @@ class Post:
         return next((way.lane.line.trouble for way in self._ways if way.lane.line.trouble), None)
 
     def put(self, parcels: Sequence[tuple[Parcel, bool]]) -> None:
+        if self._delay is self._direct:
+            self._direct.put([parcel for parcel, _ in parcels])
+            return
         for way in self._ways:
             mine = [parcel for parcel, is_due in parcels if (self._delay if is_due else self._direct) is way]
             if mine:
@@ -177,15 +169,13 @@ class _ThreadWay:
         self.link.start()
 
     def put(self, parcels: Sequence[Parcel]) -> None:
-        with self.link.lock:
-            is_first = not self.lane.posting.is_waiting  # or the reader knows when those that wait will leave
+        link, lane = self.link, self.lane
+        with link.lock:
             for parcel in parcels:
-                self.lane.put(parcel)
-            is_due = self.lane.posting.is_due(self._clock.monotonic_ns())
-            if is_first and not is_due:
-                self.link.schedule()
+                offer(parcel, lane.posting, lane.line)
+            is_due = lane.posting.is_due(self._clock.monotonic_ns())  # else the reader knows when they will leave
         if is_due:
-            self.link.pump()
+            link.pump()
 
     def wait_quiet(self, timeout_s: float) -> bool:
         return self.link.wait(lambda: not self.lane.posting.unsettled, timeout_s)
@@ -226,7 +216,7 @@ class AioPost:
     def put(self, parcels: Sequence[tuple[Parcel, bool]]) -> None:
         for parcel, is_due in parcels:
             way = self._delay if is_due else self._direct
-            way.lane.put(parcel)
+            offer(parcel, way.lane.posting, way.lane.line)
             way.link.stir()
 
     async def wait(self, parcels: Sequence[Parcel], timeout_s: float) -> bool:

@@ -20,9 +20,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from fairway.client import url as urls
 from fairway.errors import FairwayError, Misuse
+from fairway.sql.engines import own, own_async
 from fairway.sql.posts import AnyAioPost, AnyPost, aio_post_to, post_to
 from fairway.sql.relaying import RelayCounts, Relaying, RelayOptions, Work
-from fairway.sql.rows import OutboxRows, OutboxState, check_engine, own_isolation
+from fairway.sql.rows import OutboxRows, OutboxState, check_engine
 from fairway.sql.tables import NAME, outbox_table
 from fairway.world.clock import Clock, RealClock
 from fairway.world.net import Net, RealNet
@@ -118,16 +119,16 @@ class Relay:
         """One look at the table; how long to wait for the next."""
         try:
             if not post.wait_open(OPEN_S):
-                self._note(post.trouble or "no broker answers")
+                self.note(post.trouble or "no broker answers")
                 return self.steps.options.poll_s
             work = self.once(post)
         except DATABASE_TROUBLE as problem:
-            self._note(f"the database: {_first_line(problem)}")
+            self.note(f"the database: {first_line(problem)}")
             return TROUBLE_S
         except FairwayError as problem:  # the post was closed under us, by a fork or the end of the program
-            self._note(str(problem))
+            self.note(str(problem))
             return TROUBLE_S
-        self._note(post.trouble)
+        self.note(post.trouble)
         is_more = len(work) == self.steps.options.rows_max and post.is_open  # else there is nobody to send it to
         return 0.0 if is_more else self.steps.options.poll_s
 
@@ -147,7 +148,7 @@ class Relay:
                 self.steps.settle(connection, work)
         return work
 
-    def _note(self, trouble: str | None) -> None:
+    def note(self, trouble: str | None) -> None:
         """Say it once."""
         if trouble is not None and trouble != self.trouble:
             log.warning("the outbox's relay waits: %s", trouble)
@@ -229,7 +230,7 @@ class AioRelay:
                 return self.steps.options.poll_s
             work = await self.once(post)
         except DATABASE_TROUBLE as problem:
-            self.trouble = f"the database: {_first_line(problem)}"
+            self.trouble = f"the database: {first_line(problem)}"
             log.warning("the outbox's relay waits: %s", self.trouble)
             return TROUBLE_S
         self.trouble = post.trouble
@@ -262,16 +263,5 @@ async def heard(event: asyncio.Event, timeout_s: float) -> bool:
     return True
 
 
-def own(engine: Engine) -> Engine:
-    """The engine for transactions of ours, on the same pool."""
-    level = own_isolation(engine.dialect)
-    return engine if level is None else engine.execution_options(isolation_level=level)
-
-
-def own_async(engine: AsyncEngine) -> AsyncEngine:
-    level = own_isolation(engine.dialect)
-    return engine if level is None else engine.execution_options(isolation_level=level)
-
-
-def _first_line(problem: BaseException) -> str:
+def first_line(problem: BaseException) -> str:
     return str(problem).partition("\n")[0]

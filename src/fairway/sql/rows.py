@@ -7,6 +7,7 @@ microsecond counts (bench/outbox).
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -16,19 +17,29 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Dialect, Engine, Table
 
 from fairway.errors import Misuse
-from fairway.names import Group
 from fairway.sql.letters import Row
+from fairway.sql.riding import Rider, Statement
 from fairway.sql.tables import COLUMNS, ERROR_CHARS_MAX, GROUP, PARKED_MS
 from fairway.world.clock import Clock
 
 ROWS_MAX: Final = 500  # per INSERT; SQLite takes 32,766 parameters, PostgreSQL 65,535
 INSERT_BYTES_MAX: Final = 4 << 20  # per INSERT; MySQL takes 16 MiB unless told otherwise
+RIDING_ROWS_MAX: Final = 16  # that go along with a COMMIT: each number of rows is a statement of its own to prepare
 PACKET_SPARE_BYTES: Final = 64 << 10  # of MySQL's largest packet, for the rest of a row
 
 # How a driver marks where a value goes, by what PEP 249 calls it; the last two are SQLAlchemy's for asyncpg.
 MARKS: Final = {
     "qmark": "?", "format": "%s", "pyformat": "%s", "numeric": ":{}", "numeric_dollar": "${}"
 }  # fmt: skip
+
+
+_TEXT: Final = (1043, 0)  # PostgreSQL's number of the type, and whether a value is given as bytes
+_INT8: Final = (20, 1)
+_BINARY: Final = {
+    "id": _TEXT, "wake_ms": _INT8, "subject": _TEXT, "messages": _INT8, "created_ms": _INT8, "stream": _INT8,
+    "place": _INT8, "body": (17, 1), GROUP: _TEXT,
+}  # fmt: skip
+_int8: Final = struct.Struct(">q").pack
 
 
 def insert_text(
@@ -86,6 +97,7 @@ class OutboxRows:
         # aiomysql 0.3 asks PyMySQL to quote bytes by a function that PyMySQL 1.2 no longer has.
         self._is_hex = dialect.driver == "aiomysql"
         self._inserts: dict[int, str] = {}
+        self._riding: dict[int, Statement] = {}
         columns = table.c
         self._columns = (*COLUMNS, GROUP) if is_cluster else COLUMNS
         self._reading = sa.select(*(columns[name] for name in COLUMNS), columns.error)
@@ -115,20 +127,33 @@ class OutboxRows:
         finally:
             cursor.close()
 
-    def words(self, rows: Sequence[Row]) -> str:
-        """The same as text, for PostgreSQL. Ids and subjects were parsed, and are of letters, digits and a few signs,
-        none of which means anything there. E: a backslash is what it is whatever that database was told of backslashes.
-        What SQLAlchemy has written for a driver that looks for values in the text has each % twice."""
-        tuples = []
-        for row in rows:
-            group = "" if not self._is_cluster else ", NULL" if row.group is None else f", '{Group.parse(row.group)}'"
-            place = "NULL, NULL" if row.stream is None else f"{row.stream}, {row.place}"
-            tuples.append(
-                f"('{row.id}', {row.wake_ms}, '{row.subject}', {row.messages}, {row.created_ms}, {place}, "
-                f"E'\\\\x{row.body.hex()}'{group})"
-            )
-        name = self._name.replace("%%", "%")
-        return f"INSERT INTO {name} ({', '.join(self._columns)}) VALUES {', '.join(tuples)}"  # noqa: S608
+    def rider(self, rows: Sequence[Row]) -> Rider | None:
+        """The same for a commit on PostgreSQL to take along; None: they are too many, or too large. Or the table's name
+        would have to be written as that database writes letters beyond ASCII."""
+        if len(rows) > RIDING_ROWS_MAX or not self._name.isascii():
+            return None
+        if sum(len(row.body) for row in rows) > INSERT_BYTES_MAX:
+            return None
+        statement = self._riding.get(len(rows))
+        if statement is None:
+            statement = self._riding[len(rows)] = self._statement(len(rows))
+        return Rider(statement, [value for row in rows for value in self._binary(row)])
+
+    def _statement(self, rows: int) -> Statement:
+        name = self._name.replace("%%", "%")  # SQLAlchemy writes for a driver that looks for %s in the text
+        text = insert_text(name, "numeric_dollar", rows, columns=self._columns)
+        types, formats = zip(*(_BINARY[column] for column in self._columns), strict=True)
+        return Statement(text.encode(), types * rows, formats * rows)
+
+    def _binary(self, row: Row) -> tuple[bytes | None, ...]:
+        place = (None, None) if row.stream is None or row.place is None else (_int8(row.stream), _int8(row.place))
+        values = (
+            row.id.encode(), _int8(row.wake_ms), row.subject.encode(), _int8(row.messages), _int8(row.created_ms),
+            *place, row.body,
+        )  # fmt: skip
+        if not self._is_cluster:
+            return values
+        return (*values, None if row.group is None else row.group.encode())
 
     def _values(self, row: Row) -> tuple[Any, ...]:
         values = (*row.values[:-1], row.body.hex()) if self._is_hex else row.values

@@ -65,4 +65,7 @@ class Streams:
         """Its transaction has committed so many messages in it, or was certainly rolled back with none."""
         stream.next += messages
         stream.used_ns = self._clock.monotonic_ns()
-        self._idle.setdefault(stream.route, deque()).append(stream)
+        idle = self._idle.get(stream.route)
+        if idle is None:
+            idle = self._idle.setdefault(stream.route, deque())
+        idle.append(stream)

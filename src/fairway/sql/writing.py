@@ -3,8 +3,8 @@
     send             the message is kept with the connection; nothing is said to the database yet
     rolled_back_to   what was given since that savepoint is forgotten
     forget           all of it is
-    before_commit    all of it becomes rows, in one statement. If that fails, the transaction is rolled back, and the
-    words            caller sees why. As words the statement travels with the COMMIT
+    before_commit    all of it becomes rows, in one statement, which travels with the COMMIT where it can. If that
+                     fails, the transaction is rolled back, and the caller sees why
     committed        the rows are sent from here
 
 Sessions and connections, with threads and on a loop, all pass through `hooks`. What is not seen is SQL that ends a
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, event
 from sqlalchemy.exc import UnboundExecutionError
@@ -27,6 +27,7 @@ from fairway.errors import Misuse
 from fairway.sql.hooks import hooks_of
 from fairway.sql.inserting import Bound
 from fairway.sql.letters import Letter, Origin, Picker, Row, letter, placed, sealed, unstamped
+from fairway.sql.riding import Rider
 from fairway.sql.rows import OutboxRows, bytes_max
 from fairway.sql.streams import Stream, Streams
 from fairway.world.clock import Clock
@@ -34,7 +35,6 @@ from fairway.world.lineage import forks
 from fairway.world.rng import Rng
 
 Parcels = list[tuple[Row, Stream | None]]  # None: a relay chooses one
-WORDS_BYTES_MAX: Final = 64 << 10  # of payloads: as text each byte is two, and a round trip more is nothing beside that
 
 
 class _Transaction:
@@ -172,18 +172,15 @@ class Writer:
                 if stream is not None:
                     stream.is_left = True
 
-    def words(self, info: dict[Any, Any]) -> str | None:
+    def before_commit(self, info: dict[Any, Any], connection: Any, *, may_ride: bool) -> Rider | None:
         transaction: _Transaction | None = info.get(self)
         if transaction is None or not transaction.letters:
             return None
-        if sum(len(each.payload) for each in transaction.letters) > WORDS_BYTES_MAX:
-            return None
-        return self.rows.words(self._seal(transaction))
-
-    def before_commit(self, info: dict[Any, Any], connection: Any) -> None:
-        transaction: _Transaction | None = info.get(self)
-        if transaction is not None and transaction.letters:
-            self.rows.insert(connection, self._seal(transaction))
+        rows = self._seal(transaction)
+        rider = self.rows.rider(rows) if may_ride else None
+        if rider is None:
+            self.rows.insert(connection, rows)
+        return rider
 
     def _seal(self, transaction: _Transaction) -> list[Row]:
         """The letters become rows, which are to be written."""
@@ -205,6 +202,11 @@ class Writer:
         parcels = transaction.parcels
         if self._on_committed is not None:
             self._on_committed(parcels)  # first: who takes the stream next must come behind us
+        if len(parcels) == 1:  # nearly every transaction
+            [(row, stream)] = parcels
+            if stream is not None:
+                self._streams.give_back(stream, row.messages)
+            return
         given_back: dict[Stream, int] = {}
         for row, stream in parcels:
             if stream is not None:

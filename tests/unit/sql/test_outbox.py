@@ -15,10 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import fairway
 from fairway.errors import BadName, Misuse
-from fairway.sql import Outbox, Relay, outbox_table
-from fairway.sql.letters import Row
-from fairway.sql.rows import OutboxRows
-from fairway.sql.writing import WORDS_BYTES_MAX
+from fairway.sql import Outbox, outbox_table
 from tests.support.databases import fresh
 from tests.support.outboxes import NIMBLE, TABLE, Up, arrived, eventually, payloads, rows
 from tests.support.outboxes import up as running
@@ -277,24 +274,6 @@ def test_a_commit_that_postgresql_refuses_sends_nothing(postgres_url: str, up: U
     engine.dispose()
 
 
-@pytest.mark.parametrize("backslashes", ["on", "off"])
-def test_every_byte_gets_through_postgresql_as_text_and_what_is_large_as_bytes(
-    backslashes: str, postgres_url: str, up: Up, subject: str
-) -> None:
-    engine = sa.create_engine(postgres_url)
-    bodies = [bytes(range(256)), b"'; DROP TABLE orders; --\\", b"", os.urandom(WORDS_BYTES_MAX), b"% %s {0}"]
-    outbox = Outbox(engine)
-    outbox.create()
-    for each in bodies:
-        with engine.begin() as connection:
-            connection.exec_driver_sql(f"SET LOCAL standard_conforming_strings = {backslashes}")
-            outbox.send(connection, subject, each, key="'\\x", headers={"'": "\\"})
-    with Relay(engine, up.url, options=NIMBLE):
-        assert sorted(payloads(up.url, subject, len(bodies))) == sorted(bodies)
-    outbox.close()
-    engine.dispose()
-
-
 def test_on_postgresql_in_a_pipeline_of_yours_and_in_a_schema_of_any_name(postgres_url: str) -> None:
     engine = sa.create_engine(fresh(postgres_url))
     with engine.begin() as connection:
@@ -303,20 +282,13 @@ def test_on_postgresql_in_a_pipeline_of_yours_and_in_a_schema_of_any_name(postgr
     outbox.create()
     with engine.begin() as connection:
         outbox.send(connection, "s", b"not in one")
-        outbox.send(connection, "s", os.urandom(WORDS_BYTES_MAX))
+        outbox.send(connection, "t", os.urandom(1_000))
     with engine.connect() as connection, connection.connection.driver_connection.pipeline():  # type: ignore[union-attr]
         outbox.send(connection, "s", b"in a pipeline")
         connection.commit()
     assert outbox.state().pending == 3
     outbox.close()
     engine.dispose()
-
-
-def test_what_a_meta_server_says_is_no_sql() -> None:
-    engine = sa.create_engine("postgresql+psycopg://")
-    row = Row("id", 1, "s", 1, 1, 1, 0, b"x", group="g'); DROP TABLE orders; --")
-    with pytest.raises(BadName, match="bad group name"):
-        OutboxRows(TABLE, engine.dialect, is_cluster=True).words([row])
 
 
 def test_a_connection_that_postgresql_ends_at_the_commit_sends_nothing(postgres_url: str, up: Up, subject: str) -> None:

@@ -1,0 +1,57 @@
+"""When what waits to be sent wants to be looked at again: never too late, and never over and over."""
+
+from __future__ import annotations
+
+from fairway.protocol.messages import Produced
+from fairway.protocol.session import Answer
+from fairway.sql.posting import Fate, Parcel, Posting
+
+MS = 1_000_000
+LINGER_NS = 100 * MS
+
+
+def parcels(posting: Posting, room: int, now_ns: int) -> list[object]:
+    return [ask.token for ask in posting.asks(room, now_ns)]
+
+
+def test_what_waits_for_a_connection_waits_for_no_time() -> None:
+    """A deadline that has passed, and nothing that could be done about it, would keep a thread busy for as long as no
+    broker is there."""
+    posting = Posting(LINGER_NS)
+    parcel = Parcel("s", b"x", is_resent=True)
+    posting.put(parcel)
+    assert parcels(posting, 0, 5 * MS) == []
+    assert posting.next_deadline() is None
+    posting.opened(10 * MS)
+    assert parcels(posting, 8, 10 * MS) == [parcel]
+
+
+def test_what_comes_after_a_rest_leaves_at_once_and_what_follows_it_in_time() -> None:
+    posting = Posting(LINGER_NS)
+    first, second = Parcel("s", b"1"), Parcel("s", b"2")
+    posting.put(first)
+    assert posting.is_due(1_000 * MS)
+    assert parcels(posting, 8, 1_000 * MS) == [first]
+    assert posting.next_deadline() == 1_100 * MS  # so that nobody needs to be told of the second
+    posting.put(second)
+    assert not posting.is_due(1_050 * MS)
+    assert parcels(posting, 8, 1_050 * MS) == []
+    assert parcels(posting, 8, 1_100 * MS) == [second]
+
+
+def test_a_post_at_rest_wants_nothing() -> None:
+    posting = Posting(LINGER_NS)
+    parcel = Parcel("s", b"x")
+    posting.put(parcel)
+    assert parcels(posting, 8, 0) == [parcel]
+    posting.answered(parcel, Answer(Produced(0, 1, 1, False, 0), ()), 3 * MS)
+    assert parcel.fate is Fate.STORED
+    assert parcels(posting, 8, 100 * MS) == []
+    assert posting.next_deadline() is None
+
+
+def test_without_linger_nothing_is_counted() -> None:
+    posting = Posting()
+    posting.put(Parcel("s", b"x"))
+    assert len(parcels(posting, 8, 7 * MS)) == 1
+    assert posting.next_deadline() is None

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from fairway.sql.rows import RIDING_ROWS_MAX
 from tests.support.databases import fresh
 from tests.support.outboxes import NIMBLE, Up, payloads
 
+_numbers = count(1)
 SECOND_AND_A_HALF = (  # that a commit takes, if there is a row in the table
     "CREATE TABLE slow (id INT)",
     "CREATE FUNCTION nap() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(1.5); RETURN NULL; END$$",
@@ -29,7 +31,8 @@ SECOND_AND_A_HALF = (  # that a commit takes, if there is a row in the table
 
 @pytest.fixture
 def engine(postgres_url: str) -> Iterator[sa.Engine]:
-    made = sa.create_engine(fresh(postgres_url), pool_size=1, max_overflow=0, pool_timeout=5)
+    named = {"application_name": f"riding-{next(_numbers)}"}
+    made = sa.create_engine(fresh(postgres_url), connect_args=named, pool_size=1, max_overflow=0, pool_timeout=5)
     yield made
     made.dispose()
 
@@ -198,11 +201,18 @@ def test_a_commit_that_is_cancelled_or_interrupted(engine: sa.Engine, outbox: Ou
         commit(engine, outbox, b"x")
     with engine.connect() as connection:
         its_driver = driver(connection)
-    timer = threading.Timer(0.3, its_driver.cancel_safe)
-    timer.start()
+    is_over = threading.Event()
+
+    def cancel() -> None:
+        while not is_over.wait(0.2):
+            its_driver.cancel_safe()
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
     with pytest.raises(sa.exc.OperationalError, match="cancel"):
         commit(engine, outbox, b"never", sql="INSERT INTO slow VALUES (1)")
-    timer.join()
+    is_over.set()
+    canceller.join()
     interrupter = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
     interrupter.start()
     begun = time.monotonic()
@@ -279,6 +289,62 @@ def test_a_program_that_uses_up_its_pool_holds_up_nobody(engine: sa.Engine, up: 
             driver(connection).execute(*statement("format", subject, b"sent by the relay"))
             connection.commit()
             assert payloads(up.url, subject, 2) == [b"sent after the commit", b"sent by the relay"]
+
+
+def test_what_committed_is_what_was_sent_though_connections_end_at_any_moment(
+    engine: sa.Engine, up: Up, subject: str
+) -> None:
+    """In the middle of a commit, too: then nobody knows, and the relay finds what is there."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE orders (id INT)")
+    ended = 0
+    with Outbox(engine, up.url, options=NIMBLE) as outbox:
+        outbox.create()
+        begun = time.monotonic()
+        killer = _Killer(engine)
+        killer.start()
+        number = 0
+        while killer.kills < 60 and time.monotonic() - begun < 60:
+            number += 1
+            try:
+                with engine.begin() as connection:
+                    connection.exec_driver_sql(f"INSERT INTO orders VALUES ({number})")
+                    outbox.send(connection, subject, b"%d" % number)
+            except sa.exc.DBAPIError:
+                ended += 1
+        killer.stop()
+        engine.dispose()
+        with engine.connect() as connection:
+            committed = connection.exec_driver_sql("SELECT id FROM orders").scalars().all()
+        found = payloads(up.url, subject, len(committed))
+    assert ended > 0
+    assert sorted(map(int, found)) == sorted(committed)
+
+
+class _Killer(threading.Thread):
+    """Ends connections that are made as those of an engine, each with an even chance."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        super().__init__(daemon=True)
+        with engine.connect() as connection:
+            self._name = connection.exec_driver_sql("SHOW application_name").scalar_one()
+        self._engine = sa.create_engine(engine.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        self._ending = threading.Event()
+        self.kills = 0
+
+    def run(self) -> None:
+        query = sa.text(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+            "AND application_name = :name AND random() < 0.5"
+        )
+        with self._engine.connect() as connection:
+            while not self._ending.wait(0.02):
+                self.kills += len(connection.execute(query, {"name": self._name}).all())
+
+    def stop(self) -> None:
+        self._ending.set()
+        self.join()
+        self._engine.dispose()
 
 
 def test_listeners_on_the_engine_hear_of_the_connections_apart(engine: sa.Engine, up: Up, subject: str) -> None:

@@ -118,7 +118,11 @@ class Process:
         """What it said when it ended by itself, and not well."""
         if self._process.returncode in (0, -signal.SIGKILL, -signal.SIGTERM):
             return ""
-        return f"{self.name}: status {self._process.returncode}: {self._errors.read_text()[-1_500:]}"
+        return f"{self.name}: status {self._process.returncode}: {self.complaints}"
+
+    @property
+    def complaints(self) -> str:
+        return self._errors.read_text()[-1_500:]
 
 
 class Stage:

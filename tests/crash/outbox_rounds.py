@@ -85,6 +85,17 @@ class Shop:
         engine.dispose()
         return found
 
+    def left(self) -> str:
+        """How things stand with rows that nobody sends: by stream, where it stands, when it is to be looked at, and
+        what was said of it."""
+        engine, columns = engine_of(self.url), TABLE.c
+        place, wake_ms = sa.func.min(columns.place), sa.func.min(columns.wake_ms)
+        query = sa.select(columns.stream, columns.error, sa.func.count(), place, sa.func.max(columns.place), wake_ms)
+        with engine.connect() as connection:
+            found = connection.execute(query.group_by(columns.stream, columns.error)).all()
+        engine.dispose()
+        return f"at {int(time.time() * 1_000)}: " + "; ".join(str(tuple(each)) for each in found[:10])
+
     def judge(self, client: fairway.Client, counts: OutboxCounts, *, has_ids: bool) -> None:
         engine = engine_of(self.url)
         with engine.connect() as connection:
@@ -251,7 +262,10 @@ class OutboxStage(Stage):
             while not self._is_flawed and shop.waiting() and time.monotonic() < deadline:
                 time.sleep(0.1)
             if not self._is_flawed and shop.waiting():
-                self._counts.failures.append(f"{shop.waiting()} rows are left in {shop.name}")
+                self._counts.failures.append(f"{shop.waiting()} rows are left in {shop.name}: {shop.left()}")
+                self._counts.failures += [
+                    f"{name} said: {process.complaints}" for name, (_, process) in self._relays.items()
+                ]
         self._await_due(deadline)
         for _, process in self._relays.values():
             process.send(signal.SIGTERM)

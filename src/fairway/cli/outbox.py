@@ -166,7 +166,7 @@ def relay(
                 _until_empty(working, ending.wait)
             else:
                 while not ending.wait(1.0):
-                    pass
+                    check_relay(working)
     if json:
         import dataclasses
 
@@ -185,7 +185,13 @@ def _until_empty(working: Relay, wait: Callable[[float], bool]) -> None:
 
     begun_ms = RealClock().wall_ms()
     while working.left_of(begun_ms) and not wait(_LOOK_S):
-        pass
+        check_relay(working)
+
+
+def check_relay(working: Relay) -> None:
+    """A process that lives and relays nothing would be restarted by nobody."""
+    if working.has_failed:
+        raise FairwayError(f"{working.trouble}; the reason is above. Rows are safe in the table: start another relay")
 
 
 # --- the database -----------------------------------------------------------------------------------------------------

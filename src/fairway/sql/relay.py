@@ -64,6 +64,7 @@ class Relay:
         self.rows = OutboxRows(outbox_table(MetaData(), table, schema), engine.dialect, is_cluster=is_cluster)
         self.steps = Relaying(self.rows, self._clock, self._rng, options or RelayOptions())
         self.trouble: str | None = None  # why nothing can be sent now, as far as it is known
+        self.has_failed = False  # its thread has ended by surprise
         self._post: AnyPost | None = None
         self._ending = Ending()
         self._workers = Workers()
@@ -110,10 +111,15 @@ class Relay:
 
     def run(self, post: AnyPost, ending: Ending) -> None:
         """Round after round, until it is asked to end."""
-        while not ending.is_asked:
-            wait_s = self._round(post)
-            if wait_s:
-                ending.wait(wait_s * (0.75 + self._rng.uniform() / 2))  # a hundred relays do not look all at once
+        try:
+            while not ending.is_asked:
+                wait_s = self._round(post)
+                if wait_s:
+                    ending.wait(wait_s * (0.75 + self._rng.uniform() / 2))  # a hundred relays do not look all at once
+        except BaseException as error:  # a bug, of ours or of a driver: whoever relies on this relay must hear of it
+            self.has_failed = True
+            self.trouble = f"the relay has ended: {error!r}"
+            raise
 
     def _round(self, post: AnyPost) -> float:
         """One look at the table; how long to wait for the next."""

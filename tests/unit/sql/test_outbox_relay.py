@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from fairway.errors import Misuse
+from fairway.cli.outbox import check_relay
+from fairway.errors import FairwayError, Misuse
 from fairway.sql import Outbox, Relay, RelayOptions
 from fairway.sql.relaying import Relaying
 from fairway.sql.rows import OutboxRows
@@ -192,3 +193,22 @@ def test_mistakes(lite: sa.Engine) -> None:
         RelayOptions(rows_max=0)
     with pytest.raises(Misuse, match="grace_s is -1"):
         RelayOptions(grace_s=-1)
+
+
+class _Fails(SeededRng):
+    """In the place of whatever nobody has thought of."""
+
+    def uniform(self) -> float:
+        raise RuntimeError("a surprise")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_relay_that_ends_by_surprise_says_so(lite: sa.Engine, up: Up) -> None:
+    """A process that lives and relays nothing would be restarted by nobody."""
+    written(lite)
+    with Relay(lite, up.url, options=NIMBLE, rng=_Fails(1)) as relay:
+        eventually(lambda: relay.has_failed, "the relay ends")
+        assert relay.trouble is not None
+        assert "a surprise" in relay.trouble
+        with pytest.raises(FairwayError, match="start another relay"):
+            check_relay(relay)

@@ -22,7 +22,13 @@ def test_a_tiny_run_prints_every_figure(tmp_path: Path, capsys: pytest.CaptureFi
     assert "transactions/s" in console.export_text()
 
 
-def test_ratios_are_taken_round_by_round() -> None:
+def test_where_a_median_lies() -> None:
+    """By counting: of 27 turns, at most 8 lie below it in 2.6 % of all cases, and at most 9 in 6.1 %."""
+    assert outbox.interval([float(each) for each in range(27)]) == (8.0, 18.0)
+    assert outbox.interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+
+
+def test_ratios_are_taken_turn_by_turn() -> None:
     ours = [outbox.Figure(100.0 * ratio, ratio, rest_s) for ratio, rest_s in ((0.9, 0.1), (0.5, 0.3), (1.0, 0.2))]
     told = outbox.summarise({"outbox": ours})
     assert told["outbox"] == {

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from sqlalchemy import Engine, MetaData
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import NoSuchTableError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from fairway.client import url as urls
@@ -135,7 +135,7 @@ class Relay:
             self.note(str(problem))
             return TROUBLE_S
         self.note(post.trouble)
-        is_more = len(work) == self.steps.options.rows_max and post.is_open  # else there is nobody to send it to
+        is_more = work.is_full and post.is_open  # else there is nobody to send it to
         return 0.0 if is_more else self.steps.options.poll_s
 
     def once(self, post: AnyPost) -> Work:
@@ -240,7 +240,7 @@ class AioRelay:
             log.warning("the outbox's relay waits: %s", self.trouble)
             return TROUBLE_S
         self.trouble = post.trouble
-        is_more = len(work) == self.steps.options.rows_max and post.is_open  # else there is nobody to send it to
+        is_more = work.is_full and post.is_open  # else there is nobody to send it to
         return 0.0 if is_more else self.steps.options.poll_s
 
     async def once(self, post: AnyAioPost) -> Work:
@@ -270,4 +270,6 @@ async def heard(event: asyncio.Event, timeout_s: float) -> bool:
 
 
 def first_line(problem: BaseException) -> str:
+    if isinstance(problem, NoSuchTableError):  # of which it says the name, and no more
+        return f"there is no table {problem}"
     return str(problem).partition("\n")[0]

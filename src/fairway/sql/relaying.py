@@ -2,11 +2,11 @@
 
     stored      deleted, all in one statement
     later       woken again a little later; a broker that is away takes none of their patience
-    gap         the batch before it in its stream is not stored, or the broker knows nothing of the stream. If no row is
-                left that could fill the gap, and the broker still says so afterwards, it is there for ever: nothing
-                more can be stored in that stream, and what is left of it may have another. (If the broker has
-                forgotten the stream, something may be stored already: then it is twice, under the id that it has
-                always had)
+    gap         the batch before it in its stream is not stored, or the broker knows nothing of the stream. If a row can
+                fill the gap, the stream is taken in order from now on (`untangling`). If no row is left that could, and
+                the broker still says so afterwards, the gap is there for ever: nothing more can be stored in that
+                stream, and what is left of it may have another. (If the broker has forgotten the stream, something may
+                be stored already: then it is twice, under the id that it has always had)
     refused     set aside with the reason
 
 In a cluster a row also names the group of brokers that it is sent to, from before it is first sent until that group has
@@ -20,8 +20,8 @@ that the row names; a lease keeps them from doing the same work twice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from sqlalchemy import Connection
@@ -29,10 +29,11 @@ from sqlalchemy import Connection
 from fairway import batch
 from fairway.errors import Misuse, RemoteProtocolError
 from fairway.sql.letters import Picker, Row
-from fairway.sql.posting import Fate, Parcel
-from fairway.sql.rows import OutboxRows
+from fairway.sql.posting import PARCEL_BYTES_MAX, Fate, Parcel
+from fairway.sql.rows import Before, OutboxRows
 from fairway.sql.streams import Route, Stream, Streams
 from fairway.sql.tables import PARKED_MS
+from fairway.sql.untangling import Untangling
 from fairway.world.clock import Clock
 from fairway.world.lineage import forks
 from fairway.world.rng import Rng
@@ -43,6 +44,8 @@ _DAY_S: Final = 86_400
 _ROWS_MAX: Final = 10_000  # SQLite takes 32,766 parameters in a statement
 GAP: Final = "a batch before it in its stream is not stored yet"
 HOLE: Final = "a batch before it in its stream is not stored, and there is no row for it"
+UNANSWERED: Final = "no broker has answered"
+HOMELESS: Final = "no group of brokers takes it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +82,19 @@ class RelayCounts:
     rounds: int = 0
 
 
+@dataclass
 class Work:
     """Rows that were taken, and their parcels."""
 
-    def __init__(self, rows: Sequence[Row], broken: Sequence[tuple[Row, str]], homeless: Sequence[Row] = ()) -> None:
-        self.rows = rows
-        self.broken = broken  # that nobody can send
-        self.homeless = homeless  # that no group takes now
-        self.parcels = [Parcel(row.subject, row.stamped, group=row.group or "") for row in rows]
+    rows: list[Row] = field(default_factory=list)
+    broken: list[tuple[Row, str]] = field(default_factory=list)  # that nobody can send
+    homeless: list[Row] = field(default_factory=list)  # that no group takes now
+    put_off: list[Row] = field(default_factory=list)  # that others of their stream come before
+    is_full: bool = False  # there may be more
+    parcels: list[Parcel] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parcels = [Parcel(row.subject, row.stamped, group=row.group or "") for row in self.rows]
 
     @property
     def to_post(self) -> list[tuple[Parcel, bool]]:
@@ -97,7 +105,7 @@ class Work:
         return sum(1 for parcel in self.parcels if parcel.fate is None)
 
     def __len__(self) -> int:
-        return len(self.rows) + len(self.broken) + len(self.homeless)
+        return len(self.rows) + len(self.broken) + len(self.homeless) + len(self.put_off)
 
 
 class Relaying:
@@ -114,6 +122,7 @@ class Relaying:
     def _start(self) -> None:
         self._forks = forks()
         self._streams = Streams(self._clock, self._rng)
+        self._untangling = Untangling(self._rows)
         self._taken: dict[Stream, int] = {}  # by the transaction that is under way, and how many messages
 
     # --- taking ------------------------------------------------------------------------------------------------------
@@ -124,8 +133,9 @@ class Relaying:
         if self._forks != forks():
             self._start()
         self._taken = {}
-        now_ms = self._clock.wall_ms()
-        found = self._rows.claim(connection, now_ms, int(self.options.lease_s * 1_000), self.options.rows_max)
+        ordered, found, is_full = self._claim(connection, self._clock.wall_ms())
+        put_off = [row for row in found if row.stream in self._untangling]
+        found = [*ordered, *(row for row in found if row.stream not in self._untangling)]
         broken = [(row, problem) for row in found if (problem := _problem(row, picker))]
         unsound = {row.id for row, _ in broken}
         sound = [row for row in found if row.id not in unsound]
@@ -141,7 +151,19 @@ class Relaying:
             self._rows.stamp(connection, fresh)
         sound = [row for row in sound if row.stream is not None]
         sound.sort(key=lambda row: (row.stream, row.place))  # in the order of their streams, or there would be gaps
-        return Work(sound, broken, homeless)
+        return Work(sound, broken, homeless, put_off, is_full)
+
+    def _claim(self, connection: Connection, now_ms: int) -> tuple[list[Row], list[Row], bool]:
+        """Rows of streams that are taken in order, half of what is taken at most; then those whose time has come; and
+        whether there may be more."""
+        lease_ms, rows_max = int(self.options.lease_s * 1_000), self.options.rows_max
+        self._rows.begin(connection)
+        half, bytes_half = (rows_max + 1) // 2, PARCEL_BYTES_MAX // 2
+        ordered = self._untangling.take(connection, now_ms, lease_ms, half, bytes_half)
+        left, bytes_left = rows_max - len(ordered), PARCEL_BYTES_MAX - _size_bytes(ordered)
+        due = self._rows.claim(connection, now_ms, lease_ms, left, bytes_left) if left else []
+        is_full = bool(ordered) or len(due) == left or _size_bytes(due) > bytes_half
+        return ordered, due, is_full
 
     def _stamp(self, rows: Sequence[Row]) -> None:
         streams: dict[Route, Stream] = {}
@@ -162,24 +184,24 @@ class Relaying:
 
     def settle(self, connection: Connection, work: Work) -> None:
         """Write down how the parcels fared; one without an answer is treated as lost."""
+        self._rows.begin(connection)
         now_ms = self._clock.wall_ms()
-        again_ms = now_ms + int(self.options.retry_s * 1_000)
         by_fate: dict[Fate, list[tuple[Row, Parcel]]] = {fate: [] for fate in Fate}
         for row, parcel in zip(work.rows, work.parcels, strict=True):
             by_fate[parcel.fate or Fate.LATER].append((row, parcel))
-        if stored := by_fate[Fate.STORED]:
+        stored = by_fate.pop(Fate.STORED)
+        if stored:
             self._rows.delete(connection, [row.id for row, _ in stored])
             self.counts.sent += sum(row.messages for row, _ in stored)
             self.counts.repeats += sum(row.messages for row, parcel in stored if parcel.is_repeat)
-        if later := [*(row for row, _ in by_fate[Fate.LATER]), *work.homeless]:
-            self._rows.wake(connection, [row.id for row in later], again_ms)
+        unsent = {row.stream for some in by_fate.values() for row, _ in some}
+        self._streams.leave(unsent)  # what comes behind would meet a gap
+        self._untangling.begin_again(unsent)
+        gaps, broken = self._judge_gaps(connection, [row for row, _ in by_fate[Fate.GAP]], now_ms)
         aside = [(row, PARKED_MS, parcel.sentence) for row, parcel in by_fate[Fate.REFUSED]]
         aside += [(row, PARKED_MS, problem) for row, problem in work.broken]
         self.counts.set_aside += sum(row.messages for row, _, _ in aside)
-        gaps, broken = self._judge_gaps(connection, [row for row, _ in by_fate[Fate.GAP]])
-        noted = [*aside, *((row, again_ms, sentence) for row, sentence in gaps)]
-        if noted:
-            self._rows.note(connection, noted)
+        self._rows.note(connection, [*aside, *self._put_off(work, by_fate[Fate.LATER], gaps, now_ms)])
         for stream in broken:
             restarted = self._rows.abandon(connection, stream, now_ms)
             self.counts.restarted += restarted
@@ -188,7 +210,22 @@ class Relaying:
             )
         self.counts.rounds += 1
 
-    def _judge_gaps(self, connection: Connection, rows: Sequence[Row]) -> tuple[list[tuple[Row, str]], list[int]]:
+    def _put_off(
+        self, work: Work, later: Sequence[tuple[Row, Parcel]], gaps: Sequence[tuple[Row, str]], now_ms: int
+    ) -> Iterator[tuple[Row, int, str]]:
+        """Until when, and why. What is to be taken in order need not come up by itself before a lease would end."""
+        again_ms = now_ms + int(self.options.retry_s * 1_000)
+        in_order_ms = now_ms + int(self.options.lease_s * 1_000)
+        for row, parcel in later:
+            yield row, again_ms, parcel.sentence or UNANSWERED
+        for row in work.homeless:
+            yield row, again_ms, HOMELESS
+        for row, sentence in [*gaps, *((row, GAP) for row in work.put_off)]:
+            yield row, in_order_ms if row.stream in self._untangling else again_ms, sentence
+
+    def _judge_gaps(
+        self, connection: Connection, rows: Sequence[Row], now_ms: int
+    ) -> tuple[list[tuple[Row, str]], list[int]]:
         """Rows that wait, and what is known of them; and streams in which nothing can be stored any more.
 
         The order matters: first nobody is found who could fill the gap, then the broker is asked once more. The other
@@ -206,9 +243,16 @@ class Relaying:
             elif row.error == HOLE:
                 broken.append(row.stream)
             else:
-                waiting.append((row, GAP if self._rows.has_before(connection, row) else HOLE))
+                before = self._rows.before(connection, row, now_ms)
+                waiting.append((row, HOLE if before is Before.NOTHING else GAP))
+                if before is Before.FREE:
+                    self._untangling.add(row.stream)
             seen.add(row.stream)
         return waiting, broken
+
+
+def _size_bytes(rows: Sequence[Row]) -> int:
+    return sum(len(row.body) for row in rows)
 
 
 def _problem(row: Row, picker: Picker | None) -> str:

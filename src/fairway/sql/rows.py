@@ -7,10 +7,11 @@ microsecond counts (bench/outbox).
 
 from __future__ import annotations
 
+import enum
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -81,6 +82,14 @@ class SetAside:
     body: bytes
 
 
+class Before(enum.Enum):
+    """How it stands with the first row of a stream."""
+
+    NOTHING = "nothing"  # there is none
+    HELD = "held"  # somebody has it under way
+    FREE = "free"  # anybody may take it
+
+
 class OutboxRows:
     """The statements for one table, as one kind of database takes them.
 
@@ -100,18 +109,19 @@ class OutboxRows:
         self._riding: dict[int, Statement] = {}
         columns = table.c
         self._columns = (*COLUMNS, GROUP) if is_cluster else COLUMNS
-        self._reading = sa.select(*(columns[name] for name in COLUMNS), columns.error)
+        self._some = some = _some(columns.id, dialect)
+        self._sizes = sa.select(columns.id, sa.func.length(columns.body))
+        self._reading = sa.select(*(columns[name] for name in COLUMNS), columns.error).where(some)
         if is_cluster:
             self._reading = self._reading.add_columns(columns[GROUP])
-        some = _some(columns.id, dialect)
         self._deleting = sa.delete(table).where(some)
-        self._waking = sa.update(table).where(some).values(wake_ms=sa.bindparam("wake"))
+        self._leasing = sa.update(table).where(some).values(wake_ms=sa.bindparam("wake"), error=None)
+        self._noting = sa.update(table).where(some).values(wake_ms=sa.bindparam("wake"), error=sa.bindparam("sentence"))
         self._unstamping = sa.update(table).where(some)
         one = columns.id == sa.bindparam("one")
         self._stamping = sa.update(table).where(one).values(stream=sa.bindparam("into"), place=sa.bindparam("at"))
         if is_cluster:
             self._stamping = self._stamping.values({GROUP: sa.bindparam("whose")})
-        self._noting = sa.update(table).where(one).values(wake_ms=sa.bindparam("wake"), error=sa.bindparam("sentence"))
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -172,21 +182,64 @@ class OutboxRows:
 
     # --- for relays --------------------------------------------------------------------------------------------------
 
-    def claim(self, connection: Connection, now_ms: int, lease_ms: int, rows_max: int) -> list[Row]:
+    def begin(self, connection: Connection) -> None:
+        """On SQLite, a write that changes nothing: from here on the database is ours. A transaction that reads before
+        it writes is refused at once if somebody else writes meanwhile, however long it is willing to wait."""
+        if connection.dialect.name == "sqlite":
+            connection.execute(self._leasing, {"ids": [""], "wake": 0})
+
+    def claim(self, connection: Connection, now_ms: int, lease_ms: int, rows_max: int, bytes_max: int) -> list[Row]:
         """Rows whose time has come. No other relay gets them before the lease ends; the caller commits."""
-        dialect, columns = connection.dialect, self.table.c
-        if dialect.name == "sqlite":  # a write that changes nothing: from here on the database is ours
-            connection.execute(self._waking, {"ids": [""], "wake": now_ms})
-        query = self._reading.where(columns.wake_ms <= now_ms).order_by(columns.wake_ms, columns.id).limit(rows_max)
+        columns = self.table.c
+        query = self._sizes.where(columns.wake_ms <= now_ms).order_by(columns.wake_ms, columns.id).limit(rows_max)
         if self._is_cluster:
             query = query.where(columns.stream.is_(None) | columns[GROUP].is_not(None))
         elif self._has_groups(connection):
             query = query.where(columns[GROUP].is_(None))
-        query = query.with_for_update(skip_locked=skips_locked(dialect))
-        rows = [_row(each) for each in connection.execute(query)]
-        if rows:
-            connection.execute(self._waking, {"ids": sorted(row.id for row in rows), "wake": now_ms + lease_ms})
-        return rows
+        return self._claimed(connection, query, {}, now_ms + lease_ms, bytes_max)
+
+    def claim_those(
+        self, connection: Connection, ids: Sequence[str], now_ms: int, lease_ms: int, bytes_max: int
+    ) -> list[Row]:
+        """Of these rows, those that nobody holds; whether or not their time has come."""
+        columns = self.table.c
+        query = self._sizes.where(self._some, columns.wake_ms < PARKED_MS, ~self._is_held(now_ms))
+        query = query.order_by(columns.stream, columns.place)
+        return self._claimed(connection, query, {"ids": sorted(ids)}, now_ms + lease_ms, bytes_max)
+
+    def _claimed(
+        self, connection: Connection, query: sa.Select[Any], values: dict[str, Any], wake_ms: int, bytes_max: int
+    ) -> list[Row]:
+        """As many of them as there is room for, and one at least."""
+        query = query.with_for_update(skip_locked=skips_locked(connection.dialect))
+        sizes = connection.execute(query, values).all()
+        room = sum(1 for total in accumulate(size for _, size in sizes) if total <= bytes_max)
+        ids = [str(each.id) for each in sizes[: room or 1]]
+        if not ids:
+            return []
+        some = {"ids": sorted(ids)}
+        rows = {row.id: row for row in map(_row, connection.execute(self._reading, some))}  # with what was said of them
+        connection.execute(self._leasing, some | {"wake": wake_ms})
+        return [rows[each] for each in ids]
+
+    def in_order(
+        self, connection: Connection, streams: Sequence[int], now_ms: int, rows_max: int
+    ) -> list[tuple[str, int, bool]]:
+        """Rows of these streams from the first on: the id, the stream, and whether somebody holds it. There is no index
+        for this, because whoever writes a row would pay for it: the whole table is read."""
+        columns = self.table.c
+        query = (
+            sa.select(columns.id, columns.stream, self._is_held(now_ms))
+            .where(columns.stream.in_(streams), columns.wake_ms < PARKED_MS)
+            .order_by(columns.stream, columns.place)
+            .limit(rows_max)
+        )
+        return [(str(row_id), int(stream), bool(is_held)) for row_id, stream, is_held in connection.execute(query)]
+
+    def _is_held(self, now_ms: int) -> sa.ColumnElement[bool]:
+        """A relay has it under way, or who wrote it; until they settle it, or their time is over."""
+        columns = self.table.c
+        return (columns.wake_ms > now_ms) & columns.error.is_(None)
 
     def stamp(self, connection: Connection, rows: Sequence[Row]) -> None:
         """Write down under which streams these rows are sent."""
@@ -196,16 +249,13 @@ class OutboxRows:
                 del each["whose"]
         connection.execute(self._stamping, given)
 
-    def wake(self, connection: Connection, ids: Sequence[str], wake_ms: int) -> None:
-        """They are to be looked at then."""
-        connection.execute(self._waking, {"ids": sorted(ids), "wake": wake_ms})
-
     def note(self, connection: Connection, noted: Sequence[tuple[Row, int, str]]) -> None:
-        """Rows that were refused: when they are to be looked at again, and why they were."""
-        connection.execute(
-            self._noting,
-            [{"one": row.id, "wake": wake_ms, "sentence": text[:ERROR_CHARS_MAX]} for row, wake_ms, text in noted],
-        )
+        """Rows that could not be sent: when they are to be looked at again, and why. Nobody holds them any more."""
+        alike: dict[tuple[int, str], list[str]] = {}
+        for row, wake_ms, sentence in noted:
+            alike.setdefault((wake_ms, sentence[:ERROR_CHARS_MAX]), []).append(row.id)
+        for (wake_ms, sentence), ids in alike.items():
+            connection.execute(self._noting, {"ids": sorted(ids), "wake": wake_ms, "sentence": sentence})
 
     def unstamp(self, connection: Connection, ids: Sequence[str], wake_ms: int) -> int:
         """Let a relay choose another stream for them: they are stored nowhere, or nobody can say."""
@@ -221,15 +271,19 @@ class OutboxRows:
         statement = sa.update(self.table).where(columns.stream == stream, columns.wake_ms < PARKED_MS)
         return connection.execute(self._unstamped(connection, statement, wake_ms)).rowcount
 
-    def has_before(self, connection: Connection, row: Row) -> bool:
+    def before(self, connection: Connection, row: Row, now_ms: int) -> Before:
         """Whether a batch that comes before this one in its stream is still to be sent."""
         columns = self.table.c
         query = (
-            sa.select(sa.literal(1))
+            sa.select(self._is_held(now_ms))
             .where(columns.stream == row.stream, columns.place < row.place, columns.wake_ms < PARKED_MS)
+            .order_by(columns.place)
             .limit(1)
         )
-        return connection.execute(query).first() is not None
+        first = connection.execute(query).first()
+        if first is None:
+            return Before.NOTHING
+        return Before.HELD if first[0] else Before.FREE
 
     # --- for people --------------------------------------------------------------------------------------------------
 

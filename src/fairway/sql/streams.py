@@ -11,6 +11,7 @@ and never used again. There are as many streams as transactions that commit at t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from fairway.world.clock import Clock
@@ -69,3 +70,9 @@ class Streams:
         if idle is None:
             idle = self._idle.setdefault(stream.route, deque())
         idle.append(stream)
+
+    def leave(self, producer_ids: Collection[int | None]) -> None:
+        """Never use these again, those of them that are here: something in them was not stored."""
+        for idle in self._idle.values():
+            for stream in list(idle):
+                stream.is_left = stream.is_left or stream.producer_id in producer_ids

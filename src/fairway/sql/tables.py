@@ -1,14 +1,15 @@
 """The outbox's table: a row for each batch that is to be sent, as it will go over the wire.
 
     id          of the first message in the batch: 26 characters, as `fairway trace` takes it
-    wake_ms     when a relay may take the row; far in the future: it is set aside, and `error` says why
+    wake_ms     when a relay may take the row; far in the future: it is set aside, and `error` says why. Somebody holds
+                it until then, if there is no error
     subject     where the messages go
     messages    how many they are
     created_ms  when they were written, by the clock of whoever wrote them
     stream      under which the batch is sent, and its place there. Both are written before it is first sent and stay as
     place       they are, so that a broker recognises the batch whoever sends it again. NULL: a relay chooses
     body        the batch: payloads, keys, tags, headers, ids, due times
-    error       what a broker said when it refused it
+    error       why it could not be sent when that was last tried; none while somebody holds the row
     broker_group  in a cluster, written with stream and place: where the batch is sent, and nowhere else, for only that
                 group can tell whether it has it. NULL: with one broker; or a relay chooses
 

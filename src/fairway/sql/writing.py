@@ -14,11 +14,12 @@ transaction by itself (`text("COMMIT")`, `text("ROLLBACK TO ...")`): use SQLAlch
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, event
-from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.exc import OperationalError, UnboundExecutionError
 from sqlalchemy.orm import Session
 
 from fairway.batch import MessageId
@@ -148,6 +149,8 @@ class Writer:
 
     def _check(self, connection: Connection) -> None:
         """Once, in the first transaction: is there a table, and what does it take?"""
+        with suppress(OperationalError):  # there is no such table: the next line says so
+            self.rows.begin(connection)
         self.rows.check_table(connection)
         self._bytes_max = bytes_max(connection)
         self._is_checked = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ import fairway
 from fairway.errors import BadName, Misuse
 from fairway.sql import Outbox, outbox_table
 from tests.support.databases import fresh
-from tests.support.outboxes import NIMBLE, TABLE, Up, arrived, eventually, payloads, rows
+from tests.support.outboxes import NIMBLE, TABLE, Up, arrived, eventually, payloads, put, rows
 from tests.support.outboxes import up as running
 
 
@@ -129,6 +130,20 @@ def test_a_savepoint_before_the_first_message(lite: sa.Engine, lite_outbox: Outb
             nested.rollback()
         lite_outbox.send(connection, subject, b"kept")
     assert payloads(up.url, subject, 1) == [b"kept"]
+
+
+def test_the_first_message_of_a_program_is_written_though_others_write(
+    lite: sa.Engine, lite_outbox: Outbox, subject: str
+) -> None:
+    """SQLite refuses, however patient it is, who has read and would write, if another writes meanwhile. So the look for
+    the table, at the first message, must not be a read: in a savepoint it is a part of the transaction."""
+    other = threading.Thread(target=lambda: put(lite, lite_outbox, subject, b"another's"))
+    with lite.begin() as connection:
+        connection.begin_nested()
+        lite_outbox.send(connection, subject, b"the first")
+        other.start()
+        time.sleep(0.2)  # for the other to begin
+    other.join()
 
 
 def test_one_connection_and_many_transactions(lite: sa.Engine, lite_outbox: Outbox, up: Up, subject: str) -> None:

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from fairway import batch
 from fairway.cli.outbox import check_relay
 from fairway.errors import FairwayError, Misuse
 from fairway.sql import Outbox, Relay, RelayOptions
+from fairway.sql.posting import Fate
 from fairway.sql.relaying import Relaying
 from fairway.sql.rows import OutboxRows
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
+from fairway.world.clock import ManualClock, RealClock
+from fairway.world.rng import RealRng, SeededRng
 from tests.support.outboxes import NIMBLE, TABLE, Up, arrived, eventually, numbered, payloads, put, rows
 from tests.support.outboxes import up as running
 
@@ -89,6 +91,85 @@ def test_a_relay_that_dies_after_sending_leaves_what_the_next_one_repeats_harmle
         eventually(lambda: rows(lite) == 0, "another one goes on")
     [_, _, _, _, _, message] = arrived(up.url, subject, 6)
     assert message.payload == b"later"
+
+
+def test_a_stream_in_disorder_is_sent_in_order(engine: sa.Engine, up: Up, subject: str) -> None:
+    """A relay has given rows of several programs places in one stream, and died. Their times are in no order."""
+    outboxes = [written(engine) for _ in range(3)]
+    for number in range(120):
+        put(engine, outboxes[number * 7 % 3], subject, b"%d" % number)
+    dead = Relaying(OutboxRows(TABLE, engine.dialect), RealClock(), RealRng(), RelayOptions(lease_s=0))
+    with engine.begin() as connection:
+        work = dead.take(connection)
+        for row in work.rows:
+            wake_ms = row.wake_ms - (row.place or 0) * 37 % 5 * 1_000
+            connection.execute(sa.update(TABLE).where(TABLE.c.id == row.id).values(wake_ms=wake_ms))
+    few = RelayOptions(rows_max=20, poll_s=0.02, retry_s=0.1)
+    with Relay(engine, up.url, options=few) as relay:
+        eventually(lambda: rows(engine) == 0, "they are deleted")
+    assert payloads(up.url, subject, 120) == [batch.decode(row.body).payloads[0] for row in work.rows]
+    assert relay.counts.repeats == 0
+    assert relay.counts.rounds <= 120 // 10 + 3, "half of each round is taken in order"
+
+
+def test_rows_that_somebody_holds_are_not_taken_for_being_first(lite: sa.Engine, subject: str) -> None:
+    outbox = written(lite)
+    put(lite, outbox, subject, *numbered(6))
+    clock, of_table = ManualClock(int(datetime.now(UTC).timestamp() * 1_000)), OutboxRows(TABLE, lite.dialect)
+    one, other = (Relaying(of_table, clock, SeededRng(seed), RelayOptions(rows_max=3)) for seed in (1, 2))
+    with lite.begin() as connection:
+        held = one.take(connection)
+        one.taken()
+        behind = one.take(connection)  # the same stream goes on
+    with lite.begin() as connection:
+        of_table.note(connection, [(row, clock.wall_ms(), "it was put off") for row in behind.rows])
+    for _ in range(3):  # the other one sends what is behind
+        assert meets_gaps(lite, other).isdisjoint(row.id for row in held.rows)
+        clock.advance(1_100)
+    with lite.begin() as connection:
+        of_table.note(connection, [(row, clock.wall_ms() + 60_000, "no broker answers") for row in held.rows])
+    meets_gaps(lite, other)
+    assert meets_gaps(lite, other) >= {row.id for row in held.rows[:2]}, "nobody holds them now: before their time"
+
+
+def meets_gaps(engine: sa.Engine, relay: Relaying) -> set[str]:
+    """A round of which nothing is stored; the rows that were sent."""
+    with engine.begin() as connection:
+        work = relay.take(connection)
+        for parcel in work.parcels:
+            parcel.settle(Fate.GAP)
+        relay.settle(connection, work)
+    return {row.id for row in work.rows}
+
+
+def test_a_relay_takes_no_more_bytes_than_it_has_room_for(lite: sa.Engine) -> None:
+    outbox = written(lite)
+    put(lite, outbox, "orders", *(b"x" * 1_000 for _ in range(10)))
+    rows_of, now_ms = OutboxRows(TABLE, lite.dialect), int(datetime.now(UTC).timestamp() * 1_000)
+    size_bytes = len(contents(lite)[0]["body"])
+    with lite.begin() as connection:
+        assert len(rows_of.claim(connection, now_ms, 60_000, 1_000, 6 * size_bytes - 1)) == 5
+        assert len(rows_of.claim(connection, now_ms, 60_000, 1_000, 10)) == 1, "one at least, or it would never be sent"
+        assert len(rows_of.claim(connection, now_ms, 60_000, 2, 1 << 20)) == 2
+
+
+def test_a_relay_leaves_a_stream_of_its_own_that_has_a_hole(lite: sa.Engine, up: Up, subject: str) -> None:
+    """What it set aside left the hole. It would give what is behind another place in the same stream, for ever."""
+    outbox = written(lite)
+    put(lite, outbox, subject, *numbered(9))
+    clock = ManualClock(int(datetime.now(UTC).timestamp() * 1_000))
+    relay = Relaying(OutboxRows(TABLE, lite.dialect), clock, SeededRng(1), RelayOptions(rows_max=3))
+    streams = []
+    for fates in [(Fate.STORED, Fate.REFUSED, Fate.GAP), (Fate.STORED, Fate.STORED, Fate.STORED)]:
+        with lite.begin() as connection:
+            work = relay.take(connection)
+        relay.taken()
+        streams.append({row.stream for row in work.rows})
+        for parcel, fate in zip(work.parcels, fates, strict=True):
+            parcel.settle(fate, "as the test says")
+        with lite.begin() as connection:
+            relay.settle(connection, work)
+    assert streams[0].isdisjoint(streams[1])
 
 
 def test_what_is_refused_is_set_aside_and_holds_nobody_up(engine: sa.Engine, up: Up, subject: str) -> None:

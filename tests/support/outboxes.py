@@ -16,12 +16,20 @@ import fairway
 from fairway.sql import Outbox, RelayOptions
 from fairway.sql.tables import outbox_table
 from fairway.world.process import Child
+from fairway.world.rng import SeededRng
 
 READY_S = 60.0
 WAIT_S = 30.0
 NIMBLE = RelayOptions(grace_s=0.2, poll_s=0.05, retry_s=0.1, delete_linger_s=0.01)
 TABLE = outbox_table(sa.MetaData())
 _groups = count(1)
+
+
+class FailingRng(SeededRng):
+    """A relay that asks it for anything ends by surprise."""
+
+    def uniform(self) -> float:
+        raise RuntimeError("a surprise")
 
 
 class Up:

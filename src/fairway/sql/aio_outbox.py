@@ -191,9 +191,9 @@ class AioOutbox:
             self._stored.set()
             try:
                 await asyncio.gather(*self._tasks)
+            finally:
                 await post.close()
                 self._post = None
-            finally:
                 if self._apart.pool is not self._engine.pool:
                     await self._apart.dispose()
         self._writer.close()

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self
 
@@ -26,6 +28,7 @@ from fairway.sql.relaying import RelayCounts, Relaying, RelayOptions, Work
 from fairway.sql.rows import OutboxRows, OutboxState, check_engine
 from fairway.sql.tables import NAME, outbox_table
 from fairway.world.clock import Clock, RealClock
+from fairway.world.link import LinkFailed
 from fairway.world.net import Net, RealNet
 from fairway.world.rng import RealRng, Rng
 from fairway.world.workers import Ending, Workers
@@ -40,7 +43,29 @@ DATABASE_TROUBLE: Final = (SQLAlchemyError, OSError)
 log = logging.getLogger("fairway.outbox")
 
 
-class Relay:
+class _Watched:
+    """How a relay fares, for whoever relies on it."""
+
+    trouble: str | None = None  # why nothing can be sent now, as far as it is known
+    has_failed = False  # it has ended by surprise
+
+    def note(self, trouble: str | None) -> None:
+        """Say it once."""
+        if trouble is not None and trouble != self.trouble:
+            log.warning("the outbox's relay waits: %s", trouble)
+        self.trouble = trouble
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a bug, of ours or of a driver
+            self.has_failed = True
+            self.note(f"the relay has ended: {error!r}")
+            raise
+
+
+class Relay(_Watched):
     """Runs from `start` (or the beginning of its `with`) to `stop`."""
 
     def __init__(
@@ -63,8 +88,6 @@ class Relay:
         is_cluster = bool(urls.parse_any(url).meta)
         self.rows = OutboxRows(outbox_table(MetaData(), table, schema), engine.dialect, is_cluster=is_cluster)
         self.steps = Relaying(self.rows, self._clock, self._rng, options or RelayOptions())
-        self.trouble: str | None = None  # why nothing can be sent now, as far as it is known
-        self.has_failed = False  # its thread has ended by surprise
         self._post: AnyPost | None = None
         self._ending = Ending()
         self._workers = Workers()
@@ -111,15 +134,11 @@ class Relay:
 
     def run(self, post: AnyPost, ending: Ending) -> None:
         """Round after round, until it is asked to end."""
-        try:
+        with self.watched():
             while not ending.is_asked:
                 wait_s = self._round(post)
                 if wait_s:
                     ending.wait(wait_s * (0.75 + self._rng.uniform() / 2))  # a hundred relays do not look all at once
-        except BaseException as error:  # a bug, of ours or of a driver: whoever relies on this relay must hear of it
-            self.has_failed = True
-            self.trouble = f"the relay has ended: {error!r}"
-            raise
 
     def _round(self, post: AnyPost) -> float:
         """One look at the table; how long to wait for the next."""
@@ -131,6 +150,8 @@ class Relay:
         except DATABASE_TROUBLE as problem:
             self.note(f"the database: {first_line(problem)}")
             return TROUBLE_S
+        except LinkFailed:
+            raise  # nothing will ever be sent over it again
         except FairwayError as problem:  # the post was closed under us, by a fork or the end of the program
             self.note(str(problem))
             return TROUBLE_S
@@ -154,14 +175,8 @@ class Relay:
                 self.steps.settle(connection, work)
         return work
 
-    def note(self, trouble: str | None) -> None:
-        """Say it once."""
-        if trouble is not None and trouble != self.trouble:
-            log.warning("the outbox's relay waits: %s", trouble)
-        self.trouble = trouble
 
-
-class AioRelay:
+class AioRelay(_Watched):
     """The same as a task on the loop where `start` is called."""
 
     def __init__(
@@ -185,7 +200,6 @@ class AioRelay:
         is_cluster = bool(urls.parse_any(url).meta)
         self.rows = OutboxRows(outbox_table(MetaData(), table, schema), engine.dialect, is_cluster=is_cluster)
         self.steps = Relaying(self.rows, self._clock, self._rng, options or RelayOptions())
-        self.trouble: str | None = None
         self._post: AnyAioPost | None = None
         self._task: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
@@ -202,13 +216,16 @@ class AioRelay:
         self._task = asyncio.create_task(self.run(post, self._ending), name="fairway-outbox-relay")
 
     async def stop(self) -> None:
+        """Let the round that is under way end. Raises what has ended the relay before, if anything has."""
         self._ending.set()
-        if self._task is not None:
-            await self._task
-            self._task = None
+        task, self._task = self._task, None
         post, self._post = self._post, None
-        if post is not None:
-            await post.close()
+        try:
+            if task is not None:
+                await task
+        finally:
+            if post is not None:
+                await post.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -224,22 +241,22 @@ class AioRelay:
             return await connection.run_sync(self.rows.state, self._clock)
 
     async def run(self, post: AnyAioPost, ending: asyncio.Event) -> None:
-        while not ending.is_set():
-            wait_s = await self._round(post)
-            if wait_s:
-                await heard(ending, wait_s * (0.75 + self._rng.uniform() / 2))
+        with self.watched():
+            while not ending.is_set():
+                wait_s = await self._round(post)
+                if wait_s:
+                    await heard(ending, wait_s * (0.75 + self._rng.uniform() / 2))
 
     async def _round(self, post: AnyAioPost) -> float:
         try:
             if not await post.wait_open(OPEN_S):
-                self.trouble = post.trouble or "no broker answers"
+                self.note(post.trouble or "no broker answers")
                 return self.steps.options.poll_s
             work = await self.once(post)
         except DATABASE_TROUBLE as problem:
-            self.trouble = f"the database: {first_line(problem)}"
-            log.warning("the outbox's relay waits: %s", self.trouble)
+            self.note(f"the database: {first_line(problem)}")
             return TROUBLE_S
-        self.trouble = post.trouble
+        self.note(post.trouble)
         is_more = work.is_full and post.is_open  # else there is nobody to send it to
         return 0.0 if is_more else self.steps.options.poll_s
 

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from fairway.errors import Misuse
 from fairway.sql import AioOutbox, AioRelay, Outbox, OutboxState, RelayOptions
 from tests.support.databases import on_loop
-from tests.support.outboxes import NIMBLE, Up, payloads
+from tests.support.outboxes import NIMBLE, FailingRng, Up, payloads
 
 WAIT_S = 60
 
@@ -92,6 +92,21 @@ def test_a_relay_as_a_task(database_url: str, up: Up, subject: str) -> None:
 
     run(main())
     assert payloads(up.url, subject, 1) == [b"left"]
+
+
+def test_a_relay_that_ends_by_surprise_says_so(tmp_path: Path, up: Up) -> None:
+    async def main() -> None:
+        async with engine_of(f"sqlite:///{tmp_path / 'test.db'}") as engine:
+            await AioOutbox(engine).create()
+            relay = AioRelay(engine, up.url, options=NIMBLE, rng=FailingRng(1))
+            await relay.start()
+            await asyncio.sleep(2 * NIMBLE.poll_s)
+            with pytest.raises(RuntimeError, match="a surprise"):
+                await relay.stop()
+            assert relay.has_failed
+            assert "a surprise" in (relay.trouble or "")
+
+    run(main())
 
 
 def test_what_is_set_aside(tmp_path: Path, up: Up, subject: str) -> None:

@@ -15,11 +15,13 @@ from fairway.cli.outbox import check_relay
 from fairway.errors import FairwayError, Misuse
 from fairway.sql import Outbox, Relay, RelayOptions
 from fairway.sql.posting import Fate
+from fairway.sql.posts import Post
 from fairway.sql.relaying import Relaying
 from fairway.sql.rows import OutboxRows
 from fairway.world.clock import ManualClock, RealClock
+from fairway.world.link import LinkFailed
 from fairway.world.rng import RealRng, SeededRng
-from tests.support.outboxes import NIMBLE, TABLE, Up, arrived, eventually, numbered, payloads, put, rows
+from tests.support.outboxes import NIMBLE, TABLE, FailingRng, Up, arrived, eventually, numbered, payloads, put, rows
 from tests.support.outboxes import up as running
 
 
@@ -276,20 +278,26 @@ def test_mistakes(lite: sa.Engine) -> None:
         RelayOptions(grace_s=-1)
 
 
-class _Fails(SeededRng):
-    """In the place of whatever nobody has thought of."""
-
-    def uniform(self) -> float:
-        raise RuntimeError("a surprise")
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_relay_that_ends_by_surprise_says_so(lite: sa.Engine, up: Up) -> None:
     """A process that lives and relays nothing would be restarted by nobody."""
     written(lite)
-    with Relay(lite, up.url, options=NIMBLE, rng=_Fails(1)) as relay:
+    with Relay(lite, up.url, options=NIMBLE, rng=FailingRng(1)) as relay:
         eventually(lambda: relay.has_failed, "the relay ends")
         assert relay.trouble is not None
         assert "a surprise" in relay.trouble
         with pytest.raises(FairwayError, match="start another relay"):
             check_relay(relay)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_relay_without_a_reader_ends(lite: sa.Engine, up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing would ever be sent over that connection again."""
+
+    def fail(*_: object) -> bool:
+        raise LinkFailed("the thread that reads from the broker has failed")
+
+    written(lite)
+    monkeypatch.setattr(Post, "wait_open", fail)
+    with Relay(lite, up.url, options=NIMBLE) as relay:
+        eventually(lambda: relay.has_failed, "the relay ends")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -111,3 +112,15 @@ def eventually(is_so: Callable[[], bool], what: str) -> None:
     while not is_so():
         assert time.monotonic() < deadline, f"never: {what}"
         time.sleep(0.02)
+
+
+def in_a_child(does: Callable[[], bool]) -> bool:
+    """Fork; whether the child did it, and ended."""
+    child = os.fork()
+    if not child:
+        status = 2
+        try:
+            status = 0 if does() else 1
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1] == 0

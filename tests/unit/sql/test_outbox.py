@@ -18,7 +18,7 @@ import fairway
 from fairway.errors import BadName, Misuse
 from fairway.sql import Outbox, outbox_table
 from tests.support.databases import fresh
-from tests.support.outboxes import NIMBLE, TABLE, Up, arrived, eventually, payloads, put, rows
+from tests.support.outboxes import NIMBLE, TABLE, Up, arrived, eventually, in_a_child, payloads, put, rows
 from tests.support.outboxes import up as running
 
 
@@ -370,17 +370,13 @@ def test_a_forked_child_sends_its_own(lite: sa.Engine, up: Up, subject: str) -> 
         lite_outbox.send(connection, subject, b"parent")
     assert lite_outbox.flush()
     lite.dispose()
-    child = os.fork()
-    if not child:
-        status = 2
-        try:
-            lite.dispose(close=False)
-            with lite.begin() as connection:
-                lite_outbox.send(connection, subject, b"child")
-            status = 0 if lite_outbox.flush() else 1
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def sends() -> bool:
+        lite.dispose(close=False)
+        put(lite, lite_outbox, subject, b"child")
+        return lite_outbox.flush()
+
+    assert in_a_child(sends)
     with lite.begin() as connection:
         lite_outbox.send(connection, subject, b"parent again")
     found = arrived(up.url, subject, 3)

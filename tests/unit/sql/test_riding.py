@@ -19,7 +19,7 @@ from fairway.sql import Outbox, Relay, statement
 from fairway.sql.hooks import hooks_of
 from fairway.sql.rows import RIDING_ROWS_MAX
 from tests.support.databases import fresh
-from tests.support.outboxes import NIMBLE, Up, payloads
+from tests.support.outboxes import NIMBLE, Up, in_a_child, payloads, put
 
 _numbers = count(1)
 SECOND_AND_A_HALF = (  # that a commit takes, if there is a row in the table
@@ -365,18 +365,15 @@ def test_a_forked_child_leaves_the_connections_of_its_parent_alone(engine: sa.En
     with engine.begin() as connection:
         outbox.send(connection, subject, b"parent")
     assert outbox.flush()
-    child = os.fork()
-    if not child:
-        status = 2
-        try:
-            engine.dispose(close=False)
-            with engine.begin() as connection:
-                outbox.send(connection, subject, b"child")
-            status = 0 if outbox.flush() else 1
-            outbox.close()
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def sends() -> bool:
+        engine.dispose(close=False)
+        put(engine, outbox, subject, b"child")
+        is_sent = outbox.flush()
+        outbox.close()
+        return is_sent
+
+    assert in_a_child(sends)
     with engine.begin() as connection:
         outbox.send(connection, subject, b"parent again")
     assert outbox.flush()

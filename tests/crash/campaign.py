@@ -490,7 +490,8 @@ Reckoning: TypeAlias = broker_rounds.Counts | delay_rounds.DelayCounts | spool_r
 
 def show_broker(what: str, counts: Reckoning) -> None:
     print(f"{what}: {_shown(counts.figures())}")
-    for sentence in [*map(str, counts.breaches[:5]), *counts.failures[:5]]:
+    details = counts.details[:5] if isinstance(counts, OutboxCounts) else []
+    for sentence in [*map(str, counts.breaches[:5]), *counts.failures[:5], *details]:
         print(sentence, file=sys.stderr)
 
 

@@ -185,18 +185,22 @@ class AioOutbox:
         self._is_closed = True
         self._relaying.set()
         post = self._post
-        if post is not None:
-            await self.flush(seconds_of(timeout) if post.is_open else AWAY_S)
-            self._ending.set()
-            self._stored.set()
-            try:
-                await asyncio.gather(*self._tasks)
-            finally:
-                await post.close()
-                self._post = None
-                if self._apart.pool is not self._engine.pool:
-                    await self._apart.dispose()
-        self._writer.close()
+        if post is None:
+            self._writer.close()
+            return
+        await self.flush(seconds_of(timeout) if post.is_open else AWAY_S)
+        self._ending.set()
+        self._stored.set()
+        try:
+            ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            await post.close()
+            self._post = None
+            self._writer.close()
+            if self._apart.pool is not self._engine.pool:
+                await self._apart.dispose()
+        for surprise in filter(None, ended):
+            raise surprise
 
     async def __aenter__(self) -> Self:
         await self.open()

@@ -61,7 +61,8 @@ class _Watched:
             yield
         except Exception as error:  # a bug, of ours or of a driver
             self.has_failed = True
-            self.note(f"the relay has ended: {error!r}")
+            self.trouble = f"the relay has ended: {error!r}"
+            log.error("the outbox's relay has ended: %r", error)
             raise
 
 
@@ -173,6 +174,7 @@ class Relay(_Watched):
         if len(work):
             with self._engine.begin() as connection:
                 self.steps.settle(connection, work)
+            self.steps.settled()
         return work
 
 
@@ -273,6 +275,7 @@ class AioRelay(_Watched):
         if len(work):
             async with self._engine.begin() as connection:
                 await connection.run_sync(self.steps.settle, work)
+            self.steps.settled()
         return work
 
 

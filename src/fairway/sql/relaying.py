@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from sqlalchemy import Connection
@@ -81,6 +81,10 @@ class RelayCounts:
     restarted: int = 0  # batches that were given another stream
     rounds: int = 0
 
+    def add(self, other: RelayCounts) -> None:
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
 
 @dataclass
 class Work:
@@ -122,7 +126,9 @@ class Relaying:
     def _start(self) -> None:
         self._forks = forks()
         self._streams = Streams(self._clock, self._rng)
-        self._untangling = Untangling(self._rows)
+        self._untangling = Untangling(self._rows, int(self.options.retry_s * 1_000))
+        self._in_order = False  # how rows were taken last
+        self._settled = RelayCounts()
         self._taken: dict[Stream, int] = {}  # by the transaction that is under way, and how many messages
 
     # --- taking ------------------------------------------------------------------------------------------------------
@@ -133,9 +139,11 @@ class Relaying:
         if self._forks != forks():
             self._start()
         self._taken = {}
-        ordered, found, is_full = self._claim(connection, self._clock.wall_ms())
-        put_off = [row for row in found if row.stream in self._untangling]
-        found = [*ordered, *(row for row in found if row.stream not in self._untangling)]
+        found, is_full = self._claim(connection, self._clock.wall_ms())
+        put_off: list[Row] = []
+        if not self._in_order:
+            put_off = [row for row in found if row.stream in self._untangling]
+            found = [row for row in found if row.stream not in self._untangling]
         broken = [(row, problem) for row in found if (problem := _problem(row, picker))]
         unsound = {row.id for row, _ in broken}
         sound = [row for row in found if row.id not in unsound]
@@ -153,17 +161,20 @@ class Relaying:
         sound.sort(key=lambda row: (row.stream, row.place))  # in the order of their streams, or there would be gaps
         return Work(sound, broken, homeless, put_off, is_full)
 
-    def _claim(self, connection: Connection, now_ms: int) -> tuple[list[Row], list[Row], bool]:
-        """Rows of streams that are taken in order, half of what is taken at most; then those whose time has come; and
-        whether there may be more."""
-        lease_ms, rows_max = int(self.options.lease_s * 1_000), self.options.rows_max
+    def _claim(self, connection: Connection, now_ms: int) -> tuple[list[Row], bool]:
+        """Rows of streams that are taken in order, and those whose time has come, by turns; and whether there may be
+        more."""
         self._rows.begin(connection)
-        half, bytes_half = (rows_max + 1) // 2, PARCEL_BYTES_MAX // 2
-        ordered = self._untangling.take(connection, now_ms, lease_ms, half, bytes_half)
-        left, bytes_left = rows_max - len(ordered), PARCEL_BYTES_MAX - _size_bytes(ordered)
-        due = self._rows.claim(connection, now_ms, lease_ms, left, bytes_left) if left else []
-        is_full = bool(ordered) or len(due) == left or _size_bytes(due) > bytes_half
-        return ordered, due, is_full
+        bounds = now_ms, int(self.options.lease_s * 1_000), self.options.rows_max, PARCEL_BYTES_MAX
+        self._in_order = not self._in_order
+        if self._in_order:
+            found = self._untangling.take(connection, *bounds)
+            if found.rows:
+                return found.rows, True
+            self._in_order = False
+        found = self._rows.claim(connection, *bounds)
+        is_full = len(found.rows) == self.options.rows_max or found.is_cut or self._untangling.is_busy(now_ms)
+        return found.rows, is_full
 
     def _stamp(self, rows: Sequence[Row]) -> None:
         streams: dict[Route, Stream] = {}
@@ -186,29 +197,35 @@ class Relaying:
         """Write down how the parcels fared; one without an answer is treated as lost."""
         self._rows.begin(connection)
         now_ms = self._clock.wall_ms()
+        counts = RelayCounts(rounds=1)
         by_fate: dict[Fate, list[tuple[Row, Parcel]]] = {fate: [] for fate in Fate}
         for row, parcel in zip(work.rows, work.parcels, strict=True):
             by_fate[parcel.fate or Fate.LATER].append((row, parcel))
         stored = by_fate.pop(Fate.STORED)
         if stored:
             self._rows.delete(connection, [row.id for row, _ in stored])
-            self.counts.sent += sum(row.messages for row, _ in stored)
-            self.counts.repeats += sum(row.messages for row, parcel in stored if parcel.is_repeat)
+            counts.sent = sum(row.messages for row, _ in stored)
+            counts.repeats = sum(row.messages for row, parcel in stored if parcel.is_repeat)
         unsent = {row.stream for some in by_fate.values() for row, _ in some}
         self._streams.leave(unsent)  # what comes behind would meet a gap
         self._untangling.begin_again(unsent)
+        self._untangling.rest({row.stream for row, _ in by_fate[Fate.LATER]}, now_ms)
         gaps, broken = self._judge_gaps(connection, [row for row, _ in by_fate[Fate.GAP]], now_ms)
         aside = [(row, PARKED_MS, parcel.sentence) for row, parcel in by_fate[Fate.REFUSED]]
         aside += [(row, PARKED_MS, problem) for row, problem in work.broken]
-        self.counts.set_aside += sum(row.messages for row, _, _ in aside)
+        counts.set_aside = sum(row.messages for row, _, _ in aside)
         self._rows.note(connection, [*aside, *self._put_off(work, by_fate[Fate.LATER], gaps, now_ms)])
         for stream in broken:
             restarted = self._rows.abandon(connection, stream, now_ms)
-            self.counts.restarted += restarted
+            counts.restarted += restarted
             log.warning(
                 "%d batches have another stream now: what came before them was set aside, or forgotten", restarted
             )
-        self.counts.rounds += 1
+        self._settled = counts
+
+    def settled(self) -> None:
+        """The transaction in which that was written down has committed."""
+        self.counts.add(self._settled)
 
     def _put_off(
         self, work: Work, later: Sequence[tuple[Row, Parcel]], gaps: Sequence[tuple[Row, str]], now_ms: int
@@ -249,10 +266,6 @@ class Relaying:
                     self._untangling.add(row.stream)
             seen.add(row.stream)
         return waiting, broken
-
-
-def _size_bytes(rows: Sequence[Row]) -> int:
-    return sum(len(row.body) for row in rows)
 
 
 def _problem(row: Row, picker: Picker | None) -> str:

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Dialect, Engine, Table
@@ -27,6 +27,10 @@ ROWS_MAX: Final = 500  # per INSERT; SQLite takes 32,766 parameters, PostgreSQL 
 INSERT_BYTES_MAX: Final = 4 << 20  # per INSERT; MySQL takes 16 MiB unless told otherwise
 RIDING_ROWS_MAX: Final = 16  # that go along with a COMMIT: each number of rows is a statement of its own to prepare
 PACKET_SPARE_BYTES: Final = 64 << 10  # of MySQL's largest packet, for the rest of a row
+
+REMEDY: Final = (
+    "call outbox.create() once, `fairway outbox create`, or make it with your migrations (fairway.sql.outbox_table)"
+)
 
 # How a driver marks where a value goes, by what PEP 249 calls it; the last two are SQLAlchemy's for asyncpg.
 MARKS: Final = {
@@ -80,6 +84,13 @@ class SetAside:
     created_ms: int
     error: str
     body: bytes
+
+
+class Claimed(NamedTuple):
+    """Rows that were taken."""
+
+    rows: list[Row]
+    is_cut: bool = False  # there were more, but no room for them
 
 
 class Before(enum.Enum):
@@ -188,7 +199,7 @@ class OutboxRows:
         if connection.dialect.name == "sqlite":
             connection.execute(self._leasing, {"ids": [""], "wake": 0})
 
-    def claim(self, connection: Connection, now_ms: int, lease_ms: int, rows_max: int, bytes_max: int) -> list[Row]:
+    def claim(self, connection: Connection, now_ms: int, lease_ms: int, rows_max: int, bytes_max: int) -> Claimed:
         """Rows whose time has come. No other relay gets them before the lease ends; the caller commits."""
         columns = self.table.c
         query = self._sizes.where(columns.wake_ms <= now_ms).order_by(columns.wake_ms, columns.id).limit(rows_max)
@@ -200,8 +211,10 @@ class OutboxRows:
 
     def claim_those(
         self, connection: Connection, ids: Sequence[str], now_ms: int, lease_ms: int, bytes_max: int
-    ) -> list[Row]:
+    ) -> Claimed:
         """Of these rows, those that nobody holds; whether or not their time has come."""
+        if not ids:
+            return Claimed([])
         columns = self.table.c
         query = self._sizes.where(self._some, columns.wake_ms < PARKED_MS, ~self._is_held(now_ms))
         query = query.order_by(columns.stream, columns.place)
@@ -209,18 +222,18 @@ class OutboxRows:
 
     def _claimed(
         self, connection: Connection, query: sa.Select[Any], values: dict[str, Any], wake_ms: int, bytes_max: int
-    ) -> list[Row]:
+    ) -> Claimed:
         """As many of them as there is room for, and one at least."""
         query = query.with_for_update(skip_locked=skips_locked(connection.dialect))
         sizes = connection.execute(query, values).all()
         room = sum(1 for total in accumulate(size for _, size in sizes) if total <= bytes_max)
         ids = [str(each.id) for each in sizes[: room or 1]]
         if not ids:
-            return []
+            return Claimed([])
         some = {"ids": sorted(ids)}
         rows = {row.id: row for row in map(_row, connection.execute(self._reading, some))}  # with what was said of them
         connection.execute(self._leasing, some | {"wake": wake_ms})
-        return [rows[each] for each in ids]
+        return Claimed([rows[each] for each in ids], len(ids) < len(sizes))
 
     def in_order(
         self, connection: Connection, streams: Sequence[int], now_ms: int, rows_max: int
@@ -337,10 +350,7 @@ class OutboxRows:
     def check_table(self, connection: Connection) -> None:
         """`Misuse` where there is no such table."""
         if not sa.inspect(connection).has_table(self.table.name, schema=self.table.schema):
-            raise Misuse(
-                f"there is no table {self._name} in {connection.engine.url.render_as_string()}: call outbox.create() "
-                "once, `fairway outbox create`, or make it with your migrations (fairway.sql.outbox_table)"
-            )
+            raise Misuse(f"there is no table {self._name} in {connection.engine.url.render_as_string()}: {REMEDY}")
         if self._is_cluster and not self._has_groups(connection):
             raise Misuse(
                 f"the table {self._name} is of an earlier version, and has no place for broker groups of a cluster: "

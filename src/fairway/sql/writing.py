@@ -13,13 +13,13 @@ transaction by itself (`text("COMMIT")`, `text("ROLLBACK TO ...")`): use SQLAlch
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, event
-from sqlalchemy.exc import OperationalError, UnboundExecutionError
+from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
 
 from fairway.batch import MessageId
@@ -29,7 +29,7 @@ from fairway.sql.hooks import hooks_of
 from fairway.sql.inserting import Bound
 from fairway.sql.letters import Letter, Origin, Picker, Row, letter, placed, sealed, unstamped
 from fairway.sql.riding import Rider
-from fairway.sql.rows import OutboxRows, bytes_max
+from fairway.sql.rows import REMEDY, OutboxRows, bytes_max
 from fairway.sql.streams import Stream, Streams
 from fairway.world.clock import Clock
 from fairway.world.lineage import forks
@@ -148,9 +148,15 @@ class Writer:
         return connection
 
     def _check(self, connection: Connection) -> None:
-        """Once, in the first transaction: is there a table, and what does it take?"""
-        with suppress(OperationalError):  # there is no such table: the next line says so
-            self.rows.begin(connection)
+        """Once, in the first transaction: is there a table, and what does it take?
+
+        Not where SQLite has begun one: from a read on it would refuse, at once, what is written after somebody else has
+        written. There the INSERT tells.
+        """
+        if connection.dialect.name == "sqlite" and getattr(
+            connection.connection.driver_connection, "in_transaction", True
+        ):
+            return
         self.rows.check_table(connection)
         self._bytes_max = bytes_max(connection)
         self._is_checked = True
@@ -182,8 +188,17 @@ class Writer:
         rows = self._seal(transaction)
         rider = self.rows.rider(rows) if may_ride else None
         if rider is None:
-            self.rows.insert(connection, rows)
+            self._insert(connection, rows)
         return rider
+
+    def _insert(self, connection: Any, rows: list[Row]) -> None:
+        try:
+            self.rows.insert(connection, rows)
+        except Exception as error:
+            if self._is_checked or not re.search("no such table|no column", str(error)):
+                raise
+            raise Misuse(f"{error}: {REMEDY}") from error
+        self._is_checked = True
 
     def _seal(self, transaction: _Transaction) -> list[Row]:
         """The letters become rows, which are to be written."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -133,17 +132,28 @@ def test_a_savepoint_before_the_first_message(lite: sa.Engine, lite_outbox: Outb
 
 
 def test_the_first_message_of_a_program_is_written_though_others_write(
-    lite: sa.Engine, lite_outbox: Outbox, subject: str
+    lite: sa.Engine, lite_outbox: Outbox, up: Up, subject: str
 ) -> None:
     """SQLite refuses, however patient it is, who has read and would write, if another writes meanwhile. So the look for
-    the table, at the first message, must not be a read: in a savepoint it is a part of the transaction."""
-    other = threading.Thread(target=lambda: put(lite, lite_outbox, subject, b"another's"))
+    the table, at the first message, must not be a read in the transaction; and to lock the others out is no better."""
     with lite.begin() as connection:
-        connection.begin_nested()
+        connection.begin_nested()  # Python's sqlite3 begins transactions late; for this one they are begun at once
         lite_outbox.send(connection, subject, b"the first")
-        other.start()
-        time.sleep(0.2)  # for the other to begin
-    other.join()
+        put(lite, Outbox(lite), subject, b"another's")
+    assert sorted(payloads(up.url, subject, 2)) == [b"another's", b"the first"]
+
+
+def test_a_missing_table_is_named_where_the_transaction_has_begun(lite: sa.Engine) -> None:
+    outbox = Outbox(lite)
+    connection = lite.connect()
+    connection.begin_nested()
+    outbox.send(connection, "order.changed", b"x")
+    with pytest.raises(Misuse, match=r"no such table: fairway_outbox: call outbox.create\(\) once"):
+        connection.commit()
+    connection.close()
+    outbox.create()
+    put(lite, outbox, "order.changed", b"x")
+    assert rows(lite) == 1
 
 
 def test_one_connection_and_many_transactions(lite: sa.Engine, lite_outbox: Outbox, up: Up, subject: str) -> None:

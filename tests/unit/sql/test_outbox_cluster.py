@@ -314,11 +314,11 @@ def test_a_relay_of_one_broker_sees_that_a_table_has_gained_the_column(lite: sa.
     one_broker = OutboxRows(TABLE, lite.dialect)
     later_ms = int(datetime.now(UTC).timestamp() * 1_000) + 60_000
     with lite.begin() as connection:
-        assert len(one_broker.claim(connection, later_ms, 0, 10, 1 << 20)) == 1
+        assert len(one_broker.claim(connection, later_ms, 0, 10, 1 << 20).rows) == 1
     outbox.create()
     with lite.begin() as connection:
         connection.execute(sa.update(TABLE).values(stream=5, place=0, broker_group="a"))
-        assert one_broker.claim(connection, later_ms, 0, 10, 1 << 20) == []
+        assert one_broker.claim(connection, later_ms, 0, 10, 1 << 20).rows == []
 
 
 @pytest.mark.slow

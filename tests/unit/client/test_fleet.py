@@ -36,13 +36,18 @@ def test_messages_are_spread_evenly_over_the_groups(cluster: Cluster, subject: s
 
 
 def test_batches_stay_full(cluster: Cluster, subject: str) -> None:
-    with fairway.connect(cluster.url) as client:
-        until_both_take(client, subject)
-        pendings = [client.send(subject, b"%d" % number) for number in range(20_000)]
-        client.flush(WAIT_S)
-    batches = {id(pending.batch): pending.batch for pending in pendings}
-    assert len(batches) < 200, "not a batch for each message"
-    assert all(len(payloads) > 4_000 for payloads in both(cluster, subject).values())
+    """They go to the groups by turns, however many messages each has: who is slower finds fuller ones. A group whose
+    disk stalls is passed over; one does not stall three times."""
+    turns: list[Counter[str]] = []
+    for _ in range(3):
+        with fairway.connect(cluster.url) as client:
+            until_both_take(client, subject)
+            pendings = [client.send(subject, b"%d" % number) for number in range(20_000)]
+            client.flush(WAIT_S)
+        batches = {id(pending.batch): pending.result().broker_group for pending in pendings}
+        assert len(batches) < 200, "not a batch for each message"
+        turns.append(Counter(batches.values()))
+    assert any(min(each["a"], each["b"]) > 0.3 * each.total() for each in turns), turns
 
 
 def until_both_take(client: fairway.Client, subject: str) -> None:

@@ -43,15 +43,9 @@ class Broker:
     def __init__(self) -> None:
         self.stored: list[bytes] = []
         self.away: set[int] = set()  # producer ids, by the remainder
-        self.asked: Counter[Fate] = Counter()
         self._next: dict[int, int] = {}
 
     def produce(self, data: bytes) -> Fate:
-        fate = self._fate_of(data)
-        self.asked[fate] += 1
-        return fate
-
-    def _fate_of(self, data: bytes) -> Fate:
         found = batch.decode(data)
         header = found.header
         following = self._next.get(header.producer_id, 0)

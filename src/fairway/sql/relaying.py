@@ -90,11 +90,11 @@ class RelayCounts:
 class Work:
     """Rows that were taken, and their parcels."""
 
-    rows: list[Row] = field(default_factory=list)
-    broken: list[tuple[Row, str]] = field(default_factory=list)  # that nobody can send
-    homeless: list[Row] = field(default_factory=list)  # that no group takes now
-    put_off: list[Row] = field(default_factory=list)  # that others of their stream come before
-    is_full: bool = False  # there may be more
+    rows: list[Row]
+    broken: list[tuple[Row, str]]  # that nobody can send
+    homeless: list[Row]  # that no group takes now
+    put_off: list[Row]  # that others of their stream come before
+    is_full: bool  # there may be more
     parcels: list[Parcel] = field(init=False)
 
     def __post_init__(self) -> None:

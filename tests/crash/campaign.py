@@ -14,6 +14,7 @@
                      it without a fence, which must show what deposed leaders did
     --outbox-s N     programs that sell and say so through outboxes in the same databases, their relays and the broker,
                      all of them killed (`outbox_rounds`)
+    --outbox-away-s N  for how long at most there is no broker, in every other run of these
     --minutes N      a broker group of two and of three copies on a real ZooKeeper, with programs that use it: killed,
                      stopped, cut off, wiped, restarted (`cluster_rounds`)
     --part P         storage, broker, clients, delay, inbox, spool, career, outbox or cluster: only this one
@@ -83,6 +84,7 @@ DELAY_S = 150
 SPOOL_S = 120
 INBOX_S = 120
 OUTBOX_S = 120
+OUTBOX_AWAY_S = 10.0
 CAREER_S = 180
 CLUSTER_MINUTES = 6.0
 CLUSTER_RUN_S = 100  # then another group, of two and of three copies in turn
@@ -420,14 +422,15 @@ def run_inbox(seconds: float, seed: int, *, quiet: bool = True) -> tuple[InboxCo
     return counts, bare
 
 
-def run_outbox(seconds: float, seed: int, *, quiet: bool = True) -> OutboxCounts:
-    """On servers whose commits are durable."""
+def run_outbox(seconds: float, away_s: float, seed: int, *, quiet: bool = True) -> OutboxCounts:
+    """On servers whose commits are durable; the broker is back soon and late by turns."""
     counts = OutboxCounts()
     runs = max(1, round(seconds / BROKER_RUN_S))
     with postgresql() as one, mariadb() as other, _progress("outbox runs", runs, quiet) as tick:
         for number in range(runs):
             servers = [("postgresql", one), ("mariadb", other)]
-            outbox_rounds.run(seconds / runs, seed + number, counts, servers)
+            away_s_max = outbox_rounds.AWAY_S_MAX if number % 2 else away_s
+            outbox_rounds.run(seconds / runs, seed + number, counts, servers, away_s_max=away_s_max)
             tick()
     return counts
 
@@ -507,6 +510,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--delay-s", type=float, default=DELAY_S)
     parser.add_argument("--inbox-s", type=float, default=INBOX_S)
     parser.add_argument("--outbox-s", type=float, default=OUTBOX_S)
+    parser.add_argument("--outbox-away-s", type=float, default=OUTBOX_AWAY_S)
     parser.add_argument("--spool-s", type=float, default=SPOOL_S)
     parser.add_argument("--career-s", type=float, default=CAREER_S)
     parser.add_argument("--minutes", type=float, default=CLUSTER_MINUTES, help="of the part cluster; %(default)s")
@@ -523,7 +527,7 @@ def simple_parts(options: argparse.Namespace) -> dict[str, Callable[[], Reckonin
         "clients": lambda: run_clients(options.clients_s, options.away_s, seed, quiet=quiet),
         "delay": lambda: run_delay(options.delay_s, seed, quiet=quiet),
         "spool": lambda: run_spool(options.spool_s, seed, quiet=quiet),
-        "outbox": lambda: run_outbox(options.outbox_s, seed, quiet=quiet),
+        "outbox": lambda: run_outbox(options.outbox_s, options.outbox_away_s, seed, quiet=quiet),
     }
 
 

@@ -30,6 +30,7 @@ from tests.support.outboxes import TABLE
 
 SELLERS = 3  # of five kinds, for each database
 LIFE_S_MAX = 0.6
+AWAY_S_MAX = 0.6  # for which there is no broker, unless it is to stay away for longer
 BROKER_KILLS_ONE_IN = 4  # turns
 RELAY_KILLS_ONE_IN = 3
 DRAIN_S_MAX = 120.0
@@ -163,8 +164,10 @@ class OutboxStage(Stage):
         faces: Sequence[str],
         sellers: int,
         is_flawed: bool,
+        away_s_max: float,
     ) -> None:
         super().__init__(folder, seed, counts)
+        self._away_s_max = away_s_max
         self._sellers = sellers
         self._rng = random.Random(f"outbox/{seed}")
         self._shops = shops
@@ -269,7 +272,7 @@ class OutboxStage(Stage):
                 self.kill_relay()
             if self._rng.randrange(BROKER_KILLS_ONE_IN) == 0:
                 self.end_life()
-                time.sleep(self._rng.random() * LIFE_S_MAX)
+                time.sleep(self._rng.random() * self._away_s_max)
                 self.start_broker()
             tick()
 
@@ -319,6 +322,7 @@ def run(
     faces: Sequence[str] = FACES,
     sellers: int = SELLERS,
     is_flawed: bool = False,
+    away_s_max: float = AWAY_S_MAX,
     tick: Callable[[], object] = lambda: None,
 ) -> OutboxCounts:
     """One run of so many seconds on SQLite and on these servers, drained and judged."""
@@ -326,6 +330,8 @@ def run(
         shops = [Shop("sqlite", f"sqlite:///{name}/sales.db"), *(Shop(each, fresh(url)) for each, url in servers)]
         for shop in shops:
             prepare(shop.url)
-        stage = OutboxStage(Path(name), seed, counts, shops, faces=faces, sellers=sellers, is_flawed=is_flawed)
+        stage = OutboxStage(
+            Path(name), seed, counts, shops, faces=faces, sellers=sellers, is_flawed=is_flawed, away_s_max=away_s_max
+        )
         stage.run(seconds, tick)
     return counts

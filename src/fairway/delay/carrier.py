@@ -1,13 +1,15 @@
 """What goes to one broker group: intents of many streams on one line, each stream in its order, byte for byte.
 
 A stream is one subject's. It has a few intents in flight; when one of them comes to grief, nothing more of that stream
-is sent until all its answers are there, and then it goes on from the first that is not stored. Other streams do not
-notice. What becomes of an intent:
+is sent until all its answers are there, and then it goes on from the first that is not stored: with that one alone, if
+it was refused, and with the others once it is granted. Other streams do not notice. What becomes of an intent:
 
     stored, or stored before        sent. (A conflict is the same: only we have ever used that stream's sequences.)
     the connection was lost         again, when there is one
     NOT_MASTER                      the same: the line goes on to whoever leads
-    BUSY, READ_ONLY and the like    again after a while, longer each time
+    BUSY                            again in a moment. Whoever floods a subject fills its broker's mailbox again and
+                                    again, and what is due must not be the one that waits longest
+    READ_ONLY and the like          again after a while, longer each time
     BAD_REQUEST, TOO_LARGE, ...     the same: a broker that cannot take it today may take it after an upgrade, and to
                                     drop a message is not ours to decide. Only its own subject waits.
     UNKNOWN_PRODUCER, or a gap      the broker has forgotten the stream, or has lost the end of it: the intent goes out
@@ -31,6 +33,7 @@ from fairway.world.rng import Rng
 
 IN_FLIGHT_MAX = 16  # of one stream: at 1,000 messages each that is more than a broker syncs at once
 _FIRST_MS, _MOST_MS = 20, 10_000  # between attempts
+_BUSY_MOST_MS = 500  # the same, where there was no room
 _PRODUCER_MASK = (1 << 63) - 1
 _FORGOTTEN = frozenset({Code.UNKNOWN_PRODUCER, Code.SEQUENCE_GAP})
 
@@ -67,6 +70,7 @@ class Flow:
         self._next = 0  # in `parcels`: the first that is not in flight
         self._is_broken = False
         self._backoff = Backoff(rng, first_ms=_FIRST_MS, most_ms=_MOST_MS)
+        self._busy = Backoff(rng, first_ms=_FIRST_MS, most_ms=_BUSY_MOST_MS)
 
     @property
     def size_bytes(self) -> int:
@@ -74,7 +78,8 @@ class Flow:
 
     def take(self, now_ns: int) -> Parcel | None:
         """The next one to send; None: not now."""
-        is_held = self._is_broken or self.in_flight >= IN_FLIGHT_MAX or now_ns < self.retry_ns
+        in_flight_max = IN_FLIGHT_MAX if self.refused is None else 1
+        is_held = self._is_broken or self.in_flight >= in_flight_max or now_ns < self.retry_ns
         if is_held or self._next >= len(self.parcels):
             return None
         parcel = self.parcels[self._next]
@@ -92,6 +97,7 @@ class Flow:
         if not self._is_broken:
             self.refused = None
             self._backoff.reset()
+            self._busy.reset()
 
     def came_to_grief(self, parcel: Parcel, trouble: Refused | Lost) -> None:
         self.in_flight -= 1
@@ -114,9 +120,14 @@ class Flow:
             return True
         if isinstance(trouble, Refused) and trouble.code is not Code.NOT_MASTER:
             self.refused = trouble
-            wait_ns = 0 if trouble.code is Code.DRAINING else self._backoff.next_ns(trouble.retry_after_ms)
-            self.retry_ns = now_ns + wait_ns
+            self.retry_ns = now_ns + self._wait_ns(trouble)
         return False
+
+    def _wait_ns(self, refused: Refused) -> int:
+        if refused.code is Code.DRAINING:
+            return 0
+        backoff = self._busy if refused.code is Code.BUSY else self._backoff
+        return backoff.next_ns(refused.retry_after_ms)
 
 
 class Carrier:

@@ -226,7 +226,7 @@ class AioOutbox:
                 async with self._engine.connect():  # before others do that are made from it (`engines.apart`)
                     break
             except DATABASE_TROUBLE as problem:
-                relay.trouble = f"the database: {first_line(problem)}"
+                relay.note(f"the database: {first_line(problem)}")
                 await heard(self._relaying, TROUBLE_S)
         await relay.run(post, self._relaying)
 

@@ -87,8 +87,25 @@ def test_after_a_refusal_the_stream_waits_and_goes_on_from_there_with_the_same_b
     assert due_ns >= 50_000_000
     line.now_ns = due_ns
     again = line.asks()
+    assert numbers(again) == [1], "the others would be refused with it"
+    line.tell(again[0], STORED)
+    again += line.asks()
     assert numbers(again) == [1, 2, 3]
     assert [each.attachments for each in again] == [each.attachments for each in first[1:]]
+
+
+def test_a_broker_without_room_is_asked_again_within_a_second_however_often_it_had_none() -> None:
+    line = Line()
+    line.carrier.send(intent(0))
+    for _ in range(50):
+        for ask in line.asks():
+            line.tell(ask, Refused(Code.BUSY, "too many requests are waiting", retry_after_ms=50))
+        due_ns = line.carrier.next_deadline()
+        assert due_ns is not None
+        assert SECOND_NS // 20 <= due_ns - line.now_ns < SECOND_NS
+        line.now_ns = due_ns
+    line.tell(line.asks()[0], STORED)
+    assert line.sent == [0]
 
 
 @pytest.mark.parametrize("code", [Code.READ_ONLY, Code.BAD_REQUEST, Code.TOO_LARGE, Code.OTHER])

@@ -89,6 +89,18 @@ class ConsumeLog:
                     return first
         return _first_from(self._tails.get(subject_id, b""), position)
 
+    def first_places_from(self, position: int) -> dict[tuple[int, int], int]:
+        """By subject and producer: the first of the producer's own sequences at or above `position`."""
+        places: dict[tuple[int, int], int] = {}
+        for subject_id in self._tails if position >= self._sealed_end else self._runs | self._tails:
+            sealed = self._runs_above(subject_id, position) if position < self._sealed_end else []
+            chunks = [self._load(subject_id, run) for run in sealed]
+            for chunk in [*chunks, bytes(self._tails.get(subject_id, b""))]:
+                above = chunk[_index(chunk, _POSITION_AT, position - 1) * ENTRY_BYTES :]
+                for entry in starmap(Entry, ENTRY.iter_unpack(above)):
+                    places.setdefault((subject_id, entry.producer_id), entry.producer_sequence)
+        return places
+
     def _runs_above(self, subject_id: int, position: int) -> list[Run]:
         """Those with an entry at or above it; the first of them may have none."""
         runs = self._runs.get(subject_id, [])

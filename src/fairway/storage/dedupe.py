@@ -10,13 +10,17 @@ A stream numbers its messages without gaps. The window keeps, per stream, the ne
     begins beyond what is expected                             → SEQUENCE_GAP
     stream not in the window, and it does not begin at 0       → UNKNOWN_PRODUCER, never a silent store
 
-A view: rebuilt from the log, carried by the checkpoint. Bounded per stream, in the number of streams, and in days.
+A view: rebuilt from the log, carried by the checkpoint. Bounded per stream, in the number of streams, and in days. More
+batches of a stream may be on their way to the disk than its window holds (a relay sends a thousand at once). So what
+has left the window is not always committed, and what is undone reaches below it: who keeps the log tells where.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import TypeAlias
 
 import msgspec
 
@@ -27,8 +31,12 @@ from fairway.errors import Code, Refused, RemoteProtocolError
 _STORED = struct.Struct("<QIIQQqI4x")
 _EPOCH_AT = slice(-8, -4)  # of the newest batch, in a window of packed ones
 _OLDEST_EPOCH_AT = slice(_STORED.size - 8, _STORED.size - 4)
+_OLDEST_END_AT = slice(24, 32)
 _WINDOW_BYTES_MAX = limits.STREAM_BATCHES_MAX * _STORED.size
 _STREAM = struct.Struct("<QIIQqI4x")  # producer, subject, epoch before the window, next, last used ms, batches
+
+# By subject and producer: the first of its sequences that the log has at or above some position.
+Firsts: TypeAlias = Callable[[], Mapping[tuple[int, int], int]]
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
@@ -55,7 +63,7 @@ class PlaceTaken(Refused):
 class _Stream:
     """One producer's stream into one subject. `window` holds packed `Stored`, oldest first."""
 
-    __slots__ = ("epoch", "next", "old_epoch", "subject_id", "used_ms", "window")
+    __slots__ = ("epoch", "left_end", "next", "old_epoch", "subject_id", "used_ms", "window")
 
     def __init__(self, subject_id: int, old_epoch: int, next_: int, used_ms: int, window: bytearray) -> None:
         self.subject_id = subject_id
@@ -63,6 +71,7 @@ class _Stream:
         self.next = next_
         self.used_ms = used_ms
         self.window = window
+        self.left_end = 0  # where the record ends that left the window last; 0: it is committed
         self.epoch = self.newest_epoch()
 
     def newest_epoch(self) -> int:
@@ -70,8 +79,19 @@ class _Stream:
         return int.from_bytes(self.window[_EPOCH_AT], "little") if self.window else self.old_epoch
 
     def end_before(self, sequence: int | None) -> int:
-        """Where the record ends that holds the last message before that one, or the last of all; 0: it is long past."""
-        return next((each.end for each in self if sequence is None or each.producer_sequence < sequence), 0)
+        """Where the record ends that holds the last message before that one, or the last of all. If that has left the
+        window: where it ends at the latest."""
+        ends = (each.end for each in self if sequence is None or each.producer_sequence < sequence)
+        return next(ends, self.left_end)
+
+    def below(self, position: int, producer_id: int, firsts: Firsts) -> tuple[int, int]:
+        """How many batches of the window end there or before, and where the stream went on then."""
+        batches, next_ = len(self.window) // _STORED.size, self.next
+        for stored in self:
+            if stored.end <= position:
+                return batches, next_
+            batches, next_ = batches - 1, stored.producer_sequence
+        return 0, firsts().get((self.subject_id, producer_id), next_)
 
     def __iter__(self) -> Iterator[Stored]:
         """Newest first: what is sent again is nearly always what was sent last."""
@@ -128,17 +148,17 @@ class DedupeWindow:
         window += _STORED.pack(first, count, header.crc, first_sequence, end, appended_ms, epoch)
         if len(window) > _WINDOW_BYTES_MAX:
             stream.old_epoch = int.from_bytes(window[_OLDEST_EPOCH_AT], "little")
+            stream.left_end = int.from_bytes(window[_OLDEST_END_AT], "little")
             del window[: _STORED.size]
 
-    def cut(self, position: int) -> None:
-        """Forget batches whose records end above `position`: they were never committed."""
+    def cut(self, position: int, firsts: Firsts) -> None:
+        """Forget batches whose records end above `position`: they were never committed. `firsts`: of that position."""
+        firsts = cache(firsts)
         for producer_id in list(self._streams):
             stream = self._streams[producer_id]
-            for stored in stream:
-                if stored.end <= position:
-                    break
-                stream.next = stored.producer_sequence
-                del stream.window[-_STORED.size :]
+            batches, stream.next = stream.below(position, producer_id, firsts)
+            del stream.window[batches * _STORED.size :]
+            stream.left_end = min(stream.left_end, position)
             stream.epoch = stream.newest_epoch()
             if not stream.window and stream.next == 0:
                 del self._streams[producer_id]
@@ -150,18 +170,15 @@ class DedupeWindow:
                 break
             del self._streams[producer_id]
 
-    def pack(self, upto: int) -> bytes:
-        """A picture for the checkpoint, of what lies below position `upto`."""
+    def pack(self, upto: int, firsts: Firsts) -> bytes:
+        """A picture for the checkpoint, of what lies below position `upto`. `firsts`: of that position."""
+        firsts = cache(firsts)
         parts: list[bytes | bytearray] = []
         for producer_id, stream in self._streams.items():
-            window, next_ = stream.window, stream.next
-            for stored in stream:
-                if stored.end <= upto:
-                    break
-                window, next_ = window[: -_STORED.size], stored.producer_sequence
-            if window or next_:
-                fields = (stream.subject_id, stream.old_epoch, next_, stream.used_ms, len(window) // _STORED.size)
-                parts += (_STREAM.pack(producer_id, *fields), window)
+            batches, next_ = stream.below(upto, producer_id, firsts)
+            if batches or next_:
+                fields = (stream.subject_id, stream.old_epoch, next_, stream.used_ms, batches)
+                parts += (_STREAM.pack(producer_id, *fields), stream.window[: batches * _STORED.size])
         return b"".join(parts)
 
     @classmethod

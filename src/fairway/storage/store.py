@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from fairway import batch, limits
 from fairway.errors import (
@@ -392,7 +393,7 @@ class Store(Copies):
             messages=_mark(self.messages.log, end),
             actions=_mark(actions, settled_end if view is None else actions.end),
             subjects=views.subjects.pack(end, views.entries.first_sequences_from(end)),
-            streams=views.dedupe.pack(end),
+            streams=views.dedupe.pack(end, partial(views.entries.first_places_from, end)),
             rotten=list(self._rotten),
             groups=b"" if view is None else view.picture(),
         )

@@ -6,6 +6,8 @@ restart. That is the whole of it: there is no second way by which a view changes
 
 from __future__ import annotations
 
+from functools import partial
+
 from fairway import batch
 from fairway.storage import scan, segment
 from fairway.storage.consume_log import ConsumeLog
@@ -47,7 +49,7 @@ class Views:
     def cut(self, position: int) -> None:
         """Undo everything from `position` on: it was never committed."""
         self.subjects.cut(position)
-        self.dedupe.cut(position)
+        self.dedupe.cut(position, partial(self.entries.first_places_from, position))
         for subject_id, first_sequence in self.entries.first_sequences_from(position).items():
             if subject_id in self.subjects:
                 self.subjects.rewind(subject_id, first_sequence)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
+from unittest import mock
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fairway import batch, limits
-from fairway.errors import Code, Refused
+from fairway.errors import Code, FairwayError, Refused
 from fairway.names import Subject
-from fairway.storage.dedupe import DedupeWindow
+from fairway.storage import dedupe
+from fairway.storage.dedupe import DedupeWindow, PlaceTaken
 from fairway.storage.message_log import Receipt
 from tests.unit.storage.helpers import BILLS, ORDERS, ROOMY, World, batch_of, messages
 
@@ -110,6 +116,63 @@ def test_a_stream_outlives_the_deletion_of_its_messages_by_its_checkpoint() -> N
         assert world.store.produce(ORDERS, batch_of([b"a"])).is_duplicate
 
 
+# --- more on its way to the disk than is remembered ------------------------------------------------------------------
+
+
+def flooded(world: World) -> Receipt:
+    """A stream of which more batches are on their way than its window holds."""
+    world.produce([b"x"])
+    for first in range(1, limits.STREAM_BATCHES_MAX + 20):
+        last = world.store.produce(ORDERS, batch_of([b"x"], first=first))
+    assert world.store.messages.settled_end < last.end
+    return last
+
+
+def test_that_a_place_is_taken_is_not_said_before_it_is_certain_however_many_came_behind() -> None:
+    """Two relays sent the same thousand rows: one was told of a conflict, deleted a row, and the broker died."""
+    with World(options=ROOMY) as world:
+        last = flooded(world)
+        with pytest.raises(PlaceTaken) as caught:
+            offer(world, [b"x"], first=2, epoch=0)
+        said: list[FairwayError | None] = []
+        world.store.when_taken(caught.value, said.append)
+        assert not said
+        world.run(world.store.durable(last))
+        assert said == [None]
+
+
+def test_a_checkpoint_takes_no_place_for_stored_that_is_not() -> None:
+    with World(options=ROOMY) as world:
+        flooded(world)
+        restarted = DedupeWindow.unpack(world.store._picture().streams)
+        assert restarted.judge(header(1), 1) is None, "what comes next after the only one that is committed"
+        with pytest.raises(PlaceTaken):
+            restarted.judge(header(0), 1)
+
+
+@given(
+    st.lists(st.sampled_from([(ORDERS, 1), (ORDERS, 1), (ORDERS, 2), (BILLS, 3)]), min_size=1, max_size=40),
+    st.integers(0, 40),
+)
+def test_what_is_undone_is_undone_to_the_place(sends: list[tuple[Subject, int]], kept: int) -> None:
+    """However small the window is, and whether it is cut or pictured."""
+    with World(options=ROOMY) as world, mock.patch.object(dedupe, "_WINDOW_BYTES_MAX", 3 * dedupe._STORED.size):
+        next_: Counter[int] = Counter()
+        position, expected = world.store.messages.log.end, Counter[int]()
+        for number, (subject, producer) in enumerate(sends):
+            sent = batch_of([b"x"] * (1 + number % 2), producer=producer, first=next_[producer])
+            receipt = world.store.produce(subject, sent)
+            next_[producer] += 1 + number % 2
+            if number < kept:
+                position, expected = receipt.end, next_.copy()
+        views = world.store.messages.views
+        pictured = DedupeWindow.unpack(views.dedupe.pack(position, partial(views.entries.first_places_from, position)))
+        views.dedupe.cut(position, partial(views.entries.first_places_from, position))
+        for window in (pictured, views.dedupe):
+            assert {producer: stream.next for producer, stream in window._streams.items()} == expected
+            assert all(stream.end_before(1) <= position for stream in window._streams.values())
+
+
 # --- bounds ----------------------------------------------------------------------------------------------------------
 
 
@@ -127,9 +190,10 @@ def test_the_oldest_batches_of_a_stream_are_forgotten_and_then_a_conflict() -> N
     for first in range(limits.STREAM_BATCHES_MAX + 1):
         note(window, first)
     assert window.judge(header(1), 1) is not None
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(PlaceTaken) as caught:
         window.judge(header(0), 1)
     assert caught.value.code is Code.SEQUENCE_CONFLICT
+    assert caught.value.end == 100, "when it is committed"
 
 
 def test_the_stream_used_least_recently_makes_room() -> None:
@@ -172,17 +236,17 @@ def test_a_cut_forgets_exactly_what_lies_above_it() -> None:
     for first in range(4):
         note(window, first)
     note(window, 0, producer=2)
-    window.cut(200)
+    window.cut(200, dict)
     assert window.judge(header(1), 1) is not None
     assert window.judge(header(2), 1) is None
-    assert DedupeWindow.unpack(window.pack(1 << 40)).judge(header(2), 1) is None
+    assert DedupeWindow.unpack(window.pack(1 << 40, dict)).judge(header(2), 1) is None
 
 
 def test_a_picture_shows_only_what_is_committed() -> None:
     window = DedupeWindow()
     for first in range(4):
         note(window, first)
-    seen = DedupeWindow.unpack(window.pack(upto=200))
+    seen = DedupeWindow.unpack(window.pack(200, dict))
     assert seen.judge(header(1), 1) is not None
     assert seen.judge(header(2), 1) is None
     with pytest.raises(Refused):

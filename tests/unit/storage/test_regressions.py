@@ -165,13 +165,13 @@ def window() -> DedupeWindow:
 def test_with_a_batch_its_epoch_is_undone() -> None:
     """Seed 30: the stream stayed taken over by a batch that a full disk had undone, and its owner was locked out."""
     undone = window()
-    undone.cut(100)
+    undone.cut(100, dict)
     assert undone.judge(header(1, 0), 1) is None
 
 
 def test_a_checkpoint_knows_no_epoch_that_is_not_committed() -> None:
     """Seed 55: the same by way of a checkpoint and a crash."""
-    restarted = DedupeWindow.unpack(window().pack(upto=100))
+    restarted = DedupeWindow.unpack(window().pack(100, dict))
     assert restarted.judge(header(1, 0), 1) is None
 
 

@@ -257,15 +257,20 @@ class Relaying:
                 continue
             if row.stream in seen:
                 waiting.append((row, GAP))
-            elif row.error == HOLE:
+            elif row.error == _hole(row):
                 broken.append(row.stream)
             else:
                 before = self._rows.before(connection, row, now_ms)
-                waiting.append((row, HOLE if before is Before.NOTHING else GAP))
+                waiting.append((row, _hole(row) if before is Before.NOTHING else GAP))
                 if before is Before.FREE:
                     self._untangling.add(row.stream)
             seen.add(row.stream)
         return waiting, broken
+
+
+def _hole(row: Row) -> str:
+    """With its place, because a relay that was slow may say so when the row has another one already."""
+    return f"{HOLE} ({row.stream:x}+{row.place})"
 
 
 def _problem(row: Row, picker: Picker | None) -> str:

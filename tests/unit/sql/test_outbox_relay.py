@@ -177,6 +177,26 @@ def test_a_relay_leaves_a_stream_of_its_own_that_has_a_hole(lite: sa.Engine, up:
     assert streams[0].isdisjoint(streams[1])
 
 
+def test_what_a_slow_relay_says_of_a_stream_that_a_row_has_left_is_not_believed(lite: sa.Engine, subject: str) -> None:
+    """Or its new stream were given up without a second look, and what is stored of it sent again."""
+    put(lite, written(lite), subject, *numbered(3))
+    clock, of_table = ManualClock(int(datetime.now(UTC).timestamp() * 1_000)), OutboxRows(TABLE, lite.dialect)
+    slow, other, third = (Relaying(of_table, clock, SeededRng(seed), RelayOptions()) for seed in (1, 2, 3))
+    with lite.begin() as connection:
+        left = slow.take(connection)
+        of_table.abandon(connection, left.rows[0].stream or 0, clock.wall_ms())
+        work = other.take(connection)
+        for parcel in left.parcels:
+            parcel.settle(Fate.GAP)
+        slow.settle(connection, left)
+    clock.advance(1_100)
+    assert meets_gaps(lite, third) == {row.id for row in work.rows}
+    assert {row["stream"] for row in contents(lite)} == {work.rows[0].stream}
+    clock.advance(1_100)
+    meets_gaps(lite, third)
+    assert {row["stream"] for row in contents(lite)} == {None}, "it was asked twice"
+
+
 def test_what_is_refused_is_set_aside_and_holds_nobody_up(engine: sa.Engine, up: Up, subject: str) -> None:
     far = datetime.now(UTC) + timedelta(days=5 * 365)
     with Outbox(engine, up.url, options=NIMBLE) as outbox:

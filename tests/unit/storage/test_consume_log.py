@@ -53,6 +53,15 @@ def test_by_sequence(entries: ConsumeLog, sequence: int) -> None:
     assert firsts(entries, sequence) == list(range(sequence // 3 * 3, 60, 3))
 
 
+@pytest.mark.parametrize("batch", [0, 1, 7, 19])
+def test_where_producers_went_on_from_a_position(entries: ConsumeLog, batch: int) -> None:
+    """In segments that are sealed, too: copies may lack what is."""
+    found = list(entries.entries(1, 0, EVERYTHING))
+    [producer_id] = {entry.producer_id for entry in found}
+    assert entries.first_places_from(found[batch].position) == {(1, producer_id): 3 * batch}
+    assert entries.first_places_from(found[-1].position + 1) == {}
+
+
 def test_beyond_the_end_there_is_nothing(entries: ConsumeLog) -> None:
     assert firsts(entries, 60) == []
     assert list(entries.entries(99, 0, EVERYTHING)) == []

@@ -13,7 +13,7 @@ import contextlib
 import struct
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import starmap
 
 import msgspec
@@ -76,30 +76,34 @@ class ConsumeLog:
 
     def first_sequences_from(self, position: int) -> dict[int, int]:
         """By subject: the sequence of its first entry at or above `position`."""
-        subjects = self._tails if position >= self._sealed_end else self._runs | self._tails
-        firsts = {subject_id: self.first_sequence_from(subject_id, position) for subject_id in subjects}
+        firsts = {subject_id: self.first_sequence_from(subject_id, position) for subject_id in self._subjects(position)}
         return {subject_id: first for subject_id, first in firsts.items() if first is not None}
 
     def first_sequence_from(self, subject_id: int, position: int) -> int | None:
         """The same for one subject; None if nothing of it lies there."""
-        if position < self._sealed_end:  # in a held log that was just opened: copies may lack what is sealed
-            for run in self._runs_above(subject_id, position):
-                first = _first_from(self._load(subject_id, run), position)
-                if first is not None:
-                    return first
-        return _first_from(self._tails.get(subject_id, b""), position)
+        firsts = (_first_from(chunk, position) for chunk in self._chunks_above(subject_id, position))
+        return next((first for first in firsts if first is not None), None)
 
     def first_places_from(self, position: int) -> dict[tuple[int, int], int]:
         """By subject and producer: the first of the producer's own sequences at or above `position`."""
         places: dict[tuple[int, int], int] = {}
-        for subject_id in self._tails if position >= self._sealed_end else self._runs | self._tails:
-            sealed = self._runs_above(subject_id, position) if position < self._sealed_end else []
-            chunks = [self._load(subject_id, run) for run in sealed]
-            for chunk in [*chunks, bytes(self._tails.get(subject_id, b""))]:
+        for subject_id in self._subjects(position):
+            for chunk in self._chunks_above(subject_id, position):
                 above = chunk[_index(chunk, _POSITION_AT, position - 1) * ENTRY_BYTES :]
                 for entry in starmap(Entry, ENTRY.iter_unpack(above)):
                     places.setdefault((subject_id, entry.producer_id), entry.producer_sequence)
         return places
+
+    def _subjects(self, position: int) -> Iterable[int]:
+        """All that may have an entry at or above it."""
+        return self._tails if position >= self._sealed_end else self._runs | self._tails
+
+    def _chunks_above(self, subject_id: int, position: int) -> Iterator[bytes | bytearray]:
+        """Those with an entry at or above it; the first of them may have none."""
+        if position < self._sealed_end:  # in a held log that was just opened: copies may lack what is sealed
+            for run in self._runs_above(subject_id, position):
+                yield self._load(subject_id, run)
+        yield self._tails.get(subject_id, b"")
 
     def _runs_above(self, subject_id: int, position: int) -> list[Run]:
         """Those with an entry at or above it; the first of them may have none."""

@@ -31,7 +31,7 @@ from fairway.errors import Code, Refused, RemoteProtocolError
 _STORED = struct.Struct("<QIIQQqI4x")
 _EPOCH_AT = slice(-8, -4)  # of the newest batch, in a window of packed ones
 _OLDEST_EPOCH_AT = slice(_STORED.size - 8, _STORED.size - 4)
-_OLDEST_END_AT = slice(24, 32)
+_OLDEST_END_AT = slice(struct.calcsize("<QIIQ"), struct.calcsize("<QIIQQ"))
 _WINDOW_BYTES_MAX = limits.STREAM_BATCHES_MAX * _STORED.size
 _STREAM = struct.Struct("<QIIQqI4x")  # producer, subject, epoch before the window, next, last used ms, batches
 

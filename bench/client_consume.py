@@ -27,6 +27,7 @@ from fairway.protocol.consuming import Consuming
 from fairway.protocol.consumption import ConsumingOptions
 from fairway.protocol.messages import AttachedBatch, Joined, Lot, Pull, Pulled, SettleAll, Settled, Span
 from fairway.protocol.session import Answer
+from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
 
 MESSAGES = 1_000
@@ -42,7 +43,7 @@ class Stage:
     """A session on a line that answers every pull at once."""
 
     def __init__(self) -> None:
-        self.session = Consuming(ConsumingOptions("orders", "billing", "ann"), SeededRng(1))
+        self.session = Consuming(ConsumingOptions("orders", "billing", "ann"), ManualClock(), SeededRng(1))
         self.data = batch.encode([PAYLOAD] * MESSAGES, producer_id=7, first_sequence=0, created_ms=1)
         self.number = 0
         self.session.opened(0)

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bench.client_rates import cpu_s
-from fairway.registry.layout import GroupRecord, Member
+from fairway.registry.layout import MASTER, GroupRecord, Member
 from fairway.world.process import Child
 from tests.crash.cluster_view import View
 from tests.support.ports import free_port
@@ -33,6 +33,12 @@ def started(*arguments: str) -> Child:
     return child
 
 
+def end(child: Child) -> None:
+    """SIGKILL, and close the pipe that it spoke through."""
+    with child:
+        pass
+
+
 class Alone:
     """A broker without replicas and without a registry."""
 
@@ -48,7 +54,7 @@ class Alone:
         return cpu_s(self._child.pid)
 
     def close(self) -> None:
-        self._child.kill()
+        end(self._child)
 
 
 class BrokerGroup:
@@ -80,11 +86,11 @@ class BrokerGroup:
         return sum(cpu_s(child.pid) for child in self._children.values())
 
     def kill(self, port: int) -> None:
-        self._children.pop(port).kill()
+        end(self._children.pop(port))
 
     def close(self) -> None:
         for child in self._children.values():
-            child.kill()
+            end(child)
 
     # --- what the registry says --------------------------------------------------------------------------------------
 
@@ -92,6 +98,17 @@ class BrokerGroup:
         """Until all copies are in sync; the port of the one that leads."""
         record, members = self._await(lambda record: len(record.in_sync) == len(self.ports))
         return members[record.master].port
+
+    def await_master(self, without: int) -> int:
+        """Until another copy than that one leads; its port."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            record, members = self._await(lambda record: bool(record.in_sync))
+            master = members.get(record.master)
+            if master is not None and master.port != without and master.role == MASTER:
+                return master.port
+            time.sleep(0.05)
+        raise RuntimeError(f"nobody takes over in group {self.name}")
 
     def _await(self, is_so: Callable[[GroupRecord], bool]) -> tuple[GroupRecord, dict[str, Member]]:
         view = View(self._zookeeper.hosts, self.name)
@@ -114,7 +131,7 @@ def meta(zookeeper: Ensemble, subject: str, groups: Sequence[str]) -> Iterator[s
     url = f"meta://127.0.0.1:{port}"
     with ExitStack() as running:
         child = started("meta", "--registry", f"zookeeper://{zookeeper.hosts}", "--port", str(port))
-        running.callback(child.kill)
+        running.callback(end, child)
         chosen = [word for group in groups for word in ("--on", group)]
         with Child("fairway.cli.main", "subject", "create", subject, *chosen, "--url", url) as asked:
             if asked.wait(timeout_s=START_S) != 0:

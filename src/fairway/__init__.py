@@ -21,7 +21,7 @@ from fairway.client.coalescing import CoalescingStatistics, Standing
 from fairway.client.coalescing_threads import QueueCoordinator, Turn
 from fairway.client.consumer import Consumer
 from fairway.client.core import ClientOptions
-from fairway.client.delaying import Decision, DelayedMessage
+from fairway.client.delaying import Decision, DelayedMessage, InTransit, Redirection
 from fairway.client.forwarder import Forwarder
 from fairway.client.forwarder_items import ForwarderCounts, ForwarderOptions, Outgoing, SetAside
 from fairway.client.handling import Reject, Retry
@@ -78,6 +78,7 @@ __all__ = [
     "Forwarder",
     "ForwarderCounts",
     "ForwarderOptions",
+    "InTransit",
     "LineOptions",
     "Mandate",
     "MemoryInbox",
@@ -91,6 +92,7 @@ __all__ = [
     "ProducerOptions",
     "QueueCoordinator",
     "Receipt",
+    "Redirection",
     "Refused",
     "Reject",
     "RemoteProtocolError",

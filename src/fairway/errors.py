@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 
 class FairwayError(Exception):
@@ -59,6 +60,8 @@ class Code(enum.Enum):
     """A batch before this one has not arrived: send that one first."""
     UNKNOWN_PRODUCER = "unknown_producer"
     """The stream resumes but is not remembered: whether its last batches were stored cannot be said."""
+    FOREIGN_STREAM = "foreign_stream"
+    """The stream belongs to a sender with another secret: what this one sends goes into a stream of its own."""
 
     BAD_REQUEST = "bad_request"
     """Well formed, but its values contradict one another or lie outside their range."""
@@ -88,14 +91,38 @@ class Code(enum.Enum):
     """A code that this version does not know; the sentence says what happened."""
 
 
-class Refused(FairwayError):
-    """The request cannot be granted; nothing was appended and nothing changed."""
+class StoredRange(NamedTuple):
+    """A batch that a broker has stored in some places of a producer stream."""
 
-    def __init__(self, code: Code, sentence: str, *, retry_after_ms: int | None = None) -> None:
+    first: int  # producer sequence
+    messages: int
+    crc: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.messages
+
+
+class Refused(FairwayError):
+    """The request cannot be granted; nothing was appended and nothing changed.
+
+    `stored`, of a SEQUENCE_CONFLICT: the batches that stand in the places of the refused one, none where nothing does.
+    None: the broker cannot tell, or is too old to say.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        sentence: str,
+        *,
+        retry_after_ms: int | None = None,
+        stored: tuple[StoredRange, ...] | None = None,
+    ) -> None:
         super().__init__(f"{code.name}: {sentence}")
         self.code = code
         self.sentence = sentence
         self.retry_after_ms = retry_after_ms
+        self.stored = stored
 
 
 class Unreachable(FairwayError):
@@ -138,6 +165,10 @@ class Deposed(FairwayError):
 class CannotListen(FairwayError):
     """The address cannot be listened on; the sentence names it and says why."""
 
+    def __init__(self, sentence: str, *, is_taken: bool = False) -> None:
+        super().__init__(sentence)
+        self.is_taken = is_taken  # by another program
+
 
 class StorageFault(FairwayError):
     """The disk or the data directory failed; the sentence names the file and the remedy."""
@@ -153,6 +184,10 @@ class NoSuchFile(StorageFault):
 
 class DirectoryLocked(StorageFault):
     """Another process owns this data directory."""
+
+
+class DirectoryMoved(StorageFault):
+    """The data directory's path no longer leads to the directory that this process locked."""
 
 
 class ReadOnlyDisk(StorageFault):

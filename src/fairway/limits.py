@@ -28,6 +28,7 @@ ACTION_SEGMENT_BYTES = 16 * MIB  # reserved on disk in advance, twice: what acks
 UNSYNCED_BYTES_MAX = 64 * MIB  # gathered and not yet synced; past it appends are refused as BUSY
 DISK_LOW_WATER_BYTES = 128 * MIB  # below it produce is READ_ONLY, and checkpoints and actions still find room
 CHECKPOINT_EVERY_BYTES = 64 * MIB  # of message log: replay after a crash reads at most about this much
+KEEP_HOURS = 168  # messages of a new directory: a week, as long as streams are remembered
 CHECKPOINTS_KEPT = 2  # an unreadable one means the one before it
 SUBJECTS_MAX = 100_000  # every segment restates them all: 22 MB with the longest names
 SEQUENCES_AHEAD = 1_000_000  # claimed at a time where durability is `memory`: one extra sync for so many messages
@@ -71,10 +72,15 @@ GROUPS_MAX = 20_000  # on all subjects: each broadcast consumer is one, and a ch
 RETRY_AFTER_MS_MAX = 24 * 3_600_000  # one day: what is due later is a delayed message
 ATTEMPTS_MAX = 1_000
 REASON_BYTES_MAX = 1 * KIB  # why a consumer gave a message back; kept in the action log
+HISTORY_ATTEMPTS_MAX = 16  # of one message: all with the default of attempts_max, else the first 4 and the last 12
+HISTORY_REASON_BYTES_MAX = 200  # of each: the head of a traceback; with a name of 200 an attempt is 0.6 KB in memory
+HISTORY_LOTS_MAX = 10_000  # in flight in a group; beyond it failures are not noted. 100 MB at worst, 16 MB in practice
+HISTORY_BYTES_MAX = 8 * KIB  # in the header of a dead letter: 1,000 small messages of one lot still are one batch
 BELIEF_MESSAGES_MAX = 1_000_000  # handed out and not yet noted at a crash: half a second at full speed
 
 # --- delay -----------------------------------------------------------------------------------------------------------
 DELAY_HORIZON_MS = 731 * 24 * 3_600_000  # two years, one of them a leap year
+DELAY_MESSAGE_BYTES_MAX = 63 * MIB  # the batch that brings it when it is due adds its id and its time
 DELAY_PENDING_MAX = 15_000_000  # messages with an index row in memory, about 60 bytes each: 900 MB
 DELAY_UNMOVED_BYTES_MAX = 64 * MIB  # answered and not yet in buckets; past it scheduling is BUSY
 DELAY_SEGMENT_BYTES = 16 * MIB  # of the delay's message log: it holds what is on its way into buckets, and little more

@@ -13,19 +13,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairway.world.clock import RealClock
+from fairway.world.clock import Clock, RealClock
 from tests.simulation.broker_truth import Holder, Owner, Promise, Truth
 
 
 class Scribe:
-    """The witness of one client process: writes it all to standard output."""
+    """The witness of one client process: writes it all to standard output, or wherever it is told to."""
 
-    def __init__(self) -> None:
-        self._now_ns = RealClock().monotonic_ns
+    def __init__(self, clock: Clock | None = None, write: Callable[[bytes], object] | None = None) -> None:
+        self._now_ns = (clock or RealClock()).monotonic_ns
+        self._write_out = write or (lambda line: os.write(sys.stdout.fileno(), line))
 
     def _write(self, method: str, *arguments: Any) -> None:
         line = json.dumps([self._now_ns(), method, arguments])
-        os.write(sys.stdout.fileno(), line.encode() + b"\n")
+        self._write_out(line.encode() + b"\n")
 
     def blame(self, promise: Promise, sentence: str) -> None:
         self._write("blame", promise.name, sentence)

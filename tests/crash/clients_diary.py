@@ -8,21 +8,30 @@ So there is one more reason why a message may be seen twice, or after somebody e
 
     overtaken   it lay in the client's hand, unseen, when the broker crashed or the lease ran out; somebody else was
                 given it meanwhile, and perhaps acked it
+
+A process may stand still: it was stopped, or the machine had no time for it. An answer of the broker then waits in its
+socket, also when the program finds its hand empty right afterwards. So an empty hand says nothing until the process
+has run for a while (`Pulse`), and the answer is dated by what was known before.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fairway import Message
-from fairway.world.clock import RealClock
+from fairway.world.clock import Clock, RealClock
 from tests.crash.broker_witness import Reading, Scribe
 from tests.simulation.broker_truth import Holder, Owner, Promise, Truth
 
 PREFETCH = 40  # messages
-SLACK_NS = 500_000_000  # what was on its way to a hand that was empty is here by then
+SLACK_NS = 500_000_000  # what was on its way to a hand that was empty is here by then, if the process runs
+TICK_S = 0.02
+STANDSTILL_NS = (
+    SLACK_NS // 2
+)  # between two ticks: the process did not run, and shorter stalls leave enough of the slack
 
 
 class ClientScribe(Scribe):
@@ -38,15 +47,60 @@ class ClientScribe(Scribe):
     def note_confirmed(self, owner: Owner, sequences: Sequence[int], now_ns: int) -> None:
         self._write("confirmed", owner.group, owner.subject, sequences, now_ns)
 
+    def note_standstill(self, began_ns: int, ended_ns: int) -> None:
+        """This process did not run."""
+        self._write("standstill", began_ns, ended_ns)
+
+
+class Pulse:
+    """Notices when this process stands still: a thread ticks, and a tick that comes late ends a standstill."""
+
+    def __init__(self, clock: Clock, on_standstill: Callable[[int, int], None]) -> None:
+        self._now_ns = clock.monotonic_ns
+        self._on_standstill = on_standstill
+        self._ticked_ns = self._now_ns()
+        self._ended_ns = 0  # of the last standstill
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(TICK_S)
+            self.tick()
+
+    def tick(self) -> None:
+        now_ns, before_ns = self._now_ns(), self._ticked_ns
+        if now_ns - before_ns >= STANDSTILL_NS:
+            self._ended_ns = now_ns
+            self._on_standstill(before_ns, now_ns)
+        self._ticked_ns = now_ns  # last: who looks meanwhile sees that the tick is late, or that it was
+
+    def has_run_since(self, since_ns: int) -> bool:
+        """Whether the process has not stood still since; a tick that is overdue is a standstill that nobody has seen
+        end."""
+        ticked_ns = self._ticked_ns  # first: a tick that comes now is seen by its end
+        return self._now_ns() - ticked_ns < STANDSTILL_NS and self._ended_ns <= since_ns
+
 
 class Diary:
     """Of one member of a group: any of its threads may write."""
 
-    def __init__(self, owner: Owner, holder: str, *, is_back: bool) -> None:
-        self._scribe = ClientScribe()
+    def __init__(
+        self,
+        owner: Owner,
+        holder: str,
+        *,
+        is_back: bool,
+        clock: Clock | None = None,
+        write: Callable[[bytes], object] | None = None,
+    ) -> None:
+        clock = clock or RealClock()
+        self._scribe = ClientScribe(clock, write)
+        self.pulse = Pulse(clock, self._scribe.note_standstill)
         self._owner = owner
         self._holder = Holder(holder)
-        self._now_ns = RealClock().monotonic_ns
+        self._now_ns = clock.monotonic_ns
         self._lock = threading.Lock()
         self._acked_ns = 0
         self.begin()
@@ -62,8 +116,11 @@ class Diary:
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def note_nothing(self) -> None:
-        """Nothing came for a while: the hand is empty."""
-        self._empty_ns = max(self._empty_ns, self._now_ns() - SLACK_NS)
+        """Nothing came for a while: the hand is empty. Unless the process has stood still: then the client has had no
+        time to look."""
+        since_ns = self._now_ns() - SLACK_NS
+        if self.pulse.has_run_since(since_ns):
+            self._empty_ns = max(self._empty_ns, since_ns)
 
     def note_messages(self, messages: Sequence[Message]) -> None:
         """Just handed over."""
@@ -110,6 +167,14 @@ class Diary:
 class ClientTruth(Truth):
     """The model, of programs that see messages later than their client does."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.standstills = 0  # of all programs
+
+    def note_standstill(self, began_ns: int, ended_ns: int) -> None:
+        """A program did not run; what it says of its messages allows for that."""
+        self.standstills += 1
+
     def note_confirmed(self, owner: Owner, sequences: Sequence[int], now_ns: int) -> None:
         self.tick = now_ns
         self.note_acked(owner, sequences)
@@ -144,6 +209,7 @@ class ClientReading(Reading):
     def __init__(self, truth: ClientTruth, lease_ms: int) -> None:
         super().__init__(truth, lease_ms)
         self._tell["begun"] = lambda: None
+        self._tell["standstill"] = truth.note_standstill
         self._tell["claim"] = lambda texts: truth.note_claim([text.encode("latin-1") for text in texts])
         self._tell["confirmed"] = lambda group, subject, sequences, now_ns: truth.note_confirmed(
             self._owner(group, subject), sequences, now_ns

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -62,9 +63,14 @@ class ClientCounts(Counts):
 
     producer_kills: int = 0
     longest_away_s: float = 0.0
+    standstills: int = 0  # of consumers
 
     def figures(self) -> dict[str, Any]:
-        told = {"producer kills": self.producer_kills, "longest without a broker, s": round(self.longest_away_s, 1)}
+        told = {
+            "producer kills": self.producer_kills,
+            "longest without a broker, s": round(self.longest_away_s, 1),
+            "consumers stood still": self.standstills,
+        }
         return {**super().figures(), **told}
 
 
@@ -144,6 +150,11 @@ class ClientStage(Stage):
             self._own.append([now_ns, "crash", [now_ns]])
             self._counts.kills += 1
 
+    def suspend_broker(self) -> None:
+        """It answers nobody, and no connection ends."""
+        if self._broker is not None:
+            self._broker.send(signal.SIGSTOP)
+
     # --- the run -----------------------------------------------------------------------------------------------------
 
     def play(self, seconds: float, tick: Callable[[], object]) -> None:
@@ -204,8 +215,11 @@ class ClientStage(Stage):
         self.send_home()
 
     def judge(self) -> None:
-        truth = ClientTruth()
+        self.judge_diaries(ClientTruth())
+
+    def judge_diaries(self, truth: ClientTruth) -> None:
         self._count(truth, ClientReading(truth, LEASE_MS).read(self._paths, self._own))
+        self._client_counts.standstills += truth.standstills
 
 
 def lines(path: Path) -> Iterator[list[Any]]:

@@ -169,6 +169,7 @@ class Member(Worker):
         super().__init__(orders, mood)
         owner = Owner(orders.group, orders.subject, LEASE_MS * 1_000_000, 0)
         self.diary = Diary(owner, orders.member, is_back=orders.life > 0)
+        self.diary.pulse.start()
         self.consumer_name = orders.name if orders.is_named else ""
         self._stale = 0  # as far as it is known
 

@@ -25,8 +25,7 @@ import msgspec
 
 from fairway.errors import FairwayError
 from tests.crash import clients_rounds, cluster_disk
-from tests.crash.broker_worker import LEASE_MS
-from tests.crash.clients_diary import ClientReading, ClientTruth
+from tests.crash.clients_diary import ClientTruth
 from tests.crash.clients_rounds import ORDERS, ClientCounts, ClientStage, Part
 from tests.crash.cluster_copies import PATIENCE_S, Copies
 from tests.crash.cluster_disk import Compared
@@ -258,7 +257,7 @@ class ClusterStage(ClientStage):
     def judge(self) -> None:
         counts, changes = self._tally, self._copies.view.changes
         truth = ClusterTruth(changes, self._drained_ns)
-        self._count(truth, ClientReading(truth, LEASE_MS).read(self._paths, self._own))
+        self.judge_diaries(truth)
         counts.runs += 1
         counts.wires[self._wires.name] += 1
         counts.epochs += len(changes) - 1  # the first one is the beginning

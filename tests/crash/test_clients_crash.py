@@ -55,8 +55,9 @@ def misbehave(stage: ClientStage) -> None:
     stage.await_progress("at first")
     time.sleep(0.5)  # by now it has acked what it will look at in half a second
     stage.kill("c-first")
-    stage.kill_broker()
+    stage.suspend_broker()  # without a connection a consumer would begin nothing more
     time.sleep(0.6)  # for the others to say what is not so
+    stage.kill_broker()
     stage.kill("p-claims")
     stage.kill("c-hasty")
     stage.start_broker()

@@ -27,8 +27,10 @@ from fairway.world.rng import Rng, SeededRng
 from fairway.world.sim_disk import SimDisk
 from fairway.world.simulation import Simulation
 
-FOLDER = Path(__file__).parent / "delay_v1"
+FOLDER = Path(__file__).parent / "delay_v1"  # whose streams have no secrets
 EXPECTED = Path(__file__).parent / "delay_v1.json"
+KEYED_FOLDER = Path(__file__).parent / "delay_v1_keyed"  # as this version writes it
+KEYED_EXPECTED = Path(__file__).parent / "delay_v1_keyed.json"
 OPTIONS = DelayOptions(
     store=StoreOptions(segment_bytes=2_048, action_segment_bytes=1_024, low_water_bytes=0),
     hold_ms=0,
@@ -111,7 +113,7 @@ def content(engine: Engine, intents: list[Intent]) -> dict[str, Any]:
     }
 
 
-def write(folder: Path = FOLDER, expected: Path = EXPECTED) -> bool:
+def write(folder: Path = KEYED_FOLDER, expected: Path = KEYED_EXPECTED) -> bool:
     """Write the golden directory unless it is there."""
     if folder.exists():
         return False

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from fairway.batch import encode
-from fairway.errors import Code, Refused
+from fairway.errors import Code, Refused, StoredRange
 from fairway.protocol import codec, frames, messages
 from fairway.protocol.admin import (
     ActorState,
@@ -44,6 +44,7 @@ from fairway.protocol.delaying import (
     Fate,
     History,
     HistoryPage,
+    InTransit,
     PastEvent,
     PastKind,
     Pending,
@@ -51,6 +52,8 @@ from fairway.protocol.delaying import (
     PendingMessage,
     PendingPage,
     Reschedule,
+    Resend,
+    Resent,
     Stretch,
     Tallied,
     Tally,
@@ -158,6 +161,7 @@ ASKED: list[Message] = [
     Reschedule("", ID, None, DUE_MS),
     Pending(Which("order.changed", "order-", APPENDED_MS, DUE_MS + 1), "a;b", 100, True),
     Tally(Which(), 3_600_000),
+    Resend("west"),
     Retrace(Whence.SEQUENCE, 4_200, 524_288, 78, 1_000),
     Names([1], [3], [NumberedConsumer(3, 7)]),
     Index("order.changed", Whence.SEQUENCE, 4_200, 5_000, 8_192, 77, True),
@@ -204,6 +208,7 @@ ANSWERED: list[tuple[Verb, Message]] = [
         ),
     ),
     (Verb.TALLY, Tallied(3, [Stretch(1_749_999_600_000, 3)])),
+    (Verb.RESEND, Resent(5, 1)),
     (Verb.RETRACE, Retraced(b"FWR1", 4_200, 4_136, 4_204, 0, 4_204, 78, 1)),
     (Verb.NAMES, Named(["order.changed"], ["billing"], [""])),
     (Verb.INDEX, Indexed(b"", 3, 4_312, 17, 4_312, 77, 1)),
@@ -268,6 +273,7 @@ DEEP = msgspec.structs.replace(
 )
 SPOILED = msgspec.structs.replace(DEEP, broker=msgspec.structs.replace(DEEP.broker, rotten_spans=2))
 RUN = Pulled(7, [Lot(4_200, 1, [Span(4_200, 1)], 3, True)], [AttachedBatch(4_200, APPENDED_MS)], True)
+LED = Pulled(7, [Lot(4_200, 1, [Span(4_200, 1)], 3, True)], [AttachedBatch(4_200, APPENDED_MS)], False, 5_500)
 POLICIES = msgspec.msgpack.encode({"order": "key", "rate_per_s": 12.5})
 OUTGROWN = frozenset(  # nobody writes these any more
     {
@@ -275,17 +281,32 @@ OUTGROWN = frozenset(  # nobody writes these any more
         "describe-answer",
         "describe-answer-ordered",
         "describe-answer-timed",
+        "heartbeat-answer",
         "join",
+        "join-answer",
+        "produce",
+        "produce-inbox",
+        "produce-first",
+        "produce-pinned",
+        "produce-pinned-inbox",
+        "produce-refused",
         "pull",
         "pull-answer",
+        "pull-answer-runs",
         "replicate-answer",
         "scan",
         "scan-answer",
         "switch",
+        "tally-answer",
     }
 )
 
 BUSY = Refused(Code.BUSY, "the disk is behind: too many bytes wait for their sync", retry_after_ms=50)
+CONFLICT = Refused(
+    Code.SEQUENCE_CONFLICT,
+    "stream 00000000000004d2 already stored other bytes in 7+1",
+    stored=(StoredRange(4, 10, 3_735_928_559),),
+)
 CORRELATION = 258  # 02 01 on the wire, so that the order of bytes shows
 
 
@@ -310,9 +331,23 @@ CASES: dict[str, tuple[int, int, Message]] = {
     "switch-key": (Verb.SWITCH, 0, Switch(Lever.HALT_KEY, False, "order.changed", "billing", "", "order-17")),
     "pull-runs": (Verb.PULL, 0, Pull(*MEMBER, 1_000, 262_144, 30_000, 6, 64)),
     "pull-answer-runs": (Verb.PULL, RESPONSE, RUN),
+    "join-answer-led": (Verb.JOIN, RESPONSE, Joined(CONFIG, 3, 15_000, False, 9, 5_500, 7)),
+    "pull-answer-led": (Verb.PULL, RESPONSE, LED),
+    "heartbeat-answer-led": (Verb.HEARTBEAT, RESPONSE, Renewed(15_000, 3, False, 5_500)),
     "hello-inbox": (Verb.HELLO, 0, Hello(1, 1, ["inbox"], "example 1.0", 69_206_016)),
     "hello-answer-inbox": (Verb.HELLO, RESPONSE, Welcome(1, ["inbox"], "fairway 1.0", 69_206_016, 10_000, 1_024)),
     "produce-inbox": (Verb.PRODUCE, 0, Produce("inbox:billing:order.changed")),
+    "produce-first": (Verb.PRODUCE, 0, Produce("order.changed", is_pinned=False)),
+    "produce-pinned": (Verb.PRODUCE, 0, Produce("order.changed", is_pinned=True)),
+    "produce-pinned-inbox": (Verb.PRODUCE, 0, Produce("inbox:billing:order.changed", is_pinned=True)),
+    "tally-answer-transit": (
+        Verb.TALLY,
+        RESPONSE,
+        Tallied(3, [Stretch(1_749_999_600_000, 3)], [InTransit("west", 5, is_reachable=False)]),
+    ),
+    "produce-secret": (Verb.PRODUCE, 0, Produce("order.changed", secret=bytes(range(16)))),
+    "produce-inbox-secret": (Verb.PRODUCE, 0, Produce("inbox:billing:order.changed", is_pinned=True, secret=bytes(range(16)))),
+    "produce-conflict": (Verb.PRODUCE, RESPONSE | REFUSED, codec.refusal_of(CONFLICT)),
     "replicate-answer-wanting": (
         Verb.REPLICATE,
         RESPONSE,

@@ -2,7 +2,8 @@
 
     python -m tests.golden.spool        writes those that are not there yet
 
-They are never written again, like the directory of the store. Version 2 is that of a client of a cluster.
+They are never written again, like the directory of the store. Version 2 is that of a client of a cluster; versions 3
+and 4 are the same two with a key for the secrets of their streams.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from fairway.world.sim_disk import SimDisk
 
 FOLDER = Path(__file__).parent / "spool_v1"
 CLUSTER_FOLDER = Path(__file__).parent / "spool_v2"
+KEYED_FOLDER = Path(__file__).parent / "spool_v3"
+KEYED_CLUSTER_FOLDER = Path(__file__).parent / "spool_v4"
+KEY = bytes(range(16))
 NUMBER = 0x0123456789ABCDEF
 START_MS = 1_700_000_000_000
 SEGMENT_BYTES = 500
@@ -34,12 +38,12 @@ def data(first: int, *payloads: bytes) -> bytes:
 class Desk:
     """A journal on a disk that is done when it is told to be."""
 
-    def __init__(self, *, is_cluster: bool) -> None:
+    def __init__(self, *, is_cluster: bool, key: bytes = b"") -> None:
         self._timers: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._numbers = count()
         self._disk = SimDisk(SeededRng("golden"), self._later)
         clock = ManualClock(START_MS)
-        self.journal = Journal(self._disk, NUMBER, clock, segment_bytes=SEGMENT_BYTES, is_cluster=is_cluster)
+        self.journal = Journal(self._disk, NUMBER, clock, segment_bytes=SEGMENT_BYTES, is_cluster=is_cluster, key=key)
 
     def _later(self, seconds: float, callback: Callable[..., None], *args: object) -> None:
         heapq.heappush(self._timers, (seconds, next(self._numbers), callback, args))
@@ -72,9 +76,9 @@ def nobody(_: object) -> None:
     """Nobody waits for it."""
 
 
-def files() -> dict[str, bytes]:
+def files(key: bytes = b"") -> dict[str, bytes]:
     """What this version writes, from fixed inputs."""
-    desk = Desk(is_cluster=False)
+    desk = Desk(is_cluster=False, key=key)
     desk.keep(Handed("orders", 2, True, data(0, b"a", b"b")))
     desk.keep(Handed("bills.EU-1_x", 1, False, data(2, b"c")), Handed("orders", 1, False, data(3, b"")))
     desk.keep(Handed("orders", 1, False, data(4, b"d" * 300)))
@@ -91,9 +95,9 @@ def files() -> dict[str, bytes]:
     return desk.files()
 
 
-def cluster_files() -> dict[str, bytes]:
+def cluster_files(key: bytes = b"") -> dict[str, bytes]:
     """The same of a client of a cluster."""
-    desk = Desk(is_cluster=True)
+    desk = Desk(is_cluster=True, key=key)
     desk.keep(Handed("orders", 2, True, data(0, b"a", b"b"), "east"))
     desk.keep(Handed("bills.EU-1_x", 1, False, data(2, b"c")), Handed("orders", 1, False, data(3, b""), "east"))
     loaded = desk.load()
@@ -108,7 +112,12 @@ def cluster_files() -> dict[str, bytes]:
 
 
 def write() -> None:
-    for folder, found in ((FOLDER, files()), (CLUSTER_FOLDER, cluster_files())):
+    for folder, found in (
+        (FOLDER, files()),
+        (CLUSTER_FOLDER, cluster_files()),
+        (KEYED_FOLDER, files(KEY)),
+        (KEYED_CLUSTER_FOLDER, cluster_files(KEY)),
+    ):
         for name, content in found.items():
             path = folder / name
             if not path.exists():

@@ -28,6 +28,9 @@ from fairway.world.simulation import Simulation
 
 FOLDER = Path(__file__).parent / "store_v1"
 EXPECTED = Path(__file__).parent / "store_v1.json"
+GUARDED_FOLDER = Path(__file__).parent / "store_v1_guarded"  # its streams have secrets
+GUARDED_EXPECTED = Path(__file__).parent / "store_v1_guarded.json"
+SECRETS = {0x1234: bytes(range(16)), 0x5678: bytes(range(16, 32))}  # and producer 9abc has none
 OPTIONS = StoreOptions(segment_bytes=2_048, action_segment_bytes=1_024, low_water_bytes=0)
 ORDERS, BILLS = Subject("orders"), Subject("bills.EU-1_x")
 DIRECTORIES = ("", "messages", "actions", "index", "checkpoints")
@@ -36,8 +39,9 @@ DIRECTORIES = ("", "messages", "actions", "index", "checkpoints")
 class Author:
     """Writes the store, one synced step at a time: nothing in it depends on how long anything takes."""
 
-    def __init__(self, world: Simulation) -> None:
+    def __init__(self, world: Simulation, *, is_guarded: bool = False) -> None:
         self._world = world
+        self._is_guarded = is_guarded
         self.disk = SimDisk(SeededRng("golden disk"), world.loop.call_later)
         self._clock = ManualClock()
         self._sequences: dict[int, int] = {}
@@ -61,7 +65,8 @@ class Author:
         data = batch.encode(
             payloads, producer_id=producer, first_sequence=first, created_ms=self._clock.wall_ms(), **columns
         )
-        self._world.run(self.store.durable(self.store.produce(subject, data)))
+        secret = SECRETS.get(producer, b"") if self._is_guarded else b""
+        self._world.run(self.store.durable(self.store.produce(subject, data, secret=secret)))
         self._world.run(asyncio.sleep(1))
 
     def act(self, *actions: Action) -> None:
@@ -157,12 +162,12 @@ def records(disk: Disk, log: str, log_id: int) -> Iterator[Record]:
             file.close()
 
 
-def write(folder: Path = FOLDER, expected: Path = EXPECTED) -> bool:
+def write(folder: Path = FOLDER, expected: Path = EXPECTED, *, is_guarded: bool = False) -> bool:
     """Write the golden directory unless it is there."""
     if folder.exists():
         return False
     with Simulation("golden") as world:
-        author = Author(world)
+        author = Author(world, is_guarded=is_guarded)
         author.write_story()
         for directory in DIRECTORIES:
             (folder / directory).mkdir(exist_ok=True, parents=True)
@@ -177,4 +182,5 @@ def write(folder: Path = FOLDER, expected: Path = EXPECTED) -> bool:
 
 
 if __name__ == "__main__":
-    print("written" if write() else "it is there already, and is never written again")
+    for is_new in (write(), write(GUARDED_FOLDER, GUARDED_EXPECTED, is_guarded=True)):
+        print("written" if is_new else "it is there already, and is never written again")

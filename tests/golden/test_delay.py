@@ -1,4 +1,6 @@
-"""A delay server's directory of format version 1 is opened for ever, and is what docs/formats.md says it is."""
+"""A delay server's directory of format version 1 is opened for ever, and is what docs/formats.md says it is.
+
+With a key for the secrets of its streams, as this version writes it, and without one."""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from fairway.delay.dispatching import Intent
 from fairway.world.clock import ManualClock
 from fairway.world.real_disk import RealDisk
 from fairway.world.rng import RealRng
-from tests.golden.delay import EXPECTED, FOLDER, START_MS, content, engine_on, write
+from tests.golden.delay import (
+    EXPECTED,
+    FOLDER,
+    KEYED_EXPECTED,
+    KEYED_FOLDER,
+    START_MS,
+    content,
+    engine_on,
+    write,
+)
 
 HELD: dict[str, Any] = json.loads(EXPECTED.read_text(encoding="utf-8"))
 
@@ -29,7 +40,7 @@ def u(data: bytes, at: int, size: int) -> int:
     return int.from_bytes(data[at : at + size], "little")
 
 
-async def _content(root: Path) -> dict[str, Any]:
+async def _content(root: Path, *, is_keyed: bool = False) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
     disk = RealDisk(root, post=loop.call_soon_threadsafe)
     engine = engine_on(disk, ManualClock(START_MS), RealRng(), loop.call_soon)
@@ -41,29 +52,36 @@ async def _content(root: Path) -> dict[str, Any]:
         await asyncio.sleep(0.001)
     try:
         assert (engine.store.findings, engine.log.findings, engine.damaged, engine.stuck) == ([], [], [], [])
+        secrets = [len(each.secret) for each in intents]
+        assert secrets == [16 if is_keyed else 0] * len(intents)
+        assert intents, "one was made, and nobody knows whether it was sent"
         return content(engine, intents)
     finally:
         await engine.close()
 
 
 @pytest.mark.parametrize("without", [(), ("checkpoints",), ("index",)], ids="+".join)
-def test_the_golden_directory_is_opened_twice_alike(tmp_path: Path, without: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("is_keyed", [False, True], ids=["without a key", "with a key"])
+def test_the_golden_directory_is_opened_twice_alike(tmp_path: Path, without: tuple[str, ...], is_keyed: bool) -> None:
     root = tmp_path / "data"
-    shutil.copytree(FOLDER, root)
+    shutil.copytree(KEYED_FOLDER if is_keyed else FOLDER, root)
+    held = json.loads((KEYED_EXPECTED if is_keyed else EXPECTED).read_text(encoding="utf-8"))
     for view in without:
         shutil.rmtree(root / view)
-    assert asyncio.run(_content(root)) == HELD
-    assert asyncio.run(_content(root)) == HELD
+    assert asyncio.run(_content(root, is_keyed=is_keyed)) == held
+    assert asyncio.run(_content(root, is_keyed=is_keyed)) == held
 
 
 def test_the_same_story_is_the_same_bytes(tmp_path: Path) -> None:
     assert write(tmp_path / "again", tmp_path / "again.json")
-    files = sorted(path.relative_to(FOLDER) for path in FOLDER.rglob("*") if path.is_file())
-    assert files == sorted(
-        path.relative_to(tmp_path / "again") for path in (tmp_path / "again").rglob("*") if path.is_file()
-    )
+    files = sorted(path.relative_to(KEYED_FOLDER) for path in KEYED_FOLDER.rglob("*") if path.is_file())
+    again = tmp_path / "again"
+    copy = again / "schedule" / "manifest.copy"  # which the version that wrote the golden directory did not make
+    assert copy.read_bytes() == (again / "schedule" / "manifest").read_bytes()
+    copy.unlink()
+    assert files == sorted(path.relative_to(again) for path in again.rglob("*") if path.is_file())
     for name in files:
-        assert (FOLDER / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
+        assert (KEYED_FOLDER / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 
 
 # --- a reader made from the tables of docs/formats.md alone ----------------------------------------------------------
@@ -148,9 +166,10 @@ def piece(header: bytes, body: bytes, start_ms: int, end_ms: int) -> list[int]:
     return listed or list(range(first, first + count))
 
 
-def test_the_dispatch_log_holds_every_decision() -> None:
+@pytest.mark.parametrize(("folder", "expected"), [(FOLDER, [3, 4, 1, 2, 3, 1]), (KEYED_FOLDER, [3, 4, 9, 1, 2, 3, 1])])
+def test_the_dispatch_log_holds_every_decision(folder: Path, expected: list[int]) -> None:
     kinds = []
-    for path in sorted((FOLDER / "actions").iterdir()):
+    for path in sorted((folder / "actions").iterdir()):
         data, at = path.read_bytes(), 64
         while at < len(data):
             header = data[at : at + 80]
@@ -158,7 +177,7 @@ def test_the_dispatch_log_holds_every_decision() -> None:
             if header[5] == 6:
                 kinds += decisions(body, u(header, 64, 4))
             at += 80 + len(body)
-    assert kinds == [3, 4, 1, 2, 3, 1]
+    assert kinds == expected
 
 
 def decisions(body: bytes, count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""A spool's journals of format versions 1 and 2 are opened for ever, and are what docs/spool.md says they are."""
+"""A spool's journals of format versions 1 to 4 are opened for ever, and are what docs/spool.md says they are."""
 
 from __future__ import annotations
 
@@ -13,9 +13,21 @@ from fairway.client.spool_journal import Journal
 from fairway.client.spool_record import Entry, Placed
 from fairway.world.clock import ManualClock
 from fairway.world.real_disk import RealDisk
-from tests.golden.spool import CLUSTER_FOLDER, FOLDER, NUMBER, START_MS, cluster_files, data, files
+from tests.golden.spool import (
+    CLUSTER_FOLDER,
+    FOLDER,
+    KEY,
+    KEYED_CLUSTER_FOLDER,
+    KEYED_FOLDER,
+    NUMBER,
+    START_MS,
+    cluster_files,
+    data,
+    files,
+)
 
 HEADER_BYTES = 56
+SECRETS = ["ff73cc73a77f5b82f89a6bf531d7862a", "0f38ba38dcf7708f7de8fdcda937b27b"]  # of streams 77 and 78, under that key
 
 
 def stored(folder: Path) -> dict[str, bytes]:
@@ -41,10 +53,26 @@ def opened(folder: Path, copy: Path) -> tuple[Journal, list[Entry]]:
 def test_this_version_writes_the_same_bytes() -> None:
     assert files() == stored(FOLDER)
     assert cluster_files() == stored(CLUSTER_FOLDER)
+    assert files(KEY) == stored(KEYED_FOLDER)
+    assert cluster_files(KEY) == stored(KEYED_CLUSTER_FOLDER)
 
 
-def test_it_is_opened_and_says_what_it_said(tmp_path: Path) -> None:
-    journal, loaded = opened(FOLDER, tmp_path / "journal")
+@pytest.mark.parametrize(
+    ("folder", "key"), [(FOLDER, b""), (CLUSTER_FOLDER, b""), (KEYED_FOLDER, KEY), (KEYED_CLUSTER_FOLDER, KEY)]
+)
+def test_the_secrets_of_its_streams_follow_from_its_key(tmp_path: Path, folder: Path, key: bytes) -> None:
+    journal, _ = opened(folder, tmp_path / "journal")
+    assert (journal.key, journal.is_keyed) == (key, bool(key))
+    secrets = [journal.secret(stream) for stream in (77, 78)]
+    if key:
+        assert [each.hex() for each in secrets] == SECRETS
+    else:
+        assert secrets == [b"", b""]
+
+
+@pytest.mark.parametrize("folder", [FOLDER, KEYED_FOLDER])
+def test_it_is_opened_and_says_what_it_said(tmp_path: Path, folder: Path) -> None:
+    journal, loaded = opened(folder, tmp_path / "journal")
     assert loaded == [
         Entry(2, "orders", 1, False, data(3, b"")),
         Entry(3, "orders", 1, False, data(4, b"d" * 300)),
@@ -55,8 +83,9 @@ def test_it_is_opened_and_says_what_it_said(tmp_path: Path) -> None:
     assert not journal.is_cluster
 
 
-def test_that_of_a_cluster_says_where_its_entries_were_sent(tmp_path: Path) -> None:
-    journal, loaded = opened(CLUSTER_FOLDER, tmp_path / "journal")
+@pytest.mark.parametrize("folder", [CLUSTER_FOLDER, KEYED_CLUSTER_FOLDER])
+def test_that_of_a_cluster_says_where_its_entries_were_sent(tmp_path: Path, folder: Path) -> None:
+    journal, loaded = opened(folder, tmp_path / "journal")
     assert loaded == [
         Entry(0, "orders", 2, True, data(0, b"a", b"b"), "east"),
         Entry(2, "orders", 1, False, data(3, b""), "east"),
@@ -69,7 +98,9 @@ def test_that_of_a_cluster_says_where_its_entries_were_sent(tmp_path: Path) -> N
     assert [journal.may_be_stored(entry) for entry in loaded] == [True, True, False, False]
 
 
-@pytest.mark.parametrize(("folder", "version"), [(FOLDER, 1), (CLUSTER_FOLDER, 2)])
+@pytest.mark.parametrize(
+    ("folder", "version"), [(FOLDER, 1), (CLUSTER_FOLDER, 2), (KEYED_FOLDER, 3), (KEYED_CLUSTER_FOLDER, 4)]
+)
 def test_the_header_is_as_documented(folder: Path, version: int) -> None:
     name, content = next((name, content) for name, content in stored(folder).items() if name.startswith("log/"))
     position = int(name.removeprefix("log/"), 16)

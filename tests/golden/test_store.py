@@ -11,14 +11,28 @@ from typing import Any
 
 import pytest
 
+from fairway import batch
+from fairway.errors import Code, Refused
 from fairway.storage import action_log, checkpoint, directory, index_file, message_log, record, segment
 from fairway.storage.action_log import Action, ActionKind
+from fairway.storage.dedupe import PlaceTaken
 from fairway.storage.store import Store, StoreOptions
 from fairway.storage.views import entries_of_segment
 from fairway.world.clock import ManualClock
 from fairway.world.real_disk import RealDisk
 from fairway.world.rng import RealRng
-from tests.golden.store import EXPECTED, FOLDER, content, records, write
+from tests.golden.store import (
+    BILLS,
+    EXPECTED,
+    FOLDER,
+    GUARDED_EXPECTED,
+    GUARDED_FOLDER,
+    ORDERS,
+    SECRETS,
+    content,
+    records,
+    write,
+)
 
 LOGS = (message_log.DIRECTORY, action_log.DIRECTORY)
 
@@ -34,6 +48,25 @@ ADDED: dict[str, tuple[Action, str]] = {
     "GO_ON": (
         Action(ActionKind.GO_ON, 3, 7, 1_700_000_000_000, lot=2**64 - 1),
         "1100000000000000 0300000007000000 0000000000000000 0068e5cf8b010000 0000000000000000 ffffffffffffffff",
+    ),
+}
+
+
+# Details that came later, of kinds that had none: `lost`.
+LOST: dict[str, tuple[Action, str]] = {
+    "ACK": (
+        Action(ActionKind.ACK, 3, 7, 1_700_000_000_000, 5, 2, 0, 4_201, ((4_201, 2),), b"lost"),
+        (
+            "0600010004000000 0300000007000000 0500000002000000 0068e5cf8b010000 0000000000000000 6910000000000000 "
+            "6910000000000000 0200000000000000 6c6f737400000000"
+        ),
+    ),
+    "DEAD": (
+        Action(ActionKind.DEAD, 3, 7, 1_700_000_000_000, 0, 2, 0, 4_201, ((4_201, 2),), b"lost"),
+        (
+            "0800010004000000 0300000007000000 0000000002000000 0068e5cf8b010000 0000000000000000 6910000000000000 "
+            "6910000000000000 0200000000000000 6c6f737400000000"
+        ),
     ),
 }
 
@@ -78,6 +111,35 @@ def test_the_golden_directory_is_opened(tmp_path: Path, without: tuple[str, ...]
     opened(root, check)  # and again, as this version has left it
 
 
+@pytest.mark.parametrize("without", [(), ("checkpoints",), ("index",), ("checkpoints", "index")], ids="+".join)
+def test_the_one_whose_streams_have_secrets_is_opened_and_they_count(tmp_path: Path, without: tuple[str, ...]) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(GUARDED_FOLDER, root)
+    for view in without:
+        shutil.rmtree(root / view)
+    held = json.loads(GUARDED_EXPECTED.read_text(encoding="utf-8"))
+
+    def check(store: Store, disk: RealDisk) -> None:
+        assert store.findings == []
+        assert content(store, disk) == held
+        for subject, (producer, secret) in zip((ORDERS, BILLS), SECRETS.items(), strict=True):
+            data = batch.encode([b"a stranger's"], producer_id=producer, first_sequence=0, created_ms=0)
+            with pytest.raises(Refused) as caught:
+                store.produce(subject, data)
+            assert caught.value.code is Code.FOREIGN_STREAM
+            with pytest.raises(PlaceTaken):
+                store.produce(subject, data, secret=secret)
+
+    opened(root, check)
+    opened(root, check)
+
+
+def test_the_guarded_one_is_what_this_version_writes(tmp_path: Path) -> None:
+    assert write(tmp_path / "new", tmp_path / "new.json", is_guarded=True)
+    for path in sorted(each for each in GUARDED_FOLDER.rglob("*") if each.is_file()):
+        assert (tmp_path / "new" / path.relative_to(GUARDED_FOLDER)).read_bytes() == path.read_bytes(), path.name
+
+
 def test_it_is_what_it_should_be() -> None:
     """Several segments, both logs, a checkpoint, indexes: or it would prove little."""
     for folder, least in (("messages", 2), ("actions", 2), ("index", 2), ("checkpoints", 1)):
@@ -92,6 +154,13 @@ def test_it_is_what_it_should_be() -> None:
 @pytest.mark.parametrize("kind", ADDED)
 def test_actions_that_were_added_later_are_read_and_written_as_they_always_were(kind: str) -> None:
     action, packed = ADDED[kind]
+    assert action_log.pack([action]).hex(" ", 8) == packed
+    assert list(action_log.unpack(bytes.fromhex(packed))) == [action]
+
+
+@pytest.mark.parametrize("kind", LOST)
+def test_so_are_details_that_were_added_later(kind: str) -> None:
+    action, packed = LOST[kind]
     assert action_log.pack([action]).hex(" ", 8) == packed
     assert list(action_log.unpack(bytes.fromhex(packed))) == [action]
 

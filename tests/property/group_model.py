@@ -24,6 +24,7 @@ class Held:
     handed_ns: int = 0
     due_ms: int = 0
     key: int = 0  # so far as the group knows it: it does not, from before it was ordered
+    failed: tuple[tuple[int, int, str], ...] = ()  # attempts that did: number, when, with whom
 
 
 @dataclass
@@ -128,12 +129,17 @@ class Model:
     def fail(self, at: int, *, counts: bool, due_ms: int, is_said: bool = False) -> None:
         """What follows another has not been begun, unless its consumer says so: that is no attempt."""
         message = self.open[at]
+        failed = self.failed_now(message) if counts else message.failed
         if message.attempt == 1 and not is_said and self.follows(at):
             self.open[at] = Held("parked", 1, key=message.key)
         elif counts and message.attempt >= self.config.attempts_max:
-            self.open[at] = Held("dying", message.attempt, key=message.key)
+            self.open[at] = Held("dying", message.attempt, key=message.key, failed=failed)
         else:
-            self.open[at] = Held("stock", message.attempt + counts, due_ms=due_ms, key=message.key)
+            attempt = message.attempt + counts
+            self.open[at] = Held("stock", attempt, due_ms=due_ms, key=message.key, failed=failed)
+
+    def failed_now(self, message: Held) -> tuple[tuple[int, int, str], ...]:
+        return (*message.failed, (message.attempt, self.now_ms, message.owner))
 
     def expire(self, now_ns: int) -> None:
         for name, member in list(self.members.items()):
@@ -270,6 +276,7 @@ class Model:
         keys: Mapping[int, int] | None = None,
     ) -> None:
         for at in sequences:
+            failed = self.open[at].failed if at in self.open else ()
             if at in self.open:
                 key = self.open[at].key
             else:
@@ -277,7 +284,7 @@ class Model:
                 key = (keys or {}).get(at, 0) if self.is_keyed else 0
                 self.cursor = max(self.cursor, at + 1)
                 self.is_mixed = False
-            self.open[at] = Held("held", attempt, name, lot, number, now_ns, key=key)
+            self.open[at] = Held("held", attempt, name, lot, number, now_ns, key=key, failed=failed)
             if key and self.config.rate_per_key:
                 self.resting[key] = self.now_ms + self.config.key_rest_ms
         for message in self.held_by(name).values():
@@ -321,7 +328,9 @@ class Model:
 
     def reject(self, sequences: Iterable[int]) -> None:
         for at in sequences:
-            self.open[at] = Held("dying", self.open[at].attempt, key=self.open[at].key)
+            message = self.open[at]
+            failed = self.failed_now(message)
+            self.open[at] = Held("dying", message.attempt, key=message.key, failed=failed)
 
     def bury(self, sequences: Iterable[int]) -> None:
         buried = [at for at in sequences if at in self.open and self.open[at].place == "dying"]
@@ -360,3 +369,8 @@ def response_of(lot: Lot, at: int) -> int:
     numbers = {number for number, _ in lot.parts} or {lot.number}
     [number] = [each for each in numbers if lot.open_in_response(each) >> at - lot.base & 1]
     return number
+
+
+def failed_of(lot: Lot) -> tuple[tuple[int, int, str], ...]:
+    """The attempts of its messages that failed: number, when, with whom."""
+    return tuple((each.attempt, each.time_ms, each.consumer) for each in lot.history)

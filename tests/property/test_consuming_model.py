@@ -40,16 +40,18 @@ class User:
     def __init__(self, kind: type[Consuming], name: str, broker: MiniBroker, *, is_pushed: bool, prefetch: int) -> None:
         options = ConsumingOptions("orders", "billing", name, prefetch_messages=prefetch, linger_ms=2)
         on_messages = self.take if is_pushed else None
-        self.session = kind(options, SeededRng(name), on_messages=on_messages)
+        self.session = kind(options, broker, SeededRng(name), on_messages=on_messages)
         self.wire = Wire(self.session, broker)
         self.held: dict[int, Message] = {}
         self.confirmed: set[int] = set()
+        self.done: set[int] = set()  # by the confirmed acks of anybody
         self.seen: set[int] = set()
 
     def take(self, messages: list[Message]) -> None:
         for message in messages:
             assert message.sequence not in self.held, "handed out twice while held"
             assert message.sequence not in self.confirmed, "handed out after its ack was confirmed"
+            assert message.sequence not in self.done, "handed out after somebody's ack was confirmed"
             assert message.tags == (WANTED,), "nobody wants it"
             assert message.payload == b"%d" % message.sequence
             self.held[message.sequence] = message
@@ -63,11 +65,12 @@ class User:
     def ack(self, messages: list[Message]) -> None:
         self.session.ack(messages)
         sequences = {message.sequence for message in messages}
-        confirmed = self.confirmed
+        confirmed, done = self.confirmed, self.done
 
         def told(error: FairwayError | None) -> None:
             if error is None:
                 confirmed.update(sequences)
+                done.update(sequences)
 
         self.session.when_settled(messages, told)
 
@@ -89,6 +92,9 @@ class Consumers(RuleBasedStateMachine):
             name: User(self.kind, name, self.broker, is_pushed=name == "ann", prefetch=prefetch) for name in NAMES
         }
         self.wanted: set[int] = set()
+        done: set[int] = set()
+        for user in self.users.values():
+            user.done = done
         for user in self.users.values():
             user.wire.open()
 
@@ -151,6 +157,7 @@ class Consumers(RuleBasedStateMachine):
         self.broker.seek(0)
         for user in self.users.values():
             user.confirmed = set()
+            user.done = set()  # of each his own: what one holds from before, others have again
 
     # --- users
 

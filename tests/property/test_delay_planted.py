@@ -19,9 +19,9 @@ from fairway.delay.moving import Mover
 from fairway.delay.pending import Pending
 from fairway.delay.schedule_log import ScheduleLog
 from fairway.delay.splitting import Split
-from fairway.delay.timekeeper import Timekeeper
 from fairway.delay.wheel import RowNumbers, Times
 from fairway.errors import FairwayError
+from fairway.world.timekeeper import Timekeeper
 from tests.property.delay_story import Story
 
 SEEDS = 40

@@ -33,7 +33,7 @@ from fairway.groups import (
 )
 from fairway.groups.lot import ranges_of
 from fairway.names import Consumer
-from tests.property.group_model import MS_NS, Held, Model, Moment, response_of, sequences
+from tests.property.group_model import MS_NS, Held, Model, Moment, failed_of, response_of, sequences
 
 NAMES = ("ann", "bob", "cid")
 LEASE_MS = 1_000
@@ -492,13 +492,13 @@ class GroupMachine(RuleBasedStateMachine):
             for at in sequences(lot.ranges):
                 assert at not in found
                 found[at] = Held("held", lot.attempt, member.name, lot.base, response_of(lot, at), lot.handed_ns)
-                found[at].key = self.key_of(at)
+                found[at].key, found[at].failed = self.key_of(at), failed_of(lot)
         for place, shelf in (("stock", state.stock), ("dying", state.dying)):
             for lot in shelf:
                 assert lot.mask & 1
                 for at in sequences(lot.ranges):
                     assert at not in found
-                    found[at] = Held(place, lot.attempt, due_ms=lot.due_ms, key=self.key_of(at))
+                    found[at] = Held(place, lot.attempt, due_ms=lot.due_ms, key=self.key_of(at), failed=failed_of(lot))
         for at in state.keys.parked() if state.keys is not None else ():
             assert at not in found
             found[at] = Held("parked", 1, key=self.key_of(at))

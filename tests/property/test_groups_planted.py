@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from fairway.errors import InvariantViolated
 from fairway.groups import Event, Group, Kind, Pulled, Settled, Verdict
+from fairway.groups.attempts import added, failed
 from fairway.groups.lot import mask_of
 from tests.property.test_groups_model import GroupMachine
 from tests.property.test_ordered_groups import CoalescingMachine, OrderedMachine, RunsMachine, StrictMachine
@@ -128,6 +130,21 @@ class DeclinesAllThatWait(Group):
             self._state.keys.unpark([(each, 1) for each in self._state.keys.parked()])
 
 
+class LosesHistoriesInTheSnapshot(Group):
+    def snapshot(self) -> bytes:
+        return msgspec.msgpack.encode(msgspec.msgpack.decode(super().snapshot())[:15])
+
+
+class TakesAReleaseForAFailure(Group):
+    """A message that was handed back untouched has a failed attempt in its history."""
+
+    def apply(self, event: Event, now_ns: int = 0) -> None:
+        super().apply(event, now_ns)
+        lot = self._state.stock.get((event.lot, event.attempt))
+        if event.kind is Kind.RETRY and event.due_ms == 0 and lot is not None:
+            lot.history = added(lot.history, failed(event.attempt, event.time_ms, "", b""))
+
+
 ORDERED = (
     (LetsTheNextPassOneThatFailed, OrderedMachine),
     (CountsWhatWasNotBegun, RunsMachine),
@@ -145,6 +162,8 @@ PLANTED = (
     LosesPausesInTheSnapshot,
     ForgetsTheGapBelowABelievedAck,
     KeepsOldLeases,
+    LosesHistoriesInTheSnapshot,
+    TakesAReleaseForAFailure,
 )
 
 

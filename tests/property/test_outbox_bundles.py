@@ -12,12 +12,13 @@ import hypothesis.strategies as st
 from hypothesis import example, given, settings
 
 from fairway import batch
-from fairway.errors import Code, Refused
+from fairway.errors import Code, Refused, StoredRange
 from fairway.protocol.messages import Produced
 from fairway.protocol.session import Answer, Ask, Lost
 from fairway.sql.letters import Lone, Origin, Row, letter, sealed, together
 from fairway.sql.posting import BUNDLE_MAX, Fate, Parcel, Posting
 from fairway.sql.streams import Stream, Streams
+from fairway.sql.taken_places import SOME, Taken, judge_taken
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
 
@@ -55,7 +56,8 @@ class Broker:
             told(Refused(Code.SEQUENCE_GAP if mine else Code.UNKNOWN_PRODUCER, "a gap"))
         elif first < following:
             newest = max(at for at, each in mine if each.first < end)
-            self._say(newest, told, Refused(Code.SEQUENCE_CONFLICT, "its place is taken"))
+            there = tuple(_range_of(each) for _, each in mine if each.first < end and each.end > first)
+            self._say(newest, told, Refused(Code.SEQUENCE_CONFLICT, "its place is taken", stored=there))
         else:
             self._log.append(Record(header.producer_id, first, end, data))
             self._say(len(self._log), told, Produced(0, header.count, 0, False, 1))
@@ -80,6 +82,11 @@ class Broker:
     def payloads(self, *, committed: bool) -> list[bytes]:
         records = self._log[: self._committed] if committed else self._log
         return [payload for each in records for payload in batch.decode(each.data).payloads]
+
+
+def _range_of(record: Record) -> StoredRange:
+    header = batch.peek(record.data)
+    return StoredRange(header.first_sequence, header.count, header.crc)
 
 
 class Shop:
@@ -153,8 +160,17 @@ class Shop:
                 other.answered(ask.token, Answer(said, ()) if isinstance(said, Produced) else said, 0)
                 if parcel.fate is Fate.STORED:
                     self.table.pop(row.id, None)
+                elif parcel.fate is Fate.TAKEN and row.id in self.table:
+                    taken = judge_taken([(row, parcel)], self._rows_at)
+                    assert not taken.moved, "it is there, and the rows that were stored with it can prove it"
+                    for each in taken.stored:
+                        self.table.pop(each, None)
 
             self.broker.produce(bytes(ask.attachments[0]), told)
+
+    def _rows_at(self, stream: int, first: int, end: int) -> list[Row]:
+        found = [row for row in self.table.values() if row.stream == stream and first <= (row.place or 0) < end]
+        return sorted(found, key=lambda row: row.place or 0)
 
     def sync(self) -> None:
         self.broker.commit()
@@ -211,6 +227,32 @@ def test_each_message_is_stored_once_and_no_row_goes_before(steps: list[tuple[ob
         assert len(shop.table) < before, "a relay can store the first of a stream, or is told that it is stored"
         shop.check()
     assert sorted(shop.broker.payloads(committed=True)) == sorted(shop.made)
+
+
+def relay_of(shop: Shop, stored: tuple[StoredRange, ...] | None) -> Taken:
+    """What a relay makes of it when the broker says that this is at the place of the first row."""
+    row = next(iter(shop.table.values()))
+    parcel = Parcel(row.subject, row.stamped)
+    parcel.stored = stored
+    return judge_taken([(row, parcel)], shop._rows_at)
+
+
+def test_nothing_is_dropped_that_is_not_proven_to_be_there() -> None:
+    shop = Shop()
+    shop.commit(1)
+    shop.commit(1)
+    first, second = shop.table.values()
+    assert first.lone is not None
+    assert second.lone is not None
+    proof = _range_of(Record(0, 0, 2, together([first.lone, second.lone])))
+    assert relay_of(shop, (proof,)).stored == [first.id, second.id]
+    for stored in (None, (), (proof._replace(crc=proof.crc ^ 1),), (StoredRange(0, 1, proof.crc),)):
+        taken = relay_of(shop, stored)
+        assert (taken.stored, [row.id for row, _ in taken.moved]) == ([], [first.id])
+    del shop.table[second.id]  # whoever has stored them is about to delete the other one
+    assert relay_of(shop, (proof,)) == ([], [(first, SOME)], [])
+    first.error = SOME  # and has not done so
+    assert [row.id for row, _ in relay_of(shop, (proof,)).moved] == [first.id]
 
 
 def test_rows_of_one_stream_travel_together_and_those_of_two_do_not() -> None:

@@ -15,6 +15,7 @@ from fairway.replication.follower import FollowerOptions
 from fairway.replication.leader import LeaderOptions
 from fairway.storage.store import StoreOptions
 from fairway.world.clock import SimClock
+from fairway.world.job_runner import SimRunner
 from fairway.world.sim_disk import SimDisk
 from fairway.world.simulation import Simulation
 from tests.simulation.broker_clients import PORT, Scene
@@ -44,6 +45,7 @@ class Copy:
     lives: int = 0
     member: BrokerMember | None = None
     registry: SimRegistry | None = None
+    jobs: SimRunner | None = None  # recovers its directory
 
     @property
     def is_master(self) -> bool:
@@ -104,8 +106,9 @@ class Cluster:
         copy.registry = self.ensemble.client(copy.name, session_ms=self.membership.session_ms, clock=copy.clock)
         self.world.loop.note(f"{copy.name} starts")
         rng = self.world.rng.child(f"{copy.name}-{copy.lives}")
+        jobs = copy.jobs = SimRunner(rng.child("jobs"))
         net = self.world.net.host(copy.name)
-        return MemberWorld(copy.clock, lambda: self._open_disk(copy), net, rng, copy.registry)
+        return MemberWorld(copy.clock, lambda: self._open_disk(copy), net, rng, copy.registry, jobs)
 
     def _open_disk(self, copy: Copy) -> SimDisk:
         copy.disk = copy.disk.beside()

@@ -12,7 +12,7 @@ from typing import Any
 
 from fairway.batch import checksum
 from fairway.errors import DiskFull, StorageFault
-from fairway.storage import record, recovery, store
+from fairway.storage import copies, record, recovery, store
 from fairway.storage.checkpoint import LogMark
 from fairway.storage.dedupe import DedupeWindow
 from fairway.storage.flusher import Flusher
@@ -94,16 +94,16 @@ def no_directory_sync() -> AbstractContextManager[None]:
 
 
 def checkpoint_covers_too_much() -> AbstractContextManager[None]:
-    right = store._mark
+    right = copies.mark
 
     def mark(log: Log, _: int) -> LogMark:
         return right(log, log.end)
 
-    return swapped(store, "_mark", mark)
+    return swapped(store, "mark", mark)
 
 
 def dedupe_forgets_at_restart() -> AbstractContextManager[None]:
-    return swapped(DedupeWindow, "unpack", classmethod(lambda cls, _: cls()))
+    return swapped(DedupeWindow, "unpack", classmethod(lambda cls, *_: cls()))
 
 
 def sequences_start_over_at_restart() -> AbstractContextManager[None]:

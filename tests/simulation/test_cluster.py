@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from fairway import batch
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.cli.promote import NotPromoted, change_master
-from fairway.errors import Code, FairwayError, Refused, WrongDirectory
+from fairway.errors import Code, DiskFull, FairwayError, Refused, WrongDirectory
+from fairway.groups.attempts import decode
 from fairway.limits import KIB
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned, Seek, Sought
@@ -71,6 +73,32 @@ def test_an_ack_and_a_lease_survive_the_change() -> None:
         settled = await client.settle("orders", "g", "c", [second], arrived=delivery.number)
         assert (settled.settled, settled.stale) == (1, 0), "it still holds what it was given by the other"
         assert await payloads(client) == []
+
+    play(scenario)
+
+
+def test_the_attempts_of_a_dead_letter_survive_the_change() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await whole(cluster, "b1", "b2")
+        client = await client_of(cluster, "b1")
+        await client.produce("orders", Stream(7).batch([b"one"]))
+        await client.join("orders", "g", "c")
+        [lot] = (await client.pull("orders", "g", "c")).lots
+        again = m.Settle(m.Settlement.RETRY, lot.first, lot.attempt, lot.spans, 0, "not yet")
+        await client.ask(m.SettleAll("orders", "g", "c", [again], 1), m.Settled)
+        cluster.kill("b1")
+        await cluster.master()
+        client = await client_of(cluster, "b2")
+        await client.join("orders", "g", "d")
+        [lot] = (await client.pull("orders", "g", "d")).lots
+        never = m.Settle(m.Settlement.REJECT, lot.first, lot.attempt, lot.spans, None, "never")
+        await client.ask(m.SettleAll("orders", "g", "d", [never], 1), m.Settled)
+        await asyncio.sleep(1)
+        _, [letters] = await client.ask(Scan("dead:g:orders", m.Whence.EARLIEST, 0, None, KIB), Scanned)
+        history = decode(batch.decode(letters).headers(0)["fairway.dead.history"])
+        assert history is not None
+        shown = [(each.attempt, each.consumer, each.reason) for each in history.attempts]
+        assert shown == [(1, "c", "not yet"), (2, "d", "never")]
 
     play(scenario)
 
@@ -222,6 +250,88 @@ def test_a_master_is_changed_by_hand_without_a_loss() -> None:
             await change_master(operator, GROUP, chosen.directory)
 
     play(scenario, copies=3)
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("copies", [2, 3])
+def test_nobody_waits_until_a_deposed_master_has_recovered_its_directory(copies: int, seed: int) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await whole(cluster, *cluster.copies)
+        stream = Stream(7)
+        await (await client_of(cluster, "b1")).produce("orders", stream.batch([b"one"]))
+        deposed, chosen = cluster.copies["b1"], cluster.copies["b2"].member
+        assert deposed.jobs is not None
+        assert chosen is not None
+        deposed.jobs.late_s = 300.0
+        await change_master(cluster.ensemble.client("operator"), GROUP, chosen.directory)
+        await until(lambda: cluster.copies["b2"].is_master, cluster, within_s=1.0)
+        assert not deposed.is_master
+        assert deposed.member is not None
+        assert deposed.member.broker is None, "its directory is being recovered"
+        client = await client_of(cluster, "b2")
+        await asyncio.wait_for(client.produce("orders", stream.batch([b"two"])), 1.0)
+        assert await payloads(client) == [b"one", b"two"]
+
+    play(scenario, copies=copies, seed=seed)
+
+
+def test_probes_are_answered_while_the_directory_of_a_copy_is_closed() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await whole(cluster, "b1", "b2")
+        await (await client_of(cluster, "b1")).produce("orders", Stream(7).batch([b"one"]))
+        deposed, chosen = cluster.copies["b1"], cluster.copies["b2"].member
+        assert deposed.member is not None
+        assert deposed.jobs is not None
+        assert chosen is not None
+        pages = deposed.member.pages
+        assert "fairway_store_is_open 1" in pages["/metrics"]().text
+        assert pages["/readyz"]().status == 200
+        deposed.jobs.late_s = 300.0
+        await change_master(cluster.ensemble.client("operator"), GROUP, chosen.directory)
+        await until(lambda: cluster.copies["b2"].is_master, cluster, within_s=1.0)
+        assert deposed.member.broker is None
+        closed = pages["/metrics"]()
+        assert closed.status == 200
+        assert "fairway_store_is_open 0" in closed.text
+        assert "fairway_produced_messages_total 1" in closed.text, "what was known last"
+        assert pages["/livez"]().status == 200
+        ready = pages["/readyz"]()
+        assert ready.status == 503
+        assert "the data directory is closed" in ready.text
+
+    play(scenario)
+
+
+def test_a_store_that_is_closed_says_what_it_knew() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await whole(cluster, "b1")
+        member = cluster.copies["b1"].member
+        assert member is not None
+        broker = member.broker
+        assert broker is not None
+        free_bytes = broker.store.free_bytes()
+        assert free_bytes > 0
+        broker.store.abandon()
+        assert broker.store.free_bytes() == free_bytes
+        text = broker.pages["/metrics"]().text
+        assert "fairway_store_is_open 0" in text
+        assert "fairway_store_is_poisoned 1" in text
+
+    play(scenario)
+
+
+def test_a_master_without_room_on_its_disk_gives_up_its_place_before_it_tries_again() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await whole(cluster, "b1", "b2")
+        member = cluster.copies["b1"].member
+        assert member is not None
+        assert member.broker is not None
+        member.broker.store.poison(DiskFull("the disk of this copy is full"))
+        await until(lambda: cluster.copies["b2"].is_master, cluster, within_s=1.0)
+        await whole(cluster, "b1", "b2")
+        assert cluster.copies["b2"].is_master
+
+    play(scenario)
 
 
 def test_a_master_that_comes_back_at_once_is_not_blocked_by_what_it_left() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fairway.errors import Code, Refused
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Seek, Sought
+from fairway.protocol.admin import Depth, Describe, Described, Seek, Sought
 from fairway.replication.leader import Leader
 from fairway.storage import segment
 from fairway.storage.store import Store
@@ -65,6 +65,11 @@ async def consumed(client: Client, group: str = "g", pulls_max: int = 500) -> li
     return found
 
 
+async def lost(client: Client, group: str = "g") -> int:
+    described, _ = await client.ask(Describe(Depth.GROUPS, "orders", group), Described)
+    return described.subjects[0].groups[0].lost
+
+
 def spoil(cluster: Cluster, name: str, *records: int, file: str = FIRST_MESSAGES) -> None:
     """A bit flips in the bodies of these records."""
     log = 0 if file == FIRST_MESSAGES else 1
@@ -104,6 +109,22 @@ def test_without_a_replica_that_has_it_things_are_as_they_were(is_alone: bool) -
         assert len(await consumed(client)) == len(SENT) - 1
         assert len(store_of(cluster, "b1").rotten) == 1
         assert leader_of(cluster, "b1").hopeless_spans() == 1
+        assert await lost(client) == 1
+
+    play(scenario)
+
+
+def test_the_copies_agree_on_what_a_group_has_lost() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await whole(cluster, "b1", "b2")
+        client = await fill(cluster)
+        for name in ("b1", "b2"):
+            spoil(cluster, name, 5, 17, 18)
+        assert len(await consumed(client)) == len(SENT) - 3
+        assert await lost(client) == 3
+        cluster.kill("b1")
+        await until(lambda: cluster.copies["b2"].is_master, cluster)
+        assert await lost(await client_of(cluster, "b2")) == 3
 
     play(scenario)
 

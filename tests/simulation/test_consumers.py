@@ -26,8 +26,8 @@ class Shop:
         rng = scene.sim.rng.child(name)
         self.wire = LoopLine(scene.sim.net.host(name), scene.clock, rng, BROKER, PORT)
         options = ConsumingOptions(SUBJECT, GROUP, name, prefetch_messages=1 + rng.below(30))
-        self.session = Consuming(options, rng, on_messages=self.take, on_change=self.wire.wake)
-        self.wire.add(self.session)
+        self.session = Consuming(options, scene.clock, rng, on_messages=self.take, on_change=self.wire.wake)
+        self.wire.add(self.session, self.session.detach)
         self.held: dict[object, Message] = {}
         self.confirmed: set[object] = set()
         self.seen: set[bytes] = set()

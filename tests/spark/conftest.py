@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 import fairway
 from fairway.client.sync import Client
 from fairway.spark import session
+from tests.spark.standalone import Cluster, running_cluster
 
 JVM = {"spark", "cluster", "drivers"}  # fixtures that start one
 
@@ -96,3 +97,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     signal.signal(signal.SIGINT, on_interrupt)  # Spark takes it, and other tests of this process interrupt themselves
     yield made
     made.stop()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with running_cluster(tmp_path) as running:
+        yield running

@@ -15,7 +15,8 @@ from fairway.spark.stream import StreamReader
 
 
 def batch_reader(url: str, subject: str, columns: StructType = schema.MESSAGES, **options: str) -> BatchReader:
-    return BatchReader(read_options({"url": url, "subject": subject, **options}), columns)
+    told = read_options({"url": url, "subject": subject, **options})
+    return BatchReader(told, columns, is_pushed_by_scan=True)
 
 
 class Streams:

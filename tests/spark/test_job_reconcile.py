@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from fairway.spark.jobs.holes import STRETCH, Whole, holes
 from fairway.spark.jobs.manifest import Range
 from fairway.spark.jobs.reconcile import Finding, Options, Result
 from fairway.spark.places import Part
+from fairway.spark.schema import MESSAGES
 from tests.spark.jobs import visible
 
 WAIT_S = 60
@@ -76,6 +77,20 @@ def doctored(path: Path, gone: str, twice: str) -> None:
     kept = [place for place, each in enumerate(rows.column("id").to_pylist()) if each != gone]
     again = rows.column("id").to_pylist().index(twice)
     pq.write_table(rows.take([*kept, again]), file)
+    file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+
+
+def forged(path: Path, values: Mapping[int, tuple[str, object]]) -> None:
+    """An archive of which somebody has changed a column of some rows, given by their sequences."""
+    (name,) = visible(path)
+    file = path / name
+    table_ = pq.ParquetFile(file).read()
+    rows = table_.to_pylist()
+    for row in rows:
+        if row["sequence"] in values:
+            column, value = values[row["sequence"]]
+            row[column] = value
+    pq.write_table(pa.Table.from_pylist(rows, table_.schema), file)
     file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
 
 
@@ -304,15 +319,43 @@ def test_holes_are_found_wherever_they_are(spark: SparkSession) -> None:
     }
 
 
+def test_forged_rows_of_an_archive_are_found(spark: SparkSession, url: str, client: Client, tmp_path: Path) -> None:
+    subject, path = "rec.forged", tmp_path / "archive"
+    ids = send(client, subject, 8, key="k", tags=["paid"], headers={"b": "2", "a": "1"})
+    archive.run(spark, archive.Options(str(path), (subject,), url, once=True))
+    options = Options((subject,), url, archive=str(path), late_after_s=NEVER_LATE_S)
+    assert reconcile.run(spark, options).is_balanced
+    stranger, later = "07ZZZZZZZZZZZZZZZZZZZZZZZZ", datetime(2030, 1, 1, tzinfo=UTC)
+    changes: dict[int, tuple[str, object]] = {
+        0: ("payload", b"forged"), 1: ("key", "forged"), 2: ("id", stranger), 3: ("tags", ["paid", "forged"]),
+        4: ("headers", [("a", "1"), ("b", "forged")]), 5: ("created_at", later), 6: ("key", None),
+        7: ("headers", [("a", "1"), ("b", "2")]),  # the same, in another order
+    }  # fmt: skip
+    forged(path, changes)
+    result = reconcile.run(spark, options)
+    assert result.counts == {**_NOTHING, "differing": 7}
+    assert not result.is_balanced
+    found = {each.sequence: each for each in result.findings}
+    assert {each.reason for each in found.values()} == {"archived otherwise"}
+    for sequence, (column, _) in list(changes.items())[:-1]:
+        finding = found[sequence]
+        assert (finding.id, finding.key) == (ids[sequence], "k"), "what is true is what the log has"
+        assert f"the archive has other {column}: " in (finding.detail or "")
+        assert f"; the log has id {ids[sequence]}, key k" in (finding.detail or "")
+    assert f"the archive has other id: id {stranger}, key k; " in (found[2].detail or "")
+    assert f"the archive has other key: id {ids[1]}, key forged; " in (found[1].detail or "")
+    assert f"the archive has other key: id {ids[6]}, no key; " in (found[6].detail or "")
+
+
 def test_archive_alone_remembers_what_retention_took(spark: SparkSession) -> None:
     """Of 0 to 9, the log has 6 to 9; the archive has lost 3, and has 7, which the log has not."""
     at = datetime(2026, 3, 1, tzinfo=UTC)
-    columns = "subject string, broker_group string, sequence long, id string, key string, appended_at timestamp"
 
     def rows(*sequences: int) -> Any:
-        return spark.createDataFrame([("a", "default", each, f"id-{each}", None, at) for each in sequences], columns)
+        found = [("a", "default", each, f"id-{each}", None, None, None, b"", at, at) for each in sequences]
+        return spark.createDataFrame(found, MESSAGES)
 
-    log, extents = rows(6, 8, 9), {Part("a"): Extent(6, 10)}
+    log, extents = auditing.with_content(rows(6, 8, 9)), {Part("a"): Extent(6, 10)}
     kept = Archive("path", rows(0, 1, 2, 4, 5, 6, 7, 8, 9), (Range("a", "log", 0, 10, 10),), ())
     compared = auditing.compared(spark, kept, log, extents, is_whole=True).collect()
     assert [(row["reason"], row["id"]) for row in compared] == [("only in the archive", "id-7")]

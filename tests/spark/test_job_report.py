@@ -18,9 +18,9 @@ from fairway.client.sync import Client
 from fairway.errors import Misuse
 from fairway.protocol.admin import ActorState, GroupState
 from fairway.spark.jobs import capacity, flow, program, report, report_page, scraping
-from fairway.spark.jobs.capacity import Delayed, Seen
+from fairway.spark.jobs.capacity import Delayed, Group, Seen
 from fairway.spark.jobs.flow import Flow, Known, Sum
-from fairway.spark.jobs.report import Options
+from fairway.spark.jobs.report import Options, Result
 from fairway.spark.jobs.scraping import Histogram
 from fairway.world.process import Child
 from tests.spark.jobs import send
@@ -280,3 +280,15 @@ def test_what_cannot_be_meant_is_said_in_one_line(
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
+
+
+def test_messages_that_wait_are_not_in_flight() -> None:
+    group = Group(
+        "orders", "billing", share=0.5, busy_s=1.0, cold_s=0.0, cold_share=0.0, lag=7, in_flight=3, waiting=5, dead=0,
+        lost=0, oldest_s=None, consumers=1, weight=1.0, is_paused=False,
+    )  # fmt: skip
+    found = Result("fairway://127.0.0.1:1", datetime(2026, 3, 1, tzinfo=UTC), 0.0)
+    found.groups = [group]
+    (line,) = report._lines(found)
+    assert "lag 7 (3 in flight, 5 to be tried again later), 0 acked" in line
+    assert "in hand" not in line

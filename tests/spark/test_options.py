@@ -38,6 +38,9 @@ COLUMNS = {
         ({"subject": "orders", "failOnDataLoss": "perhaps"}, "it is true or false"),
         ({"subject": "orders", "from": "replica"}, "is one broker. Name both copies"),
         ({"subject": "orders", "from": "slave"}, "it is master or replica"),
+        ({"subject": "orders", "keys": '["c-1'}, "option keys is not JSON"),
+        ({"subject": "orders", "keys": "[1]"}, "name a key or more"),
+        ({"subject": "orders", "keys": " , "}, "name a key or more"),
         ({"subject": "orders", "url": "http://here"}, "fairway://HOST:PORT"),
     ],
 )

@@ -123,6 +123,19 @@ def test_filters_narrow_what_is_read(client: Client, url: str) -> None:
     assert past.partitions() == []
 
 
+def test_keys_are_an_option_of_batches_and_streams(client: Client, url: str, streams: Streams) -> None:
+    keys = ["a", "b, c", None, "d"]
+    client.send_many("keyed", [b"%d" % at for at in range(8)], keys=keys * 2).result(30)
+    assert numbers(rows(batch_reader(url, "keyed", keys="a, d"))) == [0, 3, 4, 7]
+    assert numbers(rows(batch_reader(url, "keyed", keys='["b, c"]'))) == [1, 5]
+    both = batch_reader(url, "keyed", keys="a,d")
+    assert both.pushFilters([EqualTo(("key",), "d")]) == []
+    assert numbers(rows(both)) == [3, 7]
+    reader = streams("keyed", keys="d")
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    assert numbers(between(reader, reader.initialOffset(), end)) == [3, 7]
+
+
 def test_tags_are_looked_for_by_the_broker_and_in_the_rows(client: Client, url: str) -> None:
     client.send_many("tagged", [b"0", b"1"], tags=[["eu"], ["us"]]).result(30)
     client.send_many("tagged", [b"2", b"3"], tags=[["us"], []]).result(30)

@@ -49,12 +49,32 @@ def test_batch_is_found_by_its_name_and_filtered(spark: SparkSession, client: Cl
     assert frame.count() == 5_000
     narrow = frame.where("sequence >= 100 and sequence < 110 and key = 'k1'")
     assert payloads(narrow) == [101, 106]
-    assert " Filter " not in narrow._jdf.queryExecution().executedPlan().toString()
     row = frame.where("sequence = 7").first()
     assert row is not None
     assert (bytes(row.payload), row.key, row.headers, row.tags) == (b"7", "k2", {"n": "7"}, None)
     some = spark.read.format("fairway").schema("sequence bigint not null").options(url=url).load("jvm.read")
     assert some.agg(F.sum("sequence")).first() == (sum(range(5_000)),)
+
+
+@pytest.mark.parametrize("is_pushing", [False, True])
+def test_frames_of_one_load_have_each_their_own_filters(
+    spark: SparkSession, client: Client, url: str, is_pushing: bool
+) -> None:
+    """Spark 4.1 to 4.3 read every scan of a `load()` as the last pushed filter left it."""
+    subject = f"jvm.scans.{is_pushing}".lower()
+    send(client, subject, 1_000)
+    setting = "spark.sql.python.filterPushdown.enabled"
+    before = spark.conf.get(setting)
+    spark.conf.set(setting, str(is_pushing).lower())
+    try:
+        frame = load(spark, url, subject)
+        head, tail = frame.where("sequence < 10"), frame.where("sequence >= 990")
+        assert [each.count() for each in (frame, head, frame, tail, frame)] == [1_000, 10, 1_000, 10, 1_000]
+        assert sorted(payloads(head.union(tail))) == [*range(10), *range(990, 1_000)]
+        assert head.alias("one").join(frame.alias("two"), "key").count() == 10 * 200
+        assert frame.where("key = 'k1'").union(frame).count() == 1_200
+    finally:
+        spark.conf.set(setting, before or "false")
 
 
 def test_mistakes_are_named_in_what_spark_says(spark: SparkSession, client: Client, url: str) -> None:
@@ -106,6 +126,63 @@ def test_micro_batch_with_other_rows_is_refused(spark: SparkSession, client: Cli
     with pytest.raises(PySparkException, match="must give the same"):
         run("tails")
     assert {row.payload for row in load(spark, url, "jvm.chosen").collect()} == {b"heads"}
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_micro_batch_of_foreach_batch_that_fails_is_stored_once(
+    spark: SparkSession, client: Client, url: str, tmp_path: Path, parts: int
+) -> None:
+    """A batch that is written whole, one that is written in part, and the ones behind them."""
+    source, target = f"jvm.each.from.{parts}", f"jvm.each.to.{parts}"
+    send(client, source, 2_000)
+    failures = [1, 2]
+
+    def store(frame: DataFrame, batch: int) -> None:
+        writer = frame.select("payload", "key").repartition(parts, "key").write.format("fairway").mode("append")
+        if batch in failures and batch == 2:
+            failures.remove(batch)
+            some = frame.select("payload", "key").repartition(parts, "key").where(F.spark_partition_id() == 0)
+            some.write.format("fairway").mode("append").options(url=url, subject=target).save()
+            raise ValueError("the driver dies when one of its tasks is done")
+        writer.options(url=url, subject=target).save()
+        if batch in failures:
+            failures.remove(batch)
+            raise ValueError("the driver dies when all is stored")
+
+    def run() -> None:
+        stream = spark.readStream.format("fairway").options(url=url, subject=source, maxMessagesPerTrigger="500").load()
+        query = stream.writeStream.foreachBatch(store).option("checkpointLocation", str(tmp_path))
+        query.trigger(availableNow=True).start().awaitTermination(WAIT_S)
+
+    for _ in range(2):
+        with pytest.raises(PySparkException, match="the driver dies"):
+            run()
+    run()
+    assert failures == []
+    assert sorted(payloads(load(spark, url, target))) == list(range(2_000))
+
+
+def test_second_write_to_a_subject_in_foreach_batch_is_refused_or_named(
+    spark: SparkSession, client: Client, url: str, tmp_path: Path
+) -> None:
+    send(client, "jvm.twice.from", 10)
+
+    def run(name: str | None, checkpoint: Path) -> None:
+        def store(frame: DataFrame, batch: int) -> None:
+            for word in ("heads", "tails"):
+                rows = frame.select(F.lit(word).alias("payload")).write.format("fairway").mode("append")
+                told = {} if name is None else {"writeId": f"{name}-{batch}-{word}"}
+                rows.options(url=url, subject="jvm.twice.to", **told).save()
+
+        stream = spark.readStream.format("fairway").options(url=url, subject="jvm.twice.from").load()
+        query = stream.writeStream.foreachBatch(store).option("checkpointLocation", str(checkpoint))
+        query.trigger(availableNow=True).start().awaitTermination(WAIT_S)
+
+    with pytest.raises(PySparkException, match=r"second write to jvm.twice.to in one foreachBatch.*writeId"):
+        run(None, tmp_path / "unnamed")
+    assert [bytes(row.payload) for row in load(spark, url, "jvm.twice.to").collect()] == [b"heads"] * 10
+    run("named", tmp_path / "named")
+    assert load(spark, url, "jvm.twice.to").count() == 30
 
 
 def test_idle_stream_hears_of_the_next_message(spark: SparkSession, client: Client, url: str, tmp_path: Path) -> None:

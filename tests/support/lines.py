@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from fairway.errors import Unreachable
 from fairway.protocol.line import Line
@@ -26,8 +27,8 @@ class LoopLine(asyncio.Protocol):
         self._gone = asyncio.Event()
         self._task = self._loop.create_task(self._dial())
 
-    def add(self, session: Session) -> None:
-        self.line.add(session, self._clock.monotonic_ns())
+    def add(self, session: Session, on_lost: Callable[[], None] | None = None) -> None:
+        self.line.add(session, self._clock.monotonic_ns(), on_lost)
         self.wake()
 
     def wake(self) -> None:

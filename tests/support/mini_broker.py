@@ -19,6 +19,7 @@ from fairway.groups import Decision, Event, Group, GroupConfig, Outcome, Verdict
 from fairway.groups.config import encode
 from fairway.names import Consumer
 from fairway.protocol import messages as m
+from fairway.protocol.consuming import Consuming
 from fairway.protocol.session import Answer, Ask, Lost, Session
 from fairway.protocol.session import Outcome as Told
 
@@ -44,6 +45,8 @@ class MiniBroker:
         self.keys: list[int] = []  # of all messages
         self.end = 0
         self.now_ns = 0
+        self.epoch = 1
+        self.leads_ms: int | None = None  # as it says of itself
         self.voices: dict[str, object] = {}
         self._do(self.group.configure(0, config or GroupConfig(), now_ms=self.now_ms))
         self._do(self.group.seek(0, now_ms=self.now_ms))
@@ -54,6 +57,13 @@ class MiniBroker:
         return WALL_MS + self.now_ns // MS_NS
 
     # --- the world
+
+    def monotonic_ns(self) -> int:
+        """It is the clock of its consumers, too."""
+        return self.now_ns
+
+    def wall_ms(self) -> int:
+        return self.now_ms
 
     def produce(
         self,
@@ -90,6 +100,7 @@ class MiniBroker:
         self.group = Group()
         self.group.apply_all(self.events)
         self.group.begin_life(self.end, self.now_ns)
+        self.epoch += 1
         self.voices.clear()
         self.sync(len(self.events))
 
@@ -129,7 +140,7 @@ class MiniBroker:
         self._do(self.group.heartbeat(name, arrived=message.arrived, now_ns=self.now_ns))
         if isinstance(message, m.Heartbeat):
             config = self.group.config
-            return Answer(m.Renewed(config.lease_ms, config.version, self.group.is_paused()))
+            return Answer(m.Renewed(config.lease_ms, config.version, self.group.is_paused(), self.leads_ms))
         return self._settle(message, name)
 
     def _join(self, message: m.Join, name: Consumer, voice: object) -> Answer:
@@ -144,7 +155,9 @@ class MiniBroker:
         self._do(joined)
         self.voices[name] = voice
         config = self.group.config
-        return Answer(m.Joined(encode(config), config.version, config.lease_ms, joined.is_gap))
+        number = self.group.last_number(name)
+        told = encode(config), config.version, config.lease_ms, joined.is_gap, self.epoch, self.leads_ms, number
+        return Answer(m.Joined(*told))
 
     def _pull(self, message: m.Pull, name: Consumer) -> Answer:
         cursor = self.group.cursor
@@ -248,6 +261,8 @@ class Wire:
         self.is_open = False
         for ask in lost:
             self.session.answered(ask.token, Lost("cut"), self.broker.now_ns)
+        if isinstance(self.session, Consuming):
+            self.session.detach()
 
     def ask(self) -> int:
         """Let the session say what it wants to; how many requests that was."""

@@ -10,7 +10,8 @@ from tests.tidy.source import Finding, Source
 ENTRY_POINTS: dict[str, str] = {
     "fairway": "the public surface",
     "fairway.aio": "the same for asyncio",
-    "fairway.cli.main": "the console script",
+    "fairway.cli.main": "the command line, also as `python -m fairway.cli.main`",
+    "fairway_cli": "the console script",
     "fairway.testing": "for tests of users' programs",
     "fairway.spark": "for Spark programs",
     "pyspark_fairway": "what Spark finds by its name",

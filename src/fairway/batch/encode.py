@@ -207,7 +207,8 @@ def _add_lists(columns: list[bytes], lists: Sequence[Collection[str] | None], na
     """Offsets of a list column; its items, one after the other, are returned."""
     kinds = set(map(type, lists))
     if str in kinds or bytes in kinds:
-        raise TypeError(f"{name} are given as one collection per message, not as one str: write [{name!r}]")
+        given = next(each for each in lists if isinstance(each, str | bytes))
+        raise TypeError(f"{name} are given as one collection per message, not as one str: write {name}=[{given!r}]")
     full: list[Collection[str]] = [items or () for items in lists]
     longest = max(map(len, full))
     if longest > items_max:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from fairway.broker.connection_leases import LEASE_MS, ConnectionLeases
 from fairway.broker.desk import Desk, refusal
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
@@ -19,6 +20,7 @@ from fairway.names import Consumer, Subject
 from fairway.names import Group as GroupName
 from fairway.protocol import Message
 from fairway.protocol.messages import Done, Heartbeat, Join, Joined, Leave, Pull, Renewed, SettleAll, Whence
+from fairway.replication.standing import Standing
 from fairway.scheduling import Actor, Expiry, Verdict
 from fairway.serving.requests import ServedRequest
 from fairway.world.rng import Rng
@@ -32,11 +34,23 @@ _OF_MEMBERS = (Pull, SettleAll, Heartbeat)  # to write it as a union where it is
 class ConsumeProcessor:
     """Handles the requests of consumers, one table for all verbs."""
 
-    def __init__(self, desk: Desk, inboxes: Inboxes, reader: Reader, rng: Rng, names: NameBook) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        inboxes: Inboxes,
+        reader: Reader,
+        rng: Rng,
+        names: NameBook,
+        leases: ConnectionLeases | None = None,
+        standing: Standing | None = None,
+    ) -> None:
+        """With `leases`, members keep theirs for as long as they are connected. `standing`: of one copy of several."""
         self._desk = desk
+        self._leases = leases
+        self._standing = standing
         self._names = names
         self._inboxes = inboxes
-        self._puller = Puller(desk, inboxes, reader)
+        self._puller = Puller(desk, inboxes, reader, standing)
         self._settler = Settler(desk, rng)
 
     @property
@@ -64,7 +78,8 @@ class ConsumeProcessor:
             else:
                 config = host.law.config
                 is_paused = host.law.is_paused() or host.law.is_paused(name) or self._desk.is_switched_off(host)
-                request.respond(Renewed(config.lease_ms, config.version, is_paused))
+                leads_ms = self._leads_ms(request)
+                request.respond(Renewed(self.lease_ms(host), config.version, is_paused, leads_ms))
         return Verdict.DONE
 
     def expire(self, request: ServedRequest[Message], expiry: Expiry) -> None:
@@ -95,6 +110,10 @@ class ConsumeProcessor:
             raise Refused(Code.BAD_REQUEST, f"group {name} shares its messages among its members: broadcast in another")
         return host
 
+    def lease_ms(self, host: GroupHost) -> int:
+        """How long a member may be silent while it is connected."""
+        return host.law.config.lease_ms if self._leases is None else LEASE_MS
+
     def _join(self, request: ServedRequest[Message], message: Join, actor: Actor) -> None:
         host = self._desk.host(message.subject, message.group)
         name = Consumer.parse(message.consumer)
@@ -119,10 +138,15 @@ class ConsumeProcessor:
                     self._desk.scheduler.dispatch(host.key, other, self)
                 else:
                     other.refuse(FENCED)
+        if self._leases is not None:
+            self._leases.joined(host, name, request.session)
         config = host.law.config
-        answer = Joined(encode(config), config.version, config.lease_ms, decision.is_gap)
+        told = encode(config), config.version, self.lease_ms(host), decision.is_gap, self._desk.store.messages.log.epoch
+        number = max(each.law.last_number(name) for each in (host, host.inbox) if each is not None)
         self._desk.scheduler.wake(host.key)  # what the name held before may be anybody's now
-        self._desk.when_durable(written, lambda outcome: request.settle(outcome, answer))
+        self._desk.when_durable(
+            written, lambda outcome: request.settle(outcome, Joined(*told, self._leads_ms(request), number))
+        )
 
     def _leave(self, request: ServedRequest[Message], message: Leave, actor: Actor) -> None:
         host = self._desk.host(message.subject, message.group)
@@ -131,6 +155,8 @@ class ConsumeProcessor:
         decision = host.law.leave(name, now_ms=self._desk.clock.wall_ms())
         written = self._desk.carry_out_all([(host, decision), *self._inboxes.leave(host, name)])
         host.voices.drop(name)
+        if self._leases is not None:
+            self._leases.left(host, name, request.session)
         for waiting in self._waiting_pulls(host, name, actor):
             waiting.respond(EMPTY)
         self._desk.scheduler.wake(host.key)
@@ -143,6 +169,9 @@ class ConsumeProcessor:
             return isinstance(request.message, Pull) and request.message.consumer == name
 
         return [*actor.mailbox.withdraw(is_meant), *self._desk.parking.withdraw(host.key, is_meant)]
+
+    def _leads_ms(self, request: ServedRequest[Message]) -> int | None:
+        return None if self._standing is None else self._standing.leads_ms(request.received_ns)
 
     def _renew(self, host: GroupHost, name: Consumer, arrived: int) -> Refused | None:
         beat = host.law.heartbeat(name, arrived=arrived, now_ns=self._desk.clock.monotonic_ns())

@@ -17,13 +17,14 @@ from collections import deque
 from functools import partial
 from typing import NamedTuple
 
-from fairway import batch
-from fairway.broker.copies import Copies, encoded, stream_of, taken_from, with_headers
+from fairway import batch, limits
+from fairway.broker.copies import Copies, Copy, encoded, stream_of, taken_from, with_headers
 from fairway.broker.desk import Desk
 from fairway.broker.errands import Errand
 from fairway.broker.groups import GroupHost
 from fairway.errors import FairwayError, Misuse, Refused
 from fairway.groups import Dying, Range
+from fairway.groups.attempts import count_of, decode, encode, joined
 from fairway.names import Subject
 from fairway.scheduling import Actor, Expiry, Verdict
 from fairway.storage.message_log import StoredBatch
@@ -34,9 +35,11 @@ HISTORY_SEQUENCE = "fairway.dead.sequence"  # in that subject, on this broker gr
 HISTORY_ATTEMPTS = "fairway.dead.attempts"  # in all, over redrives too
 HISTORY_REASON = "fairway.dead.reason"
 HISTORY_TIME = "fairway.dead.time_ms"
+HISTORY = "fairway.dead.history"  # each failed attempt: time, consumer, reason (`fairway.groups.attempts`)
 
 _RETRY_S = 1.0  # until a disk without room is asked again
 _REMARKS_MAX = 1_000
+_ATTEMPTS_SHOWN = (limits.HISTORY_ATTEMPTS_MAX, 2, 0)  # fewer, one after the other, where a batch has no room
 
 
 class _Burial(NamedTuple):
@@ -79,7 +82,9 @@ class Undertaker:
         grave = self._graves.get(host.id)
         if grave is None:
             grave = self._graves[host.id] = _Grave(host)
-        grave.queue.extend(_Burial(each, is_again) for each in dying)
+        for each in dying:  # those of a decision have been applied by now, so the group knows their history
+            known = each if each.history else each._replace(history=host.law.history_of(each))
+            grave.queue.append(_Burial(known, is_again))
         self._go_on(grave)
 
     # --- turns -------------------------------------------------------------------------------------------------------
@@ -112,8 +117,7 @@ class Undertaker:
             return Verdict.DONE
         rest = _less(burial.dying.ranges, done)
         if rest:
-            dying = burial.dying
-            grave.queue.appendleft(burial._replace(dying=Dying(rest[0][0], dying.attempt, rest, dying.reason)))
+            grave.queue.appendleft(burial._replace(dying=burial.dying._replace(first=rest[0][0], ranges=rest)))
         grave.is_under_way = bool(grave.queue)
         if grave.is_under_way:
             return Verdict.AGAIN
@@ -151,7 +155,7 @@ class Undertaker:
         count = sum(count for _, count in parts)
         self.unreadable += count
         self._remark(f"group {grave.host.name} buried {count} messages from {parts[0][0]} on that cannot be read")
-        self._settle(grave.host, burial, parts)
+        self._settle(grave.host, burial, parts, is_lost=True)
         return parts
 
     def _copy(self, grave: _Grave, burial: _Burial, stored: StoredBatch, parts: tuple[Range, ...]) -> None:
@@ -204,7 +208,20 @@ class Undertaker:
     ) -> bytes:
         first, count = part
         copies = taken_from(source, first - stored.entry.first_sequence, count)
+        for most in _ATTEMPTS_SHOWN:
+            dead = self._with_history(host, home, dying, copies, first, most)
+            try:
+                return encoded(dead, source.header, stream=stream, sequence=first)
+            except Misuse:  # the history makes it too large: the message is what matters
+                continue
+        return encoded(copies, source.header, stream=stream, sequence=first)
+
+    def _with_history(
+        self, host: GroupHost, home: Subject, dying: Dying, copies: list[Copy], first: int, most: int
+    ) -> list[Copy]:
+        """The copies with their history in headers, `most` of their attempts among it."""
         dead = []
+        attempts = encode(dying.history, dying.attempt, most)
         for offset, copy in enumerate(copies):
             history = {
                 HISTORY_SUBJECT: str(home),
@@ -213,26 +230,27 @@ class Undertaker:
                 HISTORY_ATTEMPTS: str(dying.attempt),
                 HISTORY_REASON: dying.reason,
                 HISTORY_TIME: str(self._desk.clock.wall_ms()),
+                HISTORY: attempts,
             }
             if host.main is not None:  # a redriven one: its place is the one it had the first time
                 history[HISTORY_SEQUENCE] = copy.headers.get(HISTORY_SEQUENCE, "")
                 if not history[HISTORY_SEQUENCE]:  # it was sent to this group alone: it has none in the subject
                     del history[HISTORY_SEQUENCE]
-                before = copy.headers.get(HISTORY_ATTEMPTS, "")
-                history[HISTORY_ATTEMPTS] = str(dying.attempt + (int(before) if before.isdigit() else 0))
+                count = count_of(copy.headers.get(HISTORY_ATTEMPTS, ""))
+                history[HISTORY_ATTEMPTS] = str(dying.attempt + count)
+                earlier = decode(copy.headers.get(HISTORY, ""))
+                every = joined(() if earlier is None else earlier.attempts, dying.history, count)
+                history[HISTORY] = encode(every, dying.attempt + count, most)
             dead.append(with_headers(copy, history))
-        try:
-            return encoded(dead, source.header, stream=stream, sequence=first)
-        except Misuse:  # the history makes it too large: the message is what matters
-            return encoded(copies, source.header, stream=stream, sequence=first)
+        return dead
 
-    def _settle(self, host: GroupHost, burial: _Burial, parts: tuple[Range, ...]) -> None:
-        """They are in dead letter, committed, or there is nothing left of them."""
+    def _settle(self, host: GroupHost, burial: _Burial, parts: tuple[Range, ...], *, is_lost: bool = False) -> None:
+        """They are in dead letter, committed, or there is nothing left of them: then they count as lost."""
         buried = burial.dying._replace(first=parts[0][0], ranges=parts)
         try:
-            self._desk.carry_out(host, host.law.bury(buried, now_ms=self._desk.clock.wall_ms()))
+            self._desk.carry_out(host, host.law.bury(buried, is_lost=is_lost, now_ms=self._desk.clock.wall_ms()))
         except Refused:
-            self._desk.call_later(_RETRY_S, self._settle, host, burial, parts)
+            self._desk.call_later(_RETRY_S, partial(self._settle, host, burial, parts, is_lost=is_lost))
             return
         self.buried += sum(count for _, count in parts)
 

@@ -14,7 +14,8 @@ from fairway.broker.groups import WEIGHT_UNIT, GroupHost, Groups
 from fairway.broker.parking import Parking
 from fairway.broker.watching import Watches
 from fairway.errors import Code, FairwayError, Refused
-from fairway.groups import Decision, Dying, GroupConfig, Kind, Outcome
+from fairway.groups import Decision, Dying, GroupConfig, Kind, Outcome, Range
+from fairway.groups.events import LOST
 from fairway.names import Group as GroupName
 from fairway.names import Subject
 from fairway.protocol import Message
@@ -23,6 +24,7 @@ from fairway.scheduling.courtesy import COURTESY_NS
 from fairway.serving.requests import ServedRequest
 from fairway.storage.action_log import Action, ActionKind
 from fairway.storage.flusher import Outcome as Told
+from fairway.storage.hole import lost_ranges
 from fairway.storage.record import Header
 from fairway.storage.store import Store
 from fairway.storage.subjects import SubjectState
@@ -32,6 +34,7 @@ _NS = 1_000_000_000
 _TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds: without it a timer would ring early, and again at once
 
 _FULL_RETRY_MS = 60_000  # a group goes when nobody has used it for days
+_REMARKS_MAX = 1_000
 
 CallLater = Callable[..., asyncio.TimerHandle]
 
@@ -236,18 +239,44 @@ class Desk:
             self.scheduler.set_weight(host.key, host.weight)
         end = self.store.messages.end_sequence(host.subject_id)
         dying = host.law.begin_life(end, self.clock.monotonic_ns())
-        self._step_over_hole(host, end)
+        self.step_over_hole(host)
         self.rearm(host)
         if dying and self.undertaker is not None:
             self.undertaker.bury(host, dying, is_again=True)
 
-    def _step_over_hole(self, host: GroupHost, end: int) -> None:
-        """Where damage or a power cut has left a hole of sequences behind the cursor, nothing in it is owed."""
-        cursor = host.law.cursor
-        entry = next(self.store.messages.readable(host.subject_id, cursor), None)
-        to = end if entry is None else entry.first_sequence
-        if to > cursor:
+    def step_over_hole(self, host: GroupHost) -> None:
+        """Where damage or a power cut has left a hole of sequences behind the cursor, nothing in it is owed. What was
+        in it counts as lost."""
+        entry = next(self.store.messages.readable(host.subject_id, host.law.cursor), None)
+        to = self.store.messages.end_sequence(host.subject_id) if entry is None else entry.first_sequence
+        self.count_lost(host, to)
+        if to > host.law.cursor:
             self.carry_out(host, host.law.skip(to, to, now_ms=self.clock.wall_ms()))
+
+    def lost_ranges(self, host: GroupHost, first: int, end: int) -> list[Range]:
+        """What the group may want in [first, end) and the disk has lost."""
+        tags = host.law.config.tags
+        store = self.store
+        return lost_ranges(
+            store.messages, store.rotten, host.subject_id, first, end, lambda entry: tags.may_match(entry.tag_filter)
+        )
+
+    def count_lost(self, host: GroupHost, to: int) -> None:
+        """The group is about to pass over everything from its cursor to `to`: what the disk has lost of it is written
+        down as lost."""
+        for first, count in self.lost_ranges(host, host.law.cursor, to):
+            self.lose(host, host.law.skip(first, first + count, is_lost=True, now_ms=self.clock.wall_ms()))
+
+    def lose(self, host: GroupHost, decision: Decision) -> None:
+        """Carry out a decision by which the group misses messages that the disk has lost, and tell the operator."""
+        self.carry_out(host, decision)
+        lost = [each for event in decision.events if event.detail == LOST for each in event.ranges]
+        if lost and len(self.store.remarks) < _REMARKS_MAX:
+            count = sum(count for _, count in lost)
+            self.store.remarks.append(
+                f"group {host.name} on {self.name_of(host.subject_id)} lost {count:,} messages from {lost[0][0]} on: "
+                "the disk has lost them, and no other copy could bring them back"
+            )
 
     def call_later(self, delay_s: float, what: Callable[..., None], *args: object) -> None:
         """Once, unless the broker has stopped or failed by then."""

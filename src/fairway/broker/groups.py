@@ -20,7 +20,7 @@ from fairway.broker.voices import Voices
 from fairway.errors import InvariantViolated, RemoteProtocolError
 from fairway.groups import Description, Event, Group, Kind
 from fairway.names import Group as GroupName
-from fairway.storage.action_log import Action, ActionKind, unpack
+from fairway.storage.action_log import Action, ActionKind, unpack, unpack_groups
 from fairway.storage.record import Kind as RecordKind
 from fairway.storage.record import Record
 from fairway.storage.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
@@ -130,8 +130,8 @@ class Groups:
         self._by_subject: dict[int, dict[str, GroupHost]] = {}
         self._next_id = 1
         self.read_only: set[int] = set()  # subjects that take no messages, by command; asked, never iterated in order
-        self._reached: int | None = 0  # of the action log, in a replay; None: as far as a picture
-        self._has_holes = False  # records are missing that have rotted
+        self._reached = 0  # of the action log, by pictures and in a replay
+        self._has_holes = False  # records are missing that have rotted, or that retention took
 
     def __len__(self) -> int:
         return len(self._hosts)
@@ -154,9 +154,11 @@ class Groups:
     def replay(self, record: Record) -> None:
         """Take in a record of the action log."""
         header = record.header
-        if self._reached is not None and header.position > self._reached + SEGMENT_HEADER_BYTES:
-            self._has_holes = True
+        if header.position > self._reached + SEGMENT_HEADER_BYTES:
+            self._has_holes = True  # rot, or retention: the next GROUPS record has what is missing
         self._reached = header.end
+        if header.kind == RecordKind.GROUPS and self._has_holes:
+            self.restore(unpack_groups(record.body), header.end)  # whatever is missing before, they are whole
         if header.kind != RecordKind.ACTIONS:
             return
         for action in unpack(record.body):
@@ -223,18 +225,24 @@ class Groups:
         ]
         return msgspec.msgpack.encode(_Picture(self._next_id, hosts, sorted(self.read_only)))
 
-    def restore(self, data: bytes) -> None:
+    def is_whole(self, first_base: int) -> bool:
+        """Whether nothing is missing. A copy that begins with `first_base` has nothing whole before it has passed a
+        GROUPS record."""
+        return not self._has_holes and self._reached >= first_base
+
+    def restore(self, data: bytes, end: int) -> None:
+        """Begin again with a picture of the log up to `end`; where it cannot be read, nothing has changed."""
         try:
             picture = msgspec.msgpack.decode(data, type=_Picture)
         except msgspec.MsgspecError as error:
             raise RemoteProtocolError(f"the picture of the groups cannot be read: {error}") from error
-        self._reached = None
+        hosts = [_restored(each) for each in picture.hosts]
+        self._hosts, self._by_subject = {}, {}
+        self._reached, self._has_holes = end, False
         self._next_id = picture.next_id
         self.read_only = set(picture.read_only)
-        for each in picture.hosts:
-            host = self._add(GroupHost(each.id, each.subject_id, GroupName(each.name), Group.restore(each.law)))
-            host.weight = each.weight
-            host.rate_per_s = each.rate_per_s
+        for host in hosts:
+            self._add(host)
 
     def introduce(self, subject_id: int, name: GroupName) -> GroupHost:
         """A group that is new to this subject. It is known to the log from its first GROUP_CONFIG on."""
@@ -260,6 +268,13 @@ class Groups:
             self.read_only.add(subject_id)
         else:
             self.read_only.discard(subject_id)
+
+
+def _restored(picture: _HostPicture) -> GroupHost:
+    host = GroupHost(picture.id, picture.subject_id, GroupName(picture.name), Group.restore(picture.law))
+    host.weight = picture.weight
+    host.rate_per_s = picture.rate_per_s
+    return host
 
 
 def _read_config(detail: bytes) -> tuple[GroupName, bytes]:

@@ -52,6 +52,9 @@ class Housekeeper:
         self._desk.call_later(self._every_s, self._begin)
 
     def _begin(self) -> None:
+        store = self._desk.store
+        store.messages.log.follow_clock(store.time.wall_ms())  # also if nothing is appended: it ages from then on
+        store.complete_old_segment()
         is_retaining = bool(self._desk.store.plan_retention().doomed)
         try:
             self._desk.scheduler.dispatch(_KEY, _Round(list(self._desk.groups), is_retaining=is_retaining), self)
@@ -80,10 +83,11 @@ class Housekeeper:
 
     def _look_at(self, host: GroupHost, round_: _Round) -> None:
         removable_at_ms = host.law.removable_at_ms
-        if host.main is None and removable_at_ms is not None and removable_at_ms <= self._desk.clock.wall_ms():
+        if host.main is None and removable_at_ms is not None and removable_at_ms <= self._desk.store.aging_ms():
             self._desk.remove(host)
             self.removed += 1
         elif round_.is_retaining:
+            self._desk.step_over_hole(host)  # while it is known why nothing is there
             if host.next_fresh > host.law.cursor:  # or what nobody wants would be taken for owed
                 now_ms = self._desk.clock.wall_ms()
                 self._desk.carry_out(host, host.law.skip(host.next_fresh, host.next_fresh, now_ms=now_ms))

@@ -105,6 +105,8 @@ class Inboxes:
         beat = host.inbox.law.heartbeat(name, arrived=arrived, now_ns=self._desk.clock.monotonic_ns())
         if beat.outcome is Outcome.NOT_A_MEMBER:
             self._desk.carry_out_all(self.join(host, name, arrived))
+            if host.law.has_lasting_lease(name):
+                host.inbox.law.stop_lease(name)
 
     def leave(self, host: GroupHost, name: Consumer) -> list[tuple[GroupHost, Decision]]:
         if host.inbox is None:

@@ -14,6 +14,8 @@ from fairway.replication.member import GroupMember
 from fairway.replication.membership import Face, MemberOptions, MemberWorld
 from fairway.replication.standing import Standing
 from fairway.scheduling import Order
+from fairway.serving.http import Pages
+from fairway.serving.probe_pages import ProbePages
 from fairway.storage.directory import Identity
 from fairway.storage.flusher import Durability
 from fairway.world.disk import Disk
@@ -35,7 +37,10 @@ class BrokerMember(GroupMember[Broker]):
             raise Misuse("durability `memory` is for a broker without replicas: leave it out, or leave out the group")
         face = Face(options.host, options.port, options.http_port, options.connection.name)
         super().__init__(world, membership, face, Standing(membership.group, _READS))
-        self._options = options
+        self._options = replace(
+            options, http_port=None
+        )  # probes are answered by the copy, whatever becomes of a server
+        self._probes = ProbePages(world.net, lambda: self.standing.why)
         self._order = order
         self._switches = Switches(world.registry, world.clock)
         self._measured: tuple[int, int, int] = (0, 0, 0)  # when, and how much there had been
@@ -50,12 +55,30 @@ class BrokerMember(GroupMember[Broker]):
         return member
 
     async def begin(self) -> None:
-        await super().begin()
+        http_port = await self._probes.listen(self.face.host, self.face.http_port)
+        self.face = replace(self.face, http_port=http_port)
+        try:
+            await super().begin()
+        except BaseException:  # also where it is called off
+            self._probes.close()
+            raise
         self._begin("switches", self._switches.run())
 
     async def stop(self) -> None:
         self._cancel("switches")
-        await super().stop()
+        try:
+            await super().stop()
+        finally:
+            self._probes.close()
+
+    @property
+    def pages(self) -> Pages:
+        """What probes are shown, whatever becomes of the data directory."""
+        return self._probes.pages
+
+    def _let_go(self) -> None:
+        super()._let_go()
+        self._probes.closed()
 
     @property
     def broker(self) -> Broker | None:
@@ -65,7 +88,8 @@ class BrokerMember(GroupMember[Broker]):
     async def _serve(self, disk: Disk, adopt: Identity | None) -> Broker:
         world = BrokerWorld(self._world.clock, disk, self._world.net, self._world.rng)
         options = replace(self._options, port=self.face.port)
-        broker = await Broker.follow(world, options, self.standing, adopt, self._order)
+        broker = await Broker.follow(world, options, self.standing, adopt, self._order, jobs=self._world.jobs)
+        self._probes.opened(broker.pages)
         broker.desk.is_off, self._switches.on_change = self._switches.is_off, broker.wake_switched
         return broker
 

@@ -15,6 +15,7 @@ from fairway.broker.describe import dead_letters_of
 from fairway.broker.groups import GroupHost
 from fairway.replication.figures import families
 from fairway.serving.exposition import Exposition
+from fairway.serving.probe_pages import show_store
 
 if TYPE_CHECKING:
     from fairway.broker.server import Broker
@@ -29,7 +30,7 @@ _GROUP_FIGURES: Final = (
     ("returned", "gauge", "Messages that the next pull gets, handed back or due again."),
     ("retrying", "gauge", "Messages that wait for their next attempt."),
     ("dying", "gauge", "Messages on their way to dead letter."),
-    ("lost_total", "counter", "Messages that retention took before the group had them."),
+    ("lost_total", "counter", "Messages that retention or rot took before the group was done."),
     ("parked", "gauge", "Messages that wait behind others of their keys."),
     ("is_full", "gauge", "1: as many are behind others of their keys as may be, and the group waits."),
     ("declined_total", "counter", "Messages declined, because others of their keys did what they asked for."),
@@ -53,7 +54,8 @@ class Metrics:
         self._connections(out)
         self._storage(out)
         self._chores(out)
-        self._groups(out)
+        if not self._broker.store.is_closed:  # what a group has dead is read from the directory
+            self._groups(out)
         self._copies(out)
         if self._broker.delay is not None:
             self._broker.delay.show(out)
@@ -127,6 +129,7 @@ class Metrics:
         out.one("checkpoint_age_seconds", "gauge", "Since the last checkpoint, or the start.", age_ms / 1_000)
         out.one("rotten_spans", "gauge", "Spans of the logs that the disk has lost.", len(store.rotten))
         out.one("disk_free_bytes", "gauge", "Room left on the disk.", store.free_bytes())
+        show_store(out, is_open=not store.is_closed)
         out.one("store_has_room", "gauge", "0: produce is refused, the disk is nearly full.", int(store.has_room))
         out.one("store_is_poisoned", "gauge", "1: the disk failed, nothing is answered.", int(store.fault is not None))
         out.one("subjects", "gauge", "Subjects.", len(store.messages.views.subjects))

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError
 from fairway.names import Subject
-from fairway.protocol.messages import Produce, Produced
+from fairway.protocol.messages import Produce
 from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.serving.produce_answer import checked_secret, produced
 from fairway.serving.requests import ServedRequest
 from fairway.storage.dedupe import PlaceTaken
+from fairway.storage.message_log import Receipt
 from fairway.storage.store import Store
 
 if TYPE_CHECKING:
@@ -40,23 +42,17 @@ class ProduceProcessor:
             )
         data = bytes(request.attachments[0])
         try:
-            receipt = self._store.produce(subject, data)
+            receipt = self._store.produce(subject, data, secret=checked_secret(request.message))
         except RemoteProtocolError as error:
             session: Session = request.session  # type: ignore[assignment]
             session.fail(error)
             request.end()
             return Verdict.DONE
         except PlaceTaken as taken:
-            self._store.when_taken(taken, partial(request.settle, answer=taken))
+            self._store.when_taken(taken, partial(self._conflicted, request))
             return Verdict.DONE
         actor.charge(size_bytes=len(data))
-        answer = Produced(
-            receipt.first_sequence,
-            receipt.count,
-            receipt.appended_ms,
-            receipt.is_duplicate,
-            self._store.messages.log.epoch,
-        )
+        answer = produced(receipt, self._store)
 
         def durable(outcome: FairwayError | None) -> None:
             if outcome is None:
@@ -68,6 +64,11 @@ class ProduceProcessor:
 
         self._store.messages.log.flusher.when_durable(receipt.end, durable, receipt.undos)
         return Verdict.DONE
+
+    def _conflicted(
+        self, request: ServedRequest[Produce], outcome: FairwayError | None, answer: Receipt | PlaceTaken
+    ) -> None:
+        request.settle(outcome, answer if isinstance(answer, PlaceTaken) else produced(answer, self._store))
 
     def expire(self, request: ServedRequest[Produce], expiry: Expiry) -> None:
         request.expire(expiry)

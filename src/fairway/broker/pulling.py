@@ -22,6 +22,7 @@ from fairway.groups import Verdict as Settlement
 from fairway.names import Consumer
 from fairway.protocol import Message, messages
 from fairway.protocol.messages import Pull
+from fairway.replication.standing import Standing
 from fairway.scheduling import Actor, Verdict
 from fairway.serving.requests import ServedRequest
 from fairway.storage.message_log import StoredBatch
@@ -37,8 +38,10 @@ _ROOMY_FRAME_BYTES = 128 * limits.KIB  # beside the batches that were chosen by 
 class Puller:
     """Handles PULL for the consumers of all groups."""
 
-    def __init__(self, desk: Desk, inboxes: Inboxes, reader: Reader) -> None:
+    def __init__(self, desk: Desk, inboxes: Inboxes, reader: Reader, standing: Standing | None = None) -> None:
+        """`standing`: of one copy of several."""
         self._desk = desk
+        self._standing = standing
         self._inboxes = inboxes
         self._reader = reader
         self._keys = KeyFinder(reader)
@@ -142,6 +145,8 @@ class Puller:
         if found is None:
             return None
         fresh = found.range
+        if fresh is not None and fresh[0] > law.cursor:
+            self._desk.count_lost(source, fresh[0])
         if fresh is not None and not fresh[1] and fresh[0] - law.cursor < SKIPPED_MESSAGES_MAX:
             source.note_skipped(fresh[0])
             fresh = None
@@ -199,13 +204,18 @@ class Puller:
         """These cannot be read: there is nothing to hand out, now or later. What is fresh of them is stepped over the
         next time, for it is known to be damaged by then."""
         source.window = None
-        if pulled.is_again:  # it was there when it went out the first time, and its consumer holds it
-            self._settle(source, name, Settlement.ACK, absent)
+        if pulled.is_again:  # it was there when it went out the first time, but that response has not arrived
+            for lot in absent:
+                self._desk.lose(source, source.law.lose(name, lot, now_ms=self._desk.clock.wall_ms()))
             return
         for lot in absent:
             hole = self._reader.hole(source.subject_id, *lot.ranges[0])
             whole = lot._replace(ranges=(hole, *lot.ranges[1:]))  # beyond what was chosen, too: a hole may be long
-            self._desk.carry_out(source, source.law.drop(whole, now_ms=self._desk.clock.wall_ms()))
+            lost = [part for at, count in whole.ranges for part in self._desk.lost_ranges(source, at, at + count)]
+            if lost:  # what else is in the hole is dropped at the next try: to drop a part may rename the lot
+                whole = whole._replace(ranges=tuple(lost))
+            dropped = source.law.drop(whole, is_lost=bool(lost), now_ms=self._desk.clock.wall_ms())
+            self._desk.lose(source, dropped)
 
     def _keep_back(
         self, source: GroupHost, name: Consumer, large: list[Handout], pulled: Pulled, frame_bytes_max: int
@@ -263,7 +273,8 @@ class Puller:
             for lot in pulled.lots
         ]
         attached = [messages.AttachedBatch(each.entry.first_sequence, each.entry.appended_ms) for each in batches]
-        answer = messages.Pulled(pulled.number, lots, attached, source.main is not None)
+        leads_ms = None if self._standing is None else self._standing.leads_ms(request.received_ns)
+        answer = messages.Pulled(pulled.number, lots, attached, source.main is not None, leads_ms)
         attachments = [each.data for each in batches]
         count = sum(count for lot in pulled.lots for _, count in lot.ranges)
         actor.charge(size_bytes=sum(map(len, attachments)))

@@ -23,6 +23,7 @@ from fairway.protocol.messages import Whence
 from fairway.protocol.tracing import Index, Indexed, Names, Retrace, Retraced
 from fairway.scheduling import Actor, Expiry, Verdict
 from fairway.serving.requests import ServedRequest
+from fairway.storage import log_time
 from fairway.storage.index_file import ENTRY, ENTRY_BYTES
 from fairway.storage.log import Damaged, Log
 from fairway.storage.segment import HEADER_BYTES, Segment
@@ -93,8 +94,8 @@ class RetraceProcessor:
         if message.whence is Whence.LATEST:
             return log.committed_end
         if message.whence is Whence.TIME:
-            later = (each.base for each in log.segments if each.newest_ms >= message.value)
-            return min(next(later, log.committed_end), log.committed_end)
+            found = log_time.segment_at(log.segments, message.value)
+            return log.committed_end if found is None else min(found.base, log.committed_end)
         return message.value
 
     @property

@@ -34,7 +34,7 @@ def place(desk: Desk, subject_id: int, whence: Whence, value: int) -> int:
     if whence is Whence.LATEST:
         return log.end_sequence(subject_id)
     if whence is Whence.TIME:
-        found = log.views.entries.sequence_at(subject_id, value, log.log.committed_end)
+        found = log.sequence_at(subject_id, value)
         return log.end_sequence(subject_id) if found is None else found
     return value
 

@@ -19,6 +19,7 @@ import msgspec
 
 from fairway import limits
 from fairway.batch.arrays import numpy_or_none
+from fairway.broker.connection_leases import ConnectionLeases
 from fairway.broker.consuming import ConsumeProcessor
 from fairway.broker.dead_letter import Undertaker
 from fairway.broker.desk import Desk
@@ -58,9 +59,11 @@ from fairway.serving.requests import MessageT, ServedRequest, admit, hand_to
 from fairway.serving.session import Session
 from fairway.storage.directory import Identity
 from fairway.storage.flusher import Durability
+from fairway.storage.opening import Opened, recover
 from fairway.storage.store import Store, StoreOptions
 from fairway.world.clock import Clock
 from fairway.world.disk import READERS, Disk
+from fairway.world.job_runner import JobRunner
 from fairway.world.net import Net
 from fairway.world.rng import Rng
 
@@ -92,6 +95,7 @@ class BrokerOptions:
     drain_ms_max: int = 5_000
     housekeeping_ms: int = 60_000  # between two looks at groups that nobody uses, and at what retention may take
     sync_every_ms: int = 100  # where durability is `memory`: what a power cut may take, apart from the sync itself
+    leases_end_with_connections: bool = False  # for a net in memory, which reports the end of a connection at once
     fetches_at_once: int = READERS  # cold reads; 0 makes the loop wait for the device, for comparison
     store: StoreOptions = field(default_factory=StoreOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
@@ -147,8 +151,8 @@ class Broker:
             "messages": store.messages.log.flusher.watch(SyncWatch(world.clock)),
             "actions": store.actions.log.flusher.watch(SyncWatch(world.clock)),
         }
-        pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
-        self._doors = Doors(world.net, self.hall, HttpDoor(pages))
+        self.pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
+        self._doors = Doors(world.net, self.hall, HttpDoor(self.pages))
         self.metrics = Metrics(self)
         self._started_ms = world.clock.wall_ms()
         self._is_stopping = False
@@ -170,7 +174,10 @@ class Broker:
         self._inboxes = Inboxes(self.desk)
         self._inbox_produce = InboxProduceProcessor(self.desk, self._inboxes, self.produce)
         names = NameBook(groups)
-        self.consume = ConsumeProcessor(self.desk, self._inboxes, reader, world.rng, names)
+        leases = ConnectionLeases(self.desk) if options.leases_end_with_connections else None
+        self.consume = ConsumeProcessor(self.desk, self._inboxes, reader, world.rng, names, leases, standing)
+        if leases is not None:
+            self.hall.on_closed = leases.lost
         self._scan = ScanProcessor(self.desk, reader)
         self._retrace = RetraceProcessor(self.desk, reader, self.fetches, names)
         self.steer = SteeringProcessor(self.desk, self._inboxes, self._state)
@@ -214,11 +221,18 @@ class Broker:
         standing: Standing,
         adopt: Identity | None = None,
         order: Order | None = None,
+        *,
+        jobs: JobRunner,
     ) -> Broker:
-        """One copy of several, which does not lead: recover the store, listen. `adopt`: the logs that it is to have,
-        if it has none."""
+        """One copy of several, which does not lead: recover the store beside the loop, listen. `adopt`: the logs that
+        it is to have, if it has none."""
         groups = Groups()
-        store = _open_store(world, options, groups, follows=True, adopt=adopt)
+        try:
+            opened = await jobs.run(partial(recover, world.disk, world.rng, groups, adopt))
+        except BaseException:  # also where it is called off
+            world.disk.close()
+            raise
+        store = _open_store(world, options, groups, opened)
         broker = cls(world, options, store, groups, order, standing=standing)
         try:
             await broker._doors.open(options.host, options.port, options.http_port)
@@ -297,8 +311,8 @@ class Broker:
         elif isinstance(message, _OF_MEMBERS):
             host = self.desk.host(message.subject, message.group)
             bounded: Message = self._bounded(session, message)
-            lease_ms = host.law.config.lease_ms
-            self._dispatch(host.key, self._request(session, received, bounded, lease_ms // 2), self.consume)
+            wait_ms_max = self.consume.lease_ms(host) // 2
+            self._dispatch(host.key, self._request(session, received, bounded, wait_ms_max), self.consume)
         elif isinstance(message, Scan):
             lane = self.desk.subject(message.subject).id % _SCAN_LANES
             scan = self._bounded(session, message)
@@ -381,6 +395,7 @@ class Broker:
             self.waiting,
             deadline_ns=now_ns + (wait_ms + self.options.request_ms_max) * _MS_NS,
             wait_until_ns=now_ns + wait_ms * _MS_NS if wait_ms else 0,
+            received_ns=now_ns,
         )
 
     def _is_read_only(self, subject: Subject) -> bool:
@@ -401,7 +416,7 @@ class Broker:
             durability=self.options.store.durability.value,
             free_bytes=self.store.free_bytes(),
             connections_max=self.options.connections_max,
-            rotten_spans=len(self.store.rotten),
+            rotten_spans=len(self.store.rotten) + (0 if self.delay is None else self.delay.damaged),
         )
 
     # --- the end -----------------------------------------------------------------------------------------------------
@@ -454,9 +469,8 @@ class Broker:
             raise self.store.fault
 
 
-def _open_store(
-    world: BrokerWorld, options: BrokerOptions, groups: Groups, *, follows: bool = False, adopt: Identity | None = None
-) -> Store:
+def _open_store(world: BrokerWorld, options: BrokerOptions, groups: Groups, opened: Opened | None = None) -> Store:
+    """`opened`: what was recovered beforehand, for one copy of several."""
     numpy_or_none()  # importing it takes a tenth of a second: now, not when somebody's first large batch comes
     try:
         return Store.open(
@@ -467,8 +481,8 @@ def _open_store(
             options=options.store,
             action_view=groups,
             names=groups.names,
-            follows=follows,
-            adopt=adopt,
+            follows=opened is not None,
+            opened=opened,
         )
     except FairwayError:
         world.disk.close()

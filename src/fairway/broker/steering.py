@@ -102,7 +102,8 @@ class SteeringProcessor:
         host = self._desk.host(message.subject, message.group)
         decision = host.law.configure(message.expected_version, config, now_ms=now_ms)
         beside = self._inboxes.reconfigured(host, config) if decision.events else []
-        self._carry_out(request, host, decision, Configured(config.version), beside)
+        version = config.version if decision.events else host.law.config.version
+        self._carry_out(request, host, decision, Configured(version), beside)
 
     def _switch(self, request: ServedRequest[Message], message: Switch) -> None:
         if message.lever is Lever.READ_ONLY:

@@ -1,37 +1,36 @@
 """Consumer groups that are switched off for all brokers (`fairway subject pause`): the switch is in the registry.
 
 Clients are told by their meta server, within a moment, and stop pulling by themselves. What a broker does is for those
-who do not ask one: it looks at the nodes of the subjects that somebody pulls from, one after another, and hands nothing
-out to a group that is off. No watches: they would be one open question for each subject at a meta server, and a switch
-is turned a few times a year. One read at a time, a subject every `EVERY_S` at most; so with N subjects a switch is seen
-after about N times `PAUSE_S`. Until a subject was looked at for the first time its groups are on.
+who do not ask one: it knows the records of the subjects that somebody pulls from, and hands nothing out to a group that
+is off. One watch on the tree of subjects names those that have changed; they are read, with those that nobody asked for
+before, a hundred at a time. All of them are read again once a minute, in case a registry forgets a watch. Until a
+subject was looked at for the first time its groups are on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
+from itertools import chain, islice
 
 from fairway.errors import FairwayError
 from fairway.names import Group, Subject
-from fairway.registry.layout import SubjectRecord, subject_path, unpack
-from fairway.registry.port import Registry
+from fairway.registry.layout import SUBJECTS, SubjectRecord, subject_path, unpack
+from fairway.registry.port import Node, Registry
 from fairway.world.clock import Clock
 
-EVERY_S = 2.0
-PAUSE_S = 0.025  # between two reads: forty in a second is nothing to a registry
-FORGET_S = 60.0  # nobody has pulled from it for so long; while a group of it is off, it is kept: else the next is on
+AGAIN_S = 60.0  # everything is read again; what nobody has pulled from for so long is forgotten, unless a group is off
+RETRY_S = 0.5
+READ_AT_ONCE = 100
 _NS = 1_000_000_000
 
 
 class _Seen:
-    __slots__ = ("asked_ns", "off", "read_ns")
+    __slots__ = ("asked_ns", "off")
 
     def __init__(self) -> None:
         self.off: frozenset[str] = frozenset()
         self.asked_ns = 0
-        self.read_ns: int | None = None
 
 
 class Switches:
@@ -41,54 +40,85 @@ class Switches:
         self.on_change: Callable[[Subject], None] = lambda _: None
         self._registry = registry
         self._now_ns = clock.monotonic_ns
-        self._seen: OrderedDict[Subject, _Seen] = OrderedDict()  # whoever was read last is last
-        self._wanted = asyncio.Event()
+        self._seen: dict[Subject, _Seen] = {}
+        self._by_path: dict[str, Subject] = {}
+        self._turned: dict[Subject, None] = {}  # they have changed, and are read first
+        self._stale: dict[Subject, None] = {}  # they were not read yet, or may have changed
+        self._stirred = asyncio.Event()
 
     def is_off(self, subject: Subject, group: Group) -> bool:
         seen = self._seen.get(subject)
         if seen is None:
             seen = self._seen[subject] = _Seen()
-            self._seen.move_to_end(subject, last=False)
-            self._wanted.set()
+            self._by_path[subject_path(str(subject))] = subject
+            self._mark(subject)
         seen.asked_ns = self._now_ns()
         return group in seen.off
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        while True:
-            if not self._seen:
-                self._wanted.clear()
-                await self._wanted.wait()
-            subject, seen = next(iter(self._seen.items()))
-            now_ns = self._now_ns()
-            if now_ns - seen.asked_ns > FORGET_S * _NS and not seen.off:
+        watch = self._registry.watch_tree(SUBJECTS, self._changed)
+        again_ns = self._now_ns() + int(AGAIN_S * _NS)
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(max(again_ns - self._now_ns(), 0) / _NS):
+                        await self._stirred.wait()
+                except TimeoutError:
+                    again_ns = self._now_ns() + int(AGAIN_S * _NS)
+                    self._forget()
+                    self._changed(SUBJECTS)
+                if not await self._read():
+                    await asyncio.sleep(RETRY_S)
+                if not self._turned and not self._stale:
+                    self._stirred.clear()
+        finally:
+            watch.cancel()
+
+    def _changed(self, path: str) -> None:
+        if path == SUBJECTS:
+            for subject in self._seen:
+                self._mark(subject)
+        elif (known := self._by_path.get(path)) is not None:
+            self._turned[known] = None
+            self._stirred.set()
+
+    def _mark(self, subject: Subject) -> None:
+        self._stale[subject] = None
+        self._stirred.set()
+
+    def _forget(self) -> None:
+        """What nobody has asked for of late; while a group of it is off it is kept, else the next pull finds it on."""
+        before_ns = self._now_ns() - int(AGAIN_S * _NS)
+        for subject, seen in [*self._seen.items()]:
+            if seen.asked_ns < before_ns and not seen.off:
                 del self._seen[subject]
-                continue
-            due_ns = 0 if seen.read_ns is None else seen.read_ns + int(EVERY_S * _NS)
-            if now_ns < due_ns:
-                await self._rest((due_ns - now_ns) / _NS)
-                continue
-            await self._read(subject, seen)
-            await asyncio.sleep(PAUSE_S)
+                del self._by_path[subject_path(str(subject))]
+                self._stale.pop(subject, None)
+                self._turned.pop(subject, None)
 
-    async def _rest(self, seconds: float) -> None:
-        """Unless a subject comes that was not looked at yet."""
-        self._wanted.clear()
+    async def _read(self) -> bool:
+        """The next that have changed; False: the registry does not answer, and what was known stays in force."""
+        subjects = [*dict.fromkeys(islice(chain(self._turned, self._stale), READ_AT_ONCE))]
+        for subject in subjects:
+            self._turned.pop(subject, None)
+            self._stale.pop(subject, None)
+        paths = [subject_path(str(subject)) for subject in subjects]
         try:
-            async with asyncio.timeout(seconds):
-                await self._wanted.wait()
-        except TimeoutError:
-            return
+            nodes = await self._registry.get_many(paths)
+        except FairwayError:
+            self._stale.update(dict.fromkeys(each for each in subjects if each in self._seen))
+            return False
+        for subject, path, node in zip(subjects, paths, nodes, strict=True):
+            seen = self._seen.get(subject)
+            if seen is not None and (off := _off(path, node, seen.off)) != seen.off:
+                seen.off = off
+                self.on_change(subject)
+        return True
 
-    async def _read(self, subject: Subject, seen: _Seen) -> None:
-        path = subject_path(str(subject))
-        try:
-            node = await self._registry.get(path)
-            off = frozenset() if node is None else frozenset(unpack(SubjectRecord, path, node.value).paused)
-        except FairwayError:  # no answer, or none that can be read: what was known stays in force
-            off = seen.off
-        seen.read_ns = self._now_ns()
-        self._seen.move_to_end(subject)
-        if off != seen.off:
-            seen.off = off
-            self.on_change(subject)
+
+def _off(path: str, node: Node | None, before: frozenset[str]) -> frozenset[str]:
+    try:
+        return frozenset() if node is None else frozenset(unpack(SubjectRecord, path, node.value).paused)
+    except FairwayError:  # it cannot be read: what was known stays in force
+        return before

@@ -36,6 +36,11 @@ class Voices:
         session = self._sessions.get(name)
         return "" if session is None or session.is_gone else session.address
 
+    def has_other(self, name: Consumer, session: Asker) -> bool:
+        """Whether a connection that lives, and is not this one, speaks for the name."""
+        voice = self._sessions.get(name)
+        return voice is not None and voice is not session and not voice.is_gone
+
     def drop(self, name: Consumer) -> None:
         self._sessions.pop(name, None)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairway import limits
-from fairway.cli import output
+from fairway.cli import output, server_log
 from fairway.cli.options import Durability, Options, flag
 from fairway.cli.promote import promote
 from fairway.cli.settings import ConfigFile, resolve
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fairway.storage.recovery import Finding
     from fairway.storage.store import Store
     from fairway.world.disk import Disk
+    from fairway.world.net import Net, RealNet
     from fairway.world.real_disk import RealDisk
 
 _SPARE_DESCRIPTORS = 512  # for segments, indexes, buckets and the loop itself
@@ -58,7 +59,7 @@ HttpPort = Annotated[int | None, flag("http_port", "N")]
 AllowRemote = Annotated[bool | None, flag("allow_remote")]
 Durable = Annotated[Durability | None, flag("durability")]
 BufferMib = Annotated[int | None, flag("buffer_mib", "MIB")]
-KeepHours = Annotated[float | None, flag("keep_hours", "HOURS")]
+KeepHours = Annotated[str | None, flag("keep_hours", "HOURS")]
 KeepGib = Annotated[float | None, flag("keep_gib", "GIB")]
 KeepOwedGib = Annotated[float | None, flag("keep_owed_gib", "GIB")]
 LowWaterMib = Annotated[int | None, flag("low_water_mib", "MIB")]
@@ -145,7 +146,19 @@ def data_directory(options: Options) -> Path:
         raise Misuse("a broker runs on Linux, or on macOS for development; the other commands run here, too")
     if not options.data:
         raise Misuse("no data directory: give --data DIR, or set FAIRWAY_DATA, or data in fairway.toml")
-    return Path(options.data)
+    if options.log_data is not None:
+        check_directory(Path(options.log_data), "--log-data")
+    return check_directory(Path(options.data), "--data")
+
+
+def check_directory(path: Path, flag: str) -> Path:
+    """A path where a directory is, or can be made; `Misuse` where a file is in the way."""
+    for each in (path, *path.parents):
+        if each.is_dir():
+            break
+        if each.exists():
+            raise Misuse(f"{each} is a file, and {flag} names a directory: give another path, or move the file away")
+    return path
 
 
 def broker_options(options: Options) -> BrokerOptions:
@@ -154,10 +167,11 @@ def broker_options(options: Options) -> BrokerOptions:
     from fairway.protocol import Options as ConnectionOptions
     from fairway.storage import flusher
     from fairway.storage.retention import Policy
+    from fairway.storage.retention_choice import AgeSource
     from fairway.storage.store import StoreOptions
 
     policy = Policy(
-        age_ms_max=None if options.keep_hours is None else round(options.keep_hours * _HOUR_MS),
+        age_ms_max=round(options.keep_hours * _HOUR_MS) if isinstance(options.keep_hours, float) else None,
         bytes_max=_bytes_of(options.keep_gib),
         owed_bytes_max=_bytes_of(options.keep_owed_gib),
     )
@@ -174,6 +188,7 @@ def broker_options(options: Options) -> BrokerOptions:
         store=StoreOptions(
             durability=flusher.Durability(options.durability.value),
             retention=policy,
+            age_source=AgeSource.DIRECTORY if options.keep_hours is None else AgeSource.CHOICE,
             low_water_bytes=options.low_water_mib * limits.MIB,
         ),
     )
@@ -205,21 +220,35 @@ def delay_options(options: Options) -> DelayOptions:
 
 async def _serve(verb: str, data: Path, options: Options) -> None:
     """Start, say so, wait, stop. Raises the fault that ended it, if one did."""
+    from fairway.cli.starting import ports_taken
+
+    asked = asked_to_end()
+    broker = broker_options(options)
+    async with ports_taken(options.host, options.port, options.http_port) as net:
+        await _serve_on(net, verb, data, options, broker, asked)
+
+
+async def _serve_on(
+    net: RealNet,
+    verb: str,
+    data: Path,
+    options: Options,
+    broker: BrokerOptions,
+    asked: Callable[[], Awaitable[object]],
+) -> None:
     from fairway.broker.server import Broker, BrokerWorld
     from fairway.storage import directory
     from fairway.world.clock import RealClock
-    from fairway.world.net import RealNet
     from fairway.world.rng import RealRng
     from fairway.world.service import settle_memory
 
-    asked = asked_to_end()
     disk = open_disk(data)
     directory.identify(disk)  # before anything is made in a directory that is not ours
     check_alone(disk, data)
-    delay = _open_delay(data, options) if verb == "up" else None
+    delay = _open_delay(data, options, net) if verb == "up" else None
     try:
-        world = BrokerWorld(RealClock(), disk, RealNet(), RealRng())
-        started = await Broker.start(world, broker_options(options), delay=None if delay is None else delay.desk)
+        world = BrokerWorld(RealClock(), disk, net, RealRng())
+        started = await Broker.start(world, broker, delay=None if delay is None else delay.desk)
     except FairwayError:
         if delay is not None:
             await delay.stop()
@@ -229,9 +258,16 @@ async def _serve(verb: str, data: Path, options: Options) -> None:
         say_findings(delay.engine.store, delay.engine.log.findings)
     settle_memory()
     _say_ready(verb, started, data)
+    await run_to_end(asked, started, delay)
+
+
+async def run_to_end(asked: Callable[[], Awaitable[object]], started: Broker, delay: Delay | None) -> None:
+    """Wait until the process is asked to end, or one of both has failed; then stop both. Raises what failed."""
     await first_of(asked, started.failed, *([] if delay is None else [delay.failed]))
     try:
-        if delay is not None:
+        if delay is not None and started.store.fault is not None:
+            await delay.stop(drain_ms=0)  # a broker that has failed answers nothing
+        elif delay is not None:
             await delay.stop()
     finally:
         await started.stop()
@@ -248,26 +284,25 @@ def check_alone(disk: Disk, data: Path) -> None:
         )
 
 
-def _open_delay(data: Path, options: Options) -> Delay | None:
+def _open_delay(data: Path, options: Options, net: Net) -> Delay | None:
     from fairway.batch.arrays import numpy_or_none
 
     if numpy_or_none() is None:
-        typer.echo("remark: without numpy no delayed messages are taken: pip install 'fairway[server]'", err=True)
+        server_log.line("remark: without numpy no delayed messages are taken: pip install 'fairway[server]'")
         return None
     from fairway.delay.service import Delay
 
-    return Delay.open(delay_world(data / _DELAY, options), delay_options(options), _name())
+    return Delay.open(delay_world(data / _DELAY, options, net), delay_options(options), _name())
 
 
-def delay_world(data: Path, options: Options) -> DelayWorld:
+def delay_world(data: Path, options: Options, net: Net) -> DelayWorld:
     """The world of a delay server with its data there."""
     from fairway.delay.service import DelayWorld
     from fairway.world.clock import RealClock
-    from fairway.world.net import RealNet
     from fairway.world.rng import RealRng
 
     log_disk = None if options.log_data is None else open_disk(Path(options.log_data))
-    return DelayWorld(RealClock(), open_disk(data), RealNet(), RealRng(), log_disk)
+    return DelayWorld(RealClock(), open_disk(data), net, RealRng(), log_disk)
 
 
 def open_disk(path: Path) -> RealDisk:
@@ -299,9 +334,9 @@ def say_findings(store: Store, others: Sequence[Finding] = ()) -> None:
     """What a start had to put right."""
     for finding in (*store.findings, *others):
         span = f"{finding.damage.end - finding.damage.start:,} bytes at {finding.damage.start:,}"
-        typer.echo(f"{finding.verdict.value}: {span}: {finding.damage.why}", err=True)
+        server_log.line(f"{finding.verdict.value}: {span}: {finding.damage.why}")
     for remark in store.remarks:
-        typer.echo(f"remark: {remark}", err=True)
+        server_log.line(f"remark: {remark}")
 
 
 def _name() -> str:
@@ -313,4 +348,4 @@ def _name() -> str:
 def _say_ready(verb: str, started: Broker, data: Path) -> None:
     say_findings(started.store)
     http = f" and {started.http_url}" if started.http_url is not None else ""
-    typer.echo(f"fairway {verb}: ready at {started.url}{http}, data in {data}")
+    server_log.ready(f"fairway {verb}: ready at {started.url}{http}, data in {data}")

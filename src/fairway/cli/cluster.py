@@ -9,6 +9,7 @@ import typer
 from fairway.cli import meta_client, output
 from fairway.cli.client import AsJson, Patience, Url
 from fairway.cli.cluster_check import troubles
+from fairway.cli.copy_probe import ask_copies
 from fairway.cli.settings import ConfigFile, resolve
 from fairway.errors import FairwayError
 from fairway.world import host
@@ -57,9 +58,9 @@ def cluster(
             _watch(options, interval_s, as_json=json)
             return
         found = meta_client.everything(options)
-        wrong = troubles(found)
+        wrong = troubles(found, ask_copies(found) if check else None)
         if json:
-            output.write_json(document(found))
+            output.write_json(document(found, wrong))
         else:
             output.console().print(shown(found))
         if check and not json:
@@ -109,7 +110,7 @@ def _watch(options: Options, interval_s: float, *, as_json: bool) -> None:
     with host.asked_to_end() as ending:
         if as_json:
             while True:
-                output.write_json_line(document(meta_client.everything(options)))
+                output.write_json_line(_seen(meta_client.everything(options)))
                 if ending.wait(interval_s):
                     return
         from rich.live import Live
@@ -122,7 +123,11 @@ def _watch(options: Options, interval_s: float, *, as_json: bool) -> None:
                     live.console.print(f"{error}; still waiting", soft_wrap=True)
 
 
-def document(found: Routed) -> dict[str, object]:
+def _seen(found: Routed) -> dict[str, object]:
+    return document(found, troubles(found))
+
+
+def document(found: Routed, wrong: list[str]) -> dict[str, object]:
     """For programs."""
     groups = []
     for group in found.groups:
@@ -132,7 +137,6 @@ def document(found: Routed) -> dict[str, object]:
             each["lag_bytes"] = lag_bytes(copy, ends)
         groups.append(named)
     subjects = [output.named(subject) for subject in found.subjects]
-    wrong = troubles(found)
     return {
         "is_old": found.is_old,
         "is_well": not wrong,

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairway.cli import messages, output
-from fairway.cli.client import AsJson, Patience, Subject, Url, connected
+from fairway.cli.client import AsJson, Patience, Subject, Url, connected, describe
 from fairway.cli.settings import ConfigFile
+from fairway.errors import Code, Refused
 from fairway.world import host
 
 if TYPE_CHECKING:
-    from fairway import Consumer, Message
+    from fairway import Client, Consumer, Message
     from fairway.world.workers import Ending
 
 _HANDFUL = 256  # printed between two flushes, after which they are acked
@@ -33,6 +34,10 @@ InGroup = Annotated[str, typer.Option("--group", "-g", metavar="GROUP", help="Th
 Count = Annotated[int | None, typer.Option("--count", "-n", min=1, metavar="N", help="End after so many messages.")]
 Ack = Annotated[bool, typer.Option("--ack/--no-ack", help="Without ack they go back to the group at the end.")]
 NewStart = Annotated[Start, typer.Option("--start", help="Where a group that is new begins.")]
+Create = Annotated[
+    bool,
+    typer.Option("--create/--no-create", help="Make a subject or a group that does not exist; else refuse it."),
+]
 Idle = Annotated[
     float | None,
     typer.Option("--idle-s", min=0.01, metavar="SECONDS", help="End when none has come for so long; else never."),
@@ -45,6 +50,7 @@ def consume(
     count: Count = None,
     ack: Ack = True,
     start: NewStart = Start.EARLIEST,
+    create: Create = True,
     idle_s: Idle = None,
     json: AsJson = False,
     url: Url = None,
@@ -53,11 +59,13 @@ def consume(
 ) -> None:
     """Print the payloads that a group is owed, one a line, as a consumer of it; each is acked once it is printed.
 
+    A subject or a group that does not exist is made, and a line on stderr says so; --no-create refuses it instead.
     Ctrl-C or SIGTERM ends it: what was printed is acked, the rest goes back to the group at once.
     """
     with connected("consume", config, url, patience_s) as client:
         from fairway.protocol.messages import Whence
 
+        _check_existence(client, subject, group, start, may_create=create)
         prefetch = min(count or _PREFETCH, _PREFETCH)
         whence = Whence.LATEST if start is Start.LATEST else Whence.EARLIEST
         with client.consumer(subject, group, start=whence, prefetch_messages=prefetch) as consumer:
@@ -67,6 +75,39 @@ def consume(
         if sys.stderr.isatty():
             verb = "printed and acked" if ack else "printed and handed back"
             typer.echo(f"{output.count(printed.count, 'message')} {verb}", err=True)
+
+
+def _check_existence(client: Client, subject: str, group: str, start: Start, *, may_create: bool) -> None:
+    """Say what joining will make: a name that is misspelt would else wait for ever without a word."""
+    has_subject, has_group = _existing(client, subject, group)
+    if has_subject and has_group:
+        return
+    missing = f"group {group} on {subject}" if has_subject else f"subject {subject}"
+    if not may_create:
+        remedy = "leave out --no-create to make it" if has_subject else "send something to it, or leave out --no-create"
+        code = Code.NO_SUCH_GROUP if has_subject else Code.NO_SUCH_SUBJECT
+        raise Refused(code, f"there is no {missing}: {remedy}")
+    if has_subject:
+        typer.echo(f"fairway consume: {missing} is new, and begins at the {start.value} message", err=True)
+    else:
+        typer.echo(
+            f"fairway consume: {missing} does not exist yet: making it, with group {group}, and waiting", err=True
+        )
+
+
+def _existing(client: Client, subject: str, group: str) -> tuple[bool, bool]:
+    """Whether the subject exists, and whether the group does on it."""
+    from fairway.protocol.admin import Depth
+
+    try:
+        _, found = describe(client, Depth.GROUPS, subject, group)
+    except Refused as refused:
+        if refused.code is Code.NO_SUCH_GROUP:
+            return True, False
+        if refused.code is Code.NO_SUCH_SUBJECT:
+            return False, False
+        raise
+    return True, any(each.groups for each in found)
 
 
 class _Printing:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from fairway.cli import messages, output
@@ -19,6 +20,7 @@ from fairway.errors import Code, Misuse, Refused
 
 if TYPE_CHECKING:
     from fairway import Client
+    from fairway.groups.attempts import History
     from fairway.protocol.delivery import Page
 
 app = typer.Typer(no_args_is_help=True)
@@ -31,6 +33,12 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="Its id, as `dead list` sh
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Which ones.", show_default=False)]
 Everything = Annotated[bool, typer.Option("--all", help="All that are there now.")]
 Rate = Annotated[int, typer.Option("--rate", min=0, metavar="N", help="At most so many a second; 0: no bound.")]
+
+
+class _Letter(ShownMessage, frozen=True, omit_defaults=True):
+    """What `--json` prints for a dead letter."""
+
+    history: History | None = None  # None: it died before histories were kept, or has no room for one
 
 
 @app.callback()
@@ -86,7 +94,9 @@ def show_letter(
     patience_s: Patience = None,
     config: ConfigFile = None,
 ) -> None:
-    """One dead letter whole: headers with its history, and the payload. The latest, if it died more than once."""
+    """One dead letter whole: headers, failed attempts, and the payload. The latest, if it died more than once."""
+    from fairway.broker.dead_letter import HISTORY
+
     with connected("dead show", config, url, patience_s) as client:
         found = None
         for each in _letters(client, subject, group, with_redriven=True):
@@ -99,8 +109,11 @@ def show_letter(
     out = output.console()
     table = output.table(f"dead letter {found.id}", "", "")
     lines = [("key", found.key or ""), ("tags", " ".join(found.tags)), ("created", found.created_at.isoformat())]
-    output.fill(table, [*lines, *found.headers.items()])
+    headers = [each for each in found.headers.items() if found.history is None or each[0] != HISTORY]
+    output.fill(table, [*lines, *headers])
     out.print(table)
+    if found.history is not None:
+        _show_attempts(found.history)
     payload = found.payload if found.payload is not None else f"(base 64) {found.payload_base64}"
     out.print(payload, soft_wrap=True, markup=False)
 
@@ -132,12 +145,22 @@ def redrive_letters(
         raise typer.Exit(output.Exit.FAILED)
 
 
+def _show_attempts(history: History) -> None:
+    rows = [(str(each.attempt), output.moment(each.time_ms), each.consumer, each.reason) for each in history.attempts]
+    table = output.table("failed attempts", "attempt>", "time (UTC)", "consumer", "reason")
+    output.show_rows(table, rows, "its failed attempts were not kept")
+    if history.left_out:
+        typer.echo(f"left out: {output.count(history.left_out, 'attempt')}")
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _letters(client: Client, subject: str, group: str, *, with_redriven: bool) -> Iterator[ShownMessage]:
+def _letters(client: Client, subject: str, group: str, *, with_redriven: bool) -> Iterator[_Letter]:
     from fairway import names
     from fairway.broker.copies import stream_of
+    from fairway.broker.dead_letter import HISTORY
+    from fairway.groups.attempts import decode
 
     who, where = names.Group.parse(group), names.Subject.parse_any(subject)
     dead = names.Subject.dead_letters(who, where)
@@ -151,7 +174,8 @@ def _letters(client: Client, subject: str, group: str, *, with_redriven: bool) -
     for page in _scan(client, dead):
         for sequence in range(page.first_sequence, page.end_sequence):
             if sequence not in gone:
-                yield messages.of_page(str(dead), page, sequence)
+                shown = messages.of_page(str(dead), page, sequence)
+                yield _Letter(**msgspec.structs.asdict(shown), history=decode(shown.headers.get(HISTORY, "")))
 
 
 def _scan(client: Client, subject: str) -> Iterator[Page]:
@@ -164,7 +188,8 @@ def _scan(client: Client, subject: str) -> Iterator[Page]:
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isdigit() else 0
+    """Of milliseconds; more digits than these are a time that no calendar shows, and not the broker's."""
+    return int(text) if text is not None and len(text) <= 14 and text.isascii() and text.isdigit() else 0
 
 
 def _short(shown: ShownMessage) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from fairway import limits
 from fairway.cli import broker as broker_verbs
-from fairway.cli import output
+from fairway.cli import output, server_log
 from fairway.cli.broker import (
     Advertise,
     AllowRemote,
@@ -34,7 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fairway.client.url import Address
-    from fairway.delay.server import ServerOptions
+    from fairway.delay.server import DelayServer, ServerOptions
+    from fairway.delay.service import DelayWorld
 
 HELP = """Run a delay server alone. Prints one line with its address when it is ready.
 
@@ -122,20 +121,30 @@ def server_options(options: Options) -> ServerOptions:
 
 async def _serve(data: Path, options: Options, brokers: dict[str, tuple[Address, ...]]) -> None:
     """Start, say so, wait, stop. Raises the fault that ended it, if one did."""
+    from fairway.cli.starting import ports_taken
     from fairway.client.url import Address
-    from fairway.delay.server import DelayServer
 
     asked = broker_verbs.asked_to_end()
-    world = broker_verbs.delay_world(data, options)
+    server = server_options(options)
+    async with ports_taken(options.host, options.port, options.http_port) as net:
+        world = broker_verbs.delay_world(data, options, net)
+        started = await _start(world, data, server, brokers)
+        broker_verbs.say_findings(started.delay.engine.store, started.delay.engine.log.findings)
+        http = f" and http://{Address(options.host, started.http_port)}" if started.http_port is not None else ""
+        where = Address(options.host, started.port)
+        server_log.ready(f"fairway delay: ready at {where}{http}, data in {data}, sends to {', '.join(brokers)}")
+        await broker_verbs.first_of(asked, started.failed)
+        await started.stop()
+
+
+async def _start(
+    world: DelayWorld, data: Path, server: ServerOptions, brokers: dict[str, tuple[Address, ...]]
+) -> DelayServer:
+    from fairway.delay.server import DelayServer
+
     try:
         broker_verbs.check_alone(world.log_disk or world.disk, data)
     except FairwayError:
         world.close()
         raise
-    started = await DelayServer.start(world, server_options(options), brokers)
-    broker_verbs.say_findings(started.delay.engine.store, started.delay.engine.log.findings)
-    http = f" and http://{Address(options.host, started.http_port)}" if started.http_port is not None else ""
-    where = Address(options.host, started.port)
-    typer.echo(f"fairway delay: ready at {where}{http}, data in {data}, sends to {', '.join(brokers)}")
-    await broker_verbs.first_of(asked, started.failed)
-    await started.stop()
+    return await DelayServer.start(world, server, brokers)

@@ -1,18 +1,21 @@
-"""`fairway delay list|count|histogram|cancel|reschedule`: what waits for its time, and another mind about it."""
+"""`fairway delay list|count|histogram|cancel|reschedule|retry`: what waits for its time, another mind about it, and the
+way out where a broker group is gone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairway.cli import output, times
+from fairway.cli import meta_client, output, times
 from fairway.cli.client import AsJson, Patience, Url, connected
-from fairway.cli.settings import ConfigFile
-from fairway.errors import Misuse
+from fairway.cli.settings import ConfigFile, resolve
+from fairway.client.url import META_SCHEME
+from fairway.errors import FairwayError, Misuse
 from fairway.world.clock import RealClock
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ InSubject = Annotated[str | None, typer.Option("--subject", "-s", metavar="SUBJE
 Key = Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="All that are pending of this key.")]
 After = Annotated[str | None, typer.Option("--after", metavar="SPAN", help=f"So long from now: {times.SPAN_HELP}.")]
 At = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Then: 2027-01-01T00:00:00Z.")]
+GoneGroup = Annotated[str, typer.Option("--group", metavar="GROUP", help="The broker group that is gone.")]
+MayRepeat = Annotated[bool, typer.Option("--may-repeat", help="Although some of them may be delivered twice.")]
 
 
 def list_delayed(
@@ -86,13 +91,71 @@ def count_delayed(
     patience_s: Patience = None,
     config: ConfigFile = None,
 ) -> None:
-    """How many wait for their time."""
+    """How many wait for their time; and how many are due, on their way to a broker group."""
     with connected("delay count", config, url, patience_s) as client:
         count = client.delayed.count(subject, key_prefix, _between(start, end))
+        in_transit = client.delayed.in_transit()
     if json:
-        output.write_json({"count": count})
+        output.write_json({"count": count, "in_transit": in_transit})
+        return
+    typer.echo(f"{output.count(count, 'message')} pending")
+    for each in in_transit:
+        where = f"broker group {each.group}" + ("" if each.is_reachable else ", which cannot be reached")
+        typer.echo(f"{output.count(each.messages, 'message')} of all subjects on the way to {where}")
+
+
+def retry_delayed(
+    group: GoneGroup,
+    may_repeat: MayRepeat = False,
+    json: AsJson = False,
+    url: Url = None,
+    patience_s: Patience = None,
+    config: ConfigFile = None,
+) -> None:
+    """Send to other broker groups what is on its way to one that is gone for good.
+
+    Only that group could say what it has stored, so it must be gone: start it again if you can. Exit status 1 if some
+    of the messages cannot be sent to another group now: they wait, and nothing is lost.
+    """
+    with connected("delay retry", config, url, patience_s) as client:
+        waiting = sum(each.messages for each in client.delayed.in_transit() if each.group == group)
+        if waiting and not may_repeat:
+            raise Misuse(
+                f"{output.count(waiting, 'message')} may be stored in broker group {group} already: sent again, they "
+                "may be delivered twice. Say --may-repeat if they may"
+            )
+        if waiting:
+            _check_gone(group, config, url, patience_s)
+        done = client.delayed.resend(group) if waiting else None
+    messages, left = (0, 0) if done is None else (done.messages, done.left)
+    if json:
+        output.write_json({"messages": messages, "left": left})
+    elif not waiting:
+        typer.echo(f"nothing waits for broker group {group}")
     else:
-        typer.echo(f"{output.count(count, 'message')} pending")
+        typer.echo(f"{output.count(messages, 'message')} sent to other broker groups")
+    if left:
+        typer.echo(
+            f"fairway delay retry: {output.count(left, 'message')} left: no other group takes them now, or {group} "
+            "can be reached and is asked",
+            err=True,
+        )
+        raise typer.Exit(output.Exit.FAILED)
+
+
+def _check_gone(group: str, config: Path | None, url: str | None, patience_s: float | None) -> None:
+    """While a broker group may come back, it is the one to say what it has."""
+    options = resolve(config, url=url, patience_s=patience_s).options
+    if not options.url.startswith(META_SCHEME):
+        return
+    found = meta_client.everything(options)
+    if any(each.name == group for each in found.groups):
+        raise FairwayError(
+            f"the meta server knows broker group {group}, which can say what it has stored: start its servers; or, if "
+            f"its disks are lost, give it up first with `fairway cluster decommission {group} --force`"
+        )
+    if found.is_old:
+        raise FairwayError(f"the registry cannot be reached, so nobody knows whether group {group} is gone: try again")
 
 
 def histogram_delayed(

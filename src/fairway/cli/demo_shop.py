@@ -7,6 +7,7 @@ last words are what they did.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 
 import msgspec
@@ -64,6 +65,7 @@ class _Tally:
 
 def run(url: str) -> dict[str, Told]:
     """Handle orders until SIGTERM or Ctrl-C; what was done."""
+    logging.getLogger("fairway.app").setLevel(logging.ERROR)  # the demo has its own screen for all else
     app, rng = fairway.App(url), RealRng()
     tallies = {group: _Tally() for group in GROUPS}
 

@@ -16,11 +16,12 @@ from fairway.cli.broker import Data
 from fairway.cli.client import AsJson, Patience, Url, describe
 from fairway.cli.options import Options
 from fairway.cli.settings import ConfigFile, Settings, resolve
-from fairway.errors import Unreachable
+from fairway.errors import Refused, Unreachable
 from fairway.world import host
 from fairway.world.clock import RealClock
 
 if TYPE_CHECKING:
+    from fairway import Client, InTransit
     from fairway.protocol.admin import GroupState
 
 _PYTHON_MIN = (3, 11)
@@ -160,6 +161,7 @@ def _broker(options: Options) -> Iterator[Check]:
             asked_ms = clock.wall_ms()
             state, subjects = describe(client, Depth.GROUPS)
             answered_ms = clock.wall_ms()
+            in_transit = _in_transit(client)
     except (Unreachable, TimeoutError) as error:
         yield Check("broker", State.FAILED, str(error), "start one (fairway up --data DIR), or name it with --url")
         return
@@ -187,10 +189,37 @@ def _broker(options: Options) -> Iterator[Check]:
         is_ok = state.connections < _CONNECTIONS_HIGH * state.connections_max
         found = f"{state.connections:,} of {state.connections_max:,}"
         yield _verdict("connections", found, is_ok=is_ok, remedy="raise the broker's limit of descriptors")
+    yield from _waiting(in_transit)
     forsaken = [f"{each.name} on {on.name}" for on in subjects for each in on.groups if _is_forsaken(each)]
     remedy = "start consumers, or move them (fairway seek SUBJECT GROUP latest): what they owe is kept"
     found = f"behind and without consumers: {', '.join(forsaken[:5])}" if forsaken else "none is forsaken"
     yield _verdict("groups", found, is_ok=not forsaken, remedy=remedy)
+    lost = [f"{each.name} on {on.name} {each.lost:,}" for on in subjects for each in on.groups if each.lost]
+    remedy = (
+        "retention (keep_owed_gib) or a damaged disk took them before the group was done: `fairway verify` shows "
+        "damage; send them again from a copy, if they matter"
+    )
+    found = f"messages that groups never had: {', '.join(lost[:5])}" if lost else "no group has missed a message"
+    yield _verdict("lost messages", found, is_ok=not lost, remedy=remedy)
+
+
+def _in_transit(client: Client) -> list[InTransit]:
+    """Delayed messages on their way, if there is a delay server to say so."""
+    try:
+        return client.delayed.in_transit()
+    except (Refused, Unreachable, TimeoutError):
+        return []
+
+
+def _waiting(in_transit: list[InTransit]) -> Iterator[Check]:
+    lost = [f"{each.messages:,} for {each.group}" for each in in_transit if not each.is_reachable]
+    if lost:
+        remedy = (
+            "start the servers of that group: only it can say what it has. If it is gone for good, "
+            "`fairway delay retry --group GROUP --may-repeat` sends them to others"
+        )
+        found = f"wait for a broker group that cannot be reached: {', '.join(lost[:5])}"
+        yield _verdict("delayed messages", found, is_ok=False, remedy=remedy)
 
 
 def _is_forsaken(group: GroupState) -> bool:

@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fairway.storage.report import DamageReport, Survey
+    from fairway.world.real_disk import RealDisk
 
 Directory = Annotated[
     Path, typer.Argument(metavar="DIR", help="A data directory; it may be in use.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; docs/operations.md describes it.")]
+
+_DELAY, _SCHEDULE, _MESSAGES = "delay", "schedule", "messages"  # folders of a delay server
 
 _MEANING = {
     "rotten": "rotten: the disk has lost what it once had. Everything else is served. Replace the disk, and restore "
@@ -42,11 +45,33 @@ def look(path: Path, *, verify: bool, records_max: int = 0) -> Survey:
     disk = RealDisk(path)
     try:
         with output.progress_bar("verifying" if verify else "reading") as progress:
-            return survey(disk, verify=verify, records_max=records_max, owner=disk.owner, progress=progress)
+            found = survey(disk, verify=verify, records_max=records_max, owner=disk.owner, progress=progress)
+        if verify and (path / _SCHEDULE).is_dir():
+            _add_schedule(disk, found)
     except WrongDirectory as error:
         raise WrongDirectory(f"{path}: {error}") from error
     finally:
         disk.close()
+    if verify and (path / _DELAY / _MESSAGES).is_dir():
+        found.delay = look(path / _DELAY, verify=True, records_max=records_max)
+        found.is_sound = found.is_sound and found.delay.is_sound
+    return found
+
+
+def _add_schedule(disk: RealDisk, found: Survey) -> None:
+    """What is wrong with the buckets of delayed messages."""
+    from fairway.batch.arrays import numpy_or_none
+
+    if numpy_or_none() is None:
+        found.remarks.append("schedule/ was not looked at: it takes numpy, pip install 'fairway[server]'")
+        return
+    from fairway.delay.schedule_audit import audit
+
+    audited = audit(disk)
+    found.damages += audited.damages
+    found.flaws += audited.flaws
+    found.bytes_read += audited.bytes
+    found.is_sound = found.is_sound and not audited.damages and not audited.flaws
 
 
 def show_wrongs(out: Console, found: Survey) -> None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
-
+from fairway.cli import server_log
 from fairway.cli.options import Options
 from fairway.errors import Misuse
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from fairway.protocol import Options as ConnectionOptions
     from fairway.replication.member import GroupMember
     from fairway.replication.membership import MemberOptions, MemberWorld
+    from fairway.world.net import Net
 
     MemberT = TypeVar("MemberT", bound=GroupMember[Any])
 
@@ -71,11 +71,12 @@ async def _serve(
     say: Callable[[MemberT], None],
 ) -> None:
     from fairway.cli.broker import asked_to_end, first_of
-    from fairway.cli.starting import unless_asked
+    from fairway.cli.starting import ports_taken, unless_asked
     from fairway.world.service import settle_memory
 
     asked = asked_to_end()
-    member = await unless_asked(asked, _start(verb, logs, options, make))
+    async with ports_taken(options.host, options.port, options.http_port) as net:
+        member = await unless_asked(asked, _start(verb, logs, options, make, net))
     if member is None:
         return
     settle_memory()
@@ -88,7 +89,7 @@ async def _serve(
     await member.stop()
 
 
-async def _start(verb: str, logs: Path, options: Options, make: Callable[[MemberWorld], MemberT]) -> MemberT:
+async def _start(verb: str, logs: Path, options: Options, make: Callable[[MemberWorld], MemberT], net: Net) -> MemberT:
     """With a session at the registry, which is over where it does not start."""
     import asyncio
     from contextlib import suppress
@@ -97,14 +98,14 @@ async def _start(verb: str, logs: Path, options: Options, make: Callable[[Member
     from fairway.lookup.opening import open_registry
     from fairway.replication.membership import MemberWorld
     from fairway.world.clock import RealClock
-    from fairway.world.net import RealNet
+    from fairway.world.job_runner import ThreadRunner
     from fairway.world.rng import RealRng
 
-    clock, net, rng = RealClock(), RealNet(), RealRng()
+    clock, rng = RealClock(), RealRng()
     name = f"{verb} {options.group}"
     registry = await open_registry(str(options.registry), net, clock, rng, session_ms=options.session_ms, name=name)
     try:
-        member = make(MemberWorld(clock, lambda: open_disk(logs), net, rng, registry))
+        member = make(MemberWorld(clock, lambda: open_disk(logs), net, rng, registry, ThreadRunner()))
         await member.begin()
     except BaseException:
         with suppress(TimeoutError):
@@ -150,7 +151,7 @@ def _address(raw: str) -> tuple[str, int]:
 
 def say_ready(member: BrokerMember, data: Path) -> None:
     host, port = member.address
-    typer.echo(
+    server_log.ready(
         f"fairway broker: ready at fairway://{host}:{port}, data in {data}, "
         f"copy {member.directory} of group {member.membership.group}"
     )
@@ -164,7 +165,7 @@ def say_delay_ready(member: DelayMember, data: Path) -> None:
         say_findings(member.server.store, member.server.delay.engine.log.findings)
     face = member.face
     http = f" and http://{Address(face.host, face.http_port)}" if face.http_port is not None else ""
-    typer.echo(
+    server_log.ready(
         f"fairway delay: ready at {Address(*member.address)}{http}, data in {data}, "
         f"copy {member.directory} of group {member.membership.group}"
     )
@@ -178,10 +179,10 @@ async def _tell(verb: str, member: GroupMember[Any]) -> None:
     told = 0
     while True:
         for finding in member.findings[told:]:
-            typer.echo(f"remark: {finding}", err=True)
+            server_log.line(f"remark: {finding}")
         told = len(member.findings)
         sentence = member.sentence()
         if sentence != said:
             said = sentence
-            typer.echo(f"fairway {verb}: {sentence}", err=True)
+            server_log.line(f"fairway {verb}: {sentence}")
         await asyncio.sleep(_WATCH_S)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-
-import typer
 
 from fairway import limits
 from fairway.cli import broker as broker_verbs
-from fairway.cli import output
-from fairway.cli.broker import Advertise, AllowRemote, BufferMib, Host, HttpPort, Port, Registry, SessionMs
+from fairway.cli import output, server_log
+from fairway.cli.broker import Advertise, AllowRemote, BufferMib, Host, HttpPort, Registry, SessionMs
 from fairway.cli.options import OnOff, flag
 from fairway.cli.settings import DEFAULT, ConfigFile, Settings, resolve
+from fairway.client.url import META_PORT
 from fairway.errors import Misuse
 from fairway.world import host as host_machine
 
 if TYPE_CHECKING:
     from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
+    from fairway.world.net import Net
 
-HELP = """Run a meta server: it says who lives, and which broker group carries which subject. Listens at 20882.
+HELP = """Run a meta server: it says who lives, and which broker group carries which subject.
 
 Clients connect with meta://HOST:PORT. With --registry zookeeper://HOST:PORT any number of meta servers may run; with
 --registry sqlite:DIR there is one, and brokers register with it: --registry meta://HOST:PORT. SIGTERM or Ctrl-C stops
@@ -26,6 +27,7 @@ it cleanly, with exit status 0.
 """
 _REMEDY = "give --registry sqlite:DIR for a meta server alone, or zookeeper://HOST:PORT,HOST:PORT for several"
 
+Port = Annotated[int | None, flag("port", "N", default=META_PORT)]
 CreateSubjects = Annotated[OnOff | None, flag("create_subjects")]
 Spread = Annotated[int | None, flag("spread", "N")]
 
@@ -67,7 +69,6 @@ def check_registry(url: str | None) -> str:
 def meta_options(settings: Settings) -> MetaOptions:
     """What the meta server makes of the settings."""
     from fairway import __version__
-    from fairway.lookup.opening import META_PORT
     from fairway.meta.server import MetaOptions
     from fairway.protocol import Options as ConnectionOptions
     from fairway.serving.hall import HallOptions
@@ -88,42 +89,45 @@ def meta_options(settings: Settings) -> MetaOptions:
     )
 
 
-async def _open_world(url: str, session_ms: int) -> MetaWorld:
+async def _open_world(url: str, session_ms: int, net: Net) -> MetaWorld:
     from fairway.lookup.opening import open_registry
     from fairway.meta.server import MetaWorld
     from fairway.registry.opening import is_sqlite, parse_sqlite
     from fairway.registry.sqlite import SqliteRegistry
     from fairway.world.clock import RealClock
-    from fairway.world.net import RealNet
     from fairway.world.rng import RealRng
 
-    net, clock, rng = RealNet(), RealClock(), RealRng()
+    clock, rng = RealClock(), RealRng()
     if is_sqlite(url):
+        broker_verbs.check_directory(Path(parse_sqlite(url)), "--registry sqlite:DIR")
         owner = await SqliteRegistry.open(parse_sqlite(url), clock=clock)
         return MetaWorld(clock, net, rng, owner, owner)
     registry = await open_registry(url, net, clock, rng, session_ms=session_ms, name="fairway meta")
     return MetaWorld(clock, net, rng, registry)
 
 
-async def _start(url: str, session_ms: int, options: MetaOptions) -> MetaServer:
+async def _start(url: str, session_ms: int, options: MetaOptions, net: Net) -> MetaServer:
     from fairway.meta.server import MetaServer
 
-    world = await _open_world(url, session_ms)
-    return await MetaServer.start(world, options, lambda sentence: typer.echo(f"fairway meta: {sentence}", err=True))
+    world = await _open_world(url, session_ms, net)
+    return await MetaServer.start(world, options, lambda sentence: server_log.line(f"fairway meta: {sentence}"))
 
 
 async def _serve(settings: Settings) -> None:
     """Start, say so, wait, stop."""
-    from fairway.cli.starting import unless_asked
+    from fairway.cli.starting import ports_taken, unless_asked
     from fairway.client.url import Address
+    from fairway.world.service import settle_memory
 
     asked = broker_verbs.asked_to_end()
     options = meta_options(settings)
     url = check_registry(settings.options.registry)
-    started = await unless_asked(asked, _start(url, settings.options.session_ms, options))
+    async with ports_taken(options.host, options.port, options.http_port) as net:
+        started = await unless_asked(asked, _start(url, settings.options.session_ms, options, net))
     if started is None:
         return
+    settle_memory()
     http = f" and http://{Address(options.host, started.http_port)}" if started.http_port is not None else ""
-    typer.echo(f"fairway meta: ready at meta://{Address(options.host, started.port)}{http}, registry {url}")
+    server_log.ready(f"fairway meta: ready at meta://{Address(options.host, started.port)}{http}, registry {url}")
     await broker_verbs.first_of(asked, started.failed)
     await started.stop()

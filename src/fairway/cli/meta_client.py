@@ -43,7 +43,7 @@ async def _ask(options: Options, message: Message, kind: type[AnswerT]) -> Answe
             where = ",".join(f"{host}:{port}" for host, port in addresses)
             raise Unreachable(
                 f"no meta server at {where}: {inquirer.line.trouble or 'no answer yet'}. Is it running there "
-                "(`fairway meta`)? Name others with --url meta://HOST:PORT,HOST:PORT"
+                f"(`fairway meta --registry sqlite:meta --port {addresses[0][1]}`)? Name others with --url meta://HOST:PORT,HOST:PORT"
             )
         return await inquirer.ask(message, kind, _ANSWER_S)
     finally:
@@ -56,12 +56,12 @@ def everything(options: Options, subjects: Sequence[str] = ()) -> Routed:
 
     from fairway.protocol.routing import Asker, Route, Routed
 
-    found = ask(options, Route(Asker.TOOL, list(subjects)), Routed)
-    page = found
+    found = page = ask(options, Route(Asker.TOOL, list(subjects)), Routed)
+    routes = [*found.subjects]
     while page.has_more:
         page = ask(options, Route(Asker.TOOL, [], after=page.subjects[-1].name), Routed)
-        found = msgspec.structs.replace(found, subjects=found.subjects + page.subjects)
-    return found
+        routes += page.subjects
+    return msgspec.structs.replace(found, subjects=routes)
 
 
 def decide(

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 from msgspec import Meta
 
 ENVIRONMENT_PREFIX = "FAIRWAY_"
+_KEEP_HOURS_MAX = 876_600  # a century; and 0.001 is 3.6 seconds: ages are recorded in milliseconds, and 0 is for ever
+_GIB_MAX = 1_048_576  # a pebibyte
+_HORIZON_DAYS_MAX = 36_525  # a century
 
 
 class Durability(enum.Enum):
@@ -72,22 +75,26 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 128
     keep_hours: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
-        Meta(description="Delete messages that are older, once no group owes them; unset: keep them for ever."),
+        Annotated[float, Meta(ge=0.001, le=_KEEP_HOURS_MAX)] | Literal["forever"] | None,
+        Meta(
+            description="Delete messages that are older, once no group owes them, and what happened to them; forever: "
+            "delete nothing. Recorded in the data directory; unset: as recorded there, 168 in a new one."
+        ),
     ] = None
     keep_gib: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Annotated[float, Meta(gt=0, le=_GIB_MAX)] | None,
         Meta(description="Delete the oldest messages beyond this size, once no group owes them; unset: no bound."),
     ] = None
     keep_owed_gib: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Annotated[float, Meta(gt=0, le=_GIB_MAX)] | None,
         Meta(description="Beyond this size delete even what a group still owes, and count it as lost; unset: never."),
     ] = None
     low_water_mib: Annotated[
         int, Meta(ge=64, description="With less room than this on the disk no messages are taken, only acks.")
     ] = 128
     horizon_days: Annotated[
-        Annotated[float, Meta(gt=0)], Meta(description="How far ahead a delayed message may be due.")
+        Annotated[float, Meta(gt=0, le=_HORIZON_DAYS_MAX)],
+        Meta(description="How far ahead a delayed message may be due."),
     ] = 731.0
     pending_max: Annotated[
         int,
@@ -188,9 +195,10 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
-def flag(name: str, metavar: str | None = None) -> Any:
-    """The option of a command for a setting. Its value is None unless it is given: see `settings.resolve`."""
+def flag(name: str, metavar: str | None = None, default: object = None) -> Any:
+    """The option of a command for a setting. Its value is None unless it is given: see `settings.resolve`. `default`:
+    what the command takes instead of the setting's own default."""
     setting = SETTINGS[name]
     names = [f"{setting.flag}/--no-{setting.flag[2:]}"] if setting.default is False else [setting.flag]
-    words = f"{setting.description} ({setting.variable}; {setting.shown_default})"
+    words = f"{setting.description} ({setting.variable}; {default or setting.shown_default})"
     return typer.Option(*names, metavar=metavar, help=words, show_default=False)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fairway.cli import server_log
 from fairway.errors import FairwayError, Misuse, Unreachable
 
 if TYPE_CHECKING:
@@ -53,14 +54,14 @@ def failures(verb: str) -> Iterator[None]:
     try:
         yield
     except (FairwayError, TimeoutError) as error:
-        typer.echo(f"fairway {verb}: {error}", err=True)
+        _say_failure(f"fairway {verb}: {error}")
         raise typer.Exit(_status(error)) from error
     except ExceptionGroup as group:
         failed, other = group.split(FairwayError)
         if other is not None or failed is None:
             raise
         for sentence in dict.fromkeys(str(error) for error in failed.exceptions):
-            typer.echo(f"fairway {verb}: {sentence}", err=True)
+            _say_failure(f"fairway {verb}: {sentence}")
         raise typer.Exit(Exit.FAILED) from group
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").partition(".")[0])
@@ -68,6 +69,14 @@ def failures(verb: str) -> Iterator[None]:
             raise
         typer.echo(f"fairway {verb}: this needs {error.name}: {install(extra)}", err=True)
         raise typer.Exit(Exit.FAILED) from error
+
+
+def _say_failure(sentence: str) -> None:
+    """With the time, where it ends a server that was ready."""
+    if server_log.is_on():
+        server_log.line(sentence)
+    else:
+        typer.echo(sentence, err=True)
 
 
 def _status(error: Exception) -> Exit:

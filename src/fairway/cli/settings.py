@@ -65,7 +65,7 @@ def _find(
 ) -> tuple[object, str, bool]:  # fmt: skip
     """The value that counts, where it is, and whether it is text that stands for something else."""
     if flags.get(setting.name) is not None:
-        return flags[setting.name], f"flag {setting.flag}", False
+        return flags[setting.name], f"flag {setting.flag}", isinstance(flags[setting.name], str)
     if variables.get(setting.variable):
         return variables[setting.variable], f"environment {setting.variable}", True
     if setting.name in in_file:

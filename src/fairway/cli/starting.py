@@ -1,12 +1,40 @@
-"""A server that is told to end while it still starts: it waits for a registry, perhaps, that is being stopped, too."""
+"""The start of a server: its ports are taken before anything is made on disk, and it may be told to end meanwhile, for
+instance while it waits for a registry that is being stopped, too."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from fairway.errors import CannotListen
+from fairway.world.net import RealNet
+
 T = TypeVar("T")
+
+
+@asynccontextmanager
+async def ports_taken(host: str, port: int, http_port: int | None) -> AsyncIterator[RealNet]:
+    """A net with these ports reserved; `CannotListen` with the remedy where another program has one of them."""
+    net = RealNet()
+    try:
+        for flag, number in (("--port", port), ("--http-port", http_port)):
+            if number is not None:
+                await _reserve(net, host, number, flag)
+        yield net
+    finally:
+        net.release()
+
+
+async def _reserve(net: RealNet, host: str, port: int, flag: str) -> None:
+    try:
+        await net.reserve(host, port)
+    except CannotListen as error:
+        if not error.is_taken:
+            raise
+        sentence = f"{error}: stop it, or choose another port with {flag} N (0: any that is free)"
+        raise CannotListen(sentence, is_taken=True) from error
 
 
 async def unless_asked(asked: Callable[[], Awaitable[object]], start: Coroutine[Any, Any, T]) -> T | None:

@@ -119,6 +119,8 @@ def _remarks(group: GroupState) -> str:
         remarks.append("waits: parked_max is reached")
     if group.halted:
         remarks.append(f"{output.count(group.halted, 'key')} halted")
+    if group.lost:
+        remarks.append(f"{group.lost:,} lost")
     return ", ".join(remarks)
 
 
@@ -188,4 +190,5 @@ def _lag_document(subject: SubjectState, group: GroupState, oldest_s: float | No
         "is_paused": group.is_paused,
         "parked": group.parked,
         "is_full": group.is_full,
+        "lost": group.lost,
     }

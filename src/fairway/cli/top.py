@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from fairway.world.workers import Ending
 
 _ROWS_MAX = 40  # on a screen; --json has all
-_NAMES = 2  # columns of names, before those of numbers
+_NAMES = ("subject", "group")
+_NUMBERS = ("in/s", "rate/s", "lag", "held", "wait", "oldest", "dead", "share", "cold")
+_LEAST_FIRST = ("cold", "share", "in/s", "wait", "held", "dead", "oldest", "rate/s")  # left out where it is narrow
 _NAME_CHARS_MIN = 8
 
 
@@ -61,7 +63,7 @@ def top(
     patience_s: Patience = None,
     config: ConfigFile = None,
 ) -> None:
-    """A live table of groups, until Ctrl-C.
+    """A live table of groups, until q or Ctrl-C. Where the terminal is narrow, the last columns are left out first.
 
     rate: messages settled for good, a second. oldest: age of the oldest message that the group is not done with. share:
     of the time of the broker's loop. cold: of the group's own time, spent on reads that missed the page cache. With
@@ -73,7 +75,8 @@ def top(
             if once or json:
                 _print(look, interval_s, ending, is_once=once, as_json=json)
             else:
-                _live(look, interval_s, ending)
+                with host.ended_by_key(ending, "q"):
+                    _live(look, interval_s, ending)
 
 
 class _Look:
@@ -133,40 +136,65 @@ def title(broker: BrokerState, now_ms: int) -> str:
 
 
 def table(heading: str, rows: Iterable[GroupRow], width: int) -> Table:
-    """The groups, as many as a screen holds. Where it is narrow, names are cut rather than numbers."""
-    columns = ("in/s>", "rate/s>", "lag>", "held>", "wait>", "oldest>", "dead>", "share>", "cold>")
-    made = output.table(heading, "subject", "group", *columns)
-    made.padding = (0, 0, 0, 1)
+    """The groups, as many as a screen holds. Where it is narrow, columns are left out, and names are cut only where
+    that is not enough."""
     shown = list(rows)
     cells = [_cells(row) for row in shown[:_ROWS_MAX]]
-    numbers = zip(columns, *(each[_NAMES:] for each in cells), strict=True)
-    widest = [max(map(len, column)) for column in numbers]
-    name_chars = max((width - sum(widest) - 2 * len(columns) - 2 * _NAMES) // _NAMES, _NAME_CHARS_MIN)
+    kept, name_chars = _fitting(cells, width)
+    made = output.table(heading, *_NAMES, *(f"{each}>" for each in kept))
+    made.padding = (0, 0, 0, 1)
     for column in made.columns:
         column.no_wrap, column.overflow = True, "ellipsis"
     for each in cells:
-        made.add_row(*(_cut(name, name_chars) for name in each[:_NAMES]), *each[_NAMES:])
+        made.add_row(*(_cut(each[name], name_chars) for name in _NAMES), *(each[name] for name in kept))
+    remarks = []
     if len(shown) > _ROWS_MAX:
-        made.caption = f"{len(shown) - _ROWS_MAX:,} more: --json lists them all"
+        remarks.append(f"{len(shown) - _ROWS_MAX:,} more: --json lists them all")
+    if hidden := [name for name in _NUMBERS if name not in kept]:
+        remarks.append(f"a wider terminal shows {', '.join(hidden)}")
     if not shown:
-        made.caption = "no groups yet: nobody has consumed"
+        remarks = ["no groups yet: nobody has consumed"]
+    made.caption = "; ".join(remarks) or None
     return made
 
 
-def _cells(row: GroupRow) -> tuple[str, ...]:
-    return (
-        row.subject,
-        f"{row.group}{_state(row)}",
-        f"{row.rate_in:,.0f}",
-        f"{row.rate:,.0f}",
-        f"{row.lag:,}",
-        f"{row.in_flight:,}",
-        f"{row.waiting:,}",
-        "" if row.oldest_s is None else output.age(row.oldest_s),
-        f"{row.dead:,}",
-        output.share(row.share),
-        output.share(row.cold_share),
-    )
+def _fitting(cells: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], int]:
+    """The columns of numbers that there is room for beside whole names, and how long a name may be."""
+    kept = list(_NUMBERS)
+    names = sum(_width(cells, name) for name in _NAMES)
+    for dropped in _LEAST_FIRST:
+        if names + _numbers_width(cells, kept) <= width:
+            break
+        kept.remove(dropped)
+    left = width - _numbers_width(cells, kept)
+    if names <= left:
+        return kept, max(names, _NAME_CHARS_MIN)
+    return kept, max(left // len(_NAMES), _NAME_CHARS_MIN)
+
+
+def _numbers_width(cells: Sequence[Mapping[str, str]], kept: Sequence[str]) -> int:
+    """With a space before each column, and one behind each that the table's border takes."""
+    return sum(_width(cells, name) for name in kept) + 2 * (len(kept) + len(_NAMES))
+
+
+def _width(cells: Sequence[Mapping[str, str]], name: str) -> int:
+    return max(len(name), *(len(each[name]) for each in cells)) if cells else len(name)
+
+
+def _cells(row: GroupRow) -> dict[str, str]:
+    return {
+        "subject": row.subject,
+        "group": f"{row.group}{_state(row)}",
+        "in/s": f"{row.rate_in:,.0f}",
+        "rate/s": f"{row.rate:,.0f}",
+        "lag": f"{row.lag:,}",
+        "held": f"{row.in_flight:,}",
+        "wait": f"{row.waiting:,}",
+        "oldest": "" if row.oldest_s is None else output.age(row.oldest_s),
+        "dead": f"{row.dead:,}",
+        "share": output.share(row.share),
+        "cold": output.share(row.cold_share),
+    }
 
 
 def _cut(name: str, chars: int) -> str:

@@ -14,8 +14,9 @@ from fairway.cli.trace_find import Found, ask, copies_of
 from fairway.cli.trace_life import Following, Life, Place
 from fairway.client.trail import Answer, Trail
 from fairway.client.trail_names import Ids, Names, Resolver
+from fairway.groups.attempts import count_of
 from fairway.protocol.messages import Whence
-from fairway.protocol.tracing import Named, Retrace, Retraced
+from fairway.protocol.tracing import Index, Indexed, Named, Retrace, Retraced
 
 if TYPE_CHECKING:
     from fairway import Client
@@ -113,9 +114,16 @@ class Telling:
         stored = [each for each in (message, *(copy for of in copies.values() for copy in of)) if each is not None]
         if not stored:
             return _Part(home.name, None, groups, {}, Names(), [], 0)
-        since_ms = min(ms_of(each.appended_at) for each in stored)
+        is_ahead = any(_is_ahead(home.client, each) for each in stored)
+        since_ms = 0 if is_ahead else min(ms_of(each.appended_at) for each in stored)
         told = _follow(home.client, since_ms, places, is_to_end=is_to_end)
         return _Part(home.name, message, groups, copies, *told)
+
+
+def _is_ahead(client: Client, message: ShownMessage) -> bool:
+    """Whether a clock that was ahead has dated it: what happened to it may have earlier times."""
+    asked = Index(message.subject, Whence.TIME, ms_of(message.appended_at), None, 0)
+    return ask(client, asked, Indexed).next_sequence > message.sequence
 
 
 def _follow(
@@ -149,9 +157,12 @@ def _in_order(parts: Sequence[_Part]) -> list[Event]:
             events.append(Event(part.message.appended_at, "stored", broker_group=elsewhere))
         lives = sorted(part.lives, key=lambda life: life.place.subject != subject)
         own = [life for life in lives if life.place.subject == subject]
-        events += [each for life in own for each in _events(life, part.names, subject, elsewhere)]
+        earlier = _earlier_attempts(part)
+        events += [each for life in own for each in _events(life, part.names, subject, elsewhere, earlier)]
         events += [_copied(each, group, elsewhere) for group in part.copies for each in part.copies[group]]
-        events += [each for life in lives[len(own) :] for each in _events(life, part.names, subject, elsewhere)]
+        events += [
+            each for life in lives[len(own) :] for each in _events(life, part.names, subject, elsewhere, earlier)
+        ]
     return sorted(events, key=lambda each: each.at)
 
 
@@ -166,14 +177,25 @@ def _copied(copy: ShownMessage, group: str, elsewhere: str | None) -> Event:
     return Event(copy.appended_at, word, group, subject=copy.subject, broker_group=elsewhere)
 
 
-def _events(life: Life, names: Names, subject: str, elsewhere: str | None) -> list[Event]:
+def _earlier_attempts(part: _Part) -> dict[Place, int]:
+    """Of each redriven copy: the attempts before. `dead list` and the headers of dead letters count them, too."""
+    return {
+        Place(copy.subject, copy.sequence): before
+        for copies in part.copies.values()
+        for copy in copies
+        if (before := count_of(copy.headers.get("fairway.dead.attempts", "")))
+    }
+
+
+def _events(life: Life, names: Names, subject: str, elsewhere: str | None, earlier: Mapping[Place, int]) -> list[Event]:
+    before = earlier.get(life.place, 0)
     return [
         Event(
             moment_of(each.at_ms),
             each.event,
             names.group(each.group_id),
             names.consumer(each.group_id, each.consumer_id),
-            each.attempt or None,
+            before + each.attempt if each.attempt else None,
             moment_of(each.due_ms) if each.due_ms else None,
             each.detail,
             None if each.subject == subject else each.subject,

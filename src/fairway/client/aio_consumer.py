@@ -78,7 +78,7 @@ class AioConsumer(Hand):
     def _take_handful(self, most: int) -> bool:
         self._link.check()
         self._wake()
-        has_some = self._grab(most, self._clock.monotonic_ns())
+        has_some = self._grab(most)
         self._link.stir()  # what was taken makes room for more
         return has_some
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from typing import Protocol
@@ -10,7 +11,7 @@ from fairway.batch import MessageId
 from fairway.client import delaying
 from fairway.client.asking import AnswerT, Command
 from fairway.client.core import Duration
-from fairway.client.delaying import Between, Decision, DelayedMessage, Listing
+from fairway.client.delaying import Between, Decision, DelayedMessage, InTransit, Listing, Redirection
 from fairway.protocol.delaying import Which
 from fairway.world.clock import Clock
 
@@ -78,6 +79,16 @@ class AioDelayed:
         self, subject: str | None = None, key_prefix: str | None = None, between: Between | None = None
     ) -> int:
         return (await self._ask(delaying.count(delaying.which_of(subject, key_prefix, between)))).count
+
+    async def in_transit(self) -> builtins.list[InTransit]:
+        """What is due and on its way, by broker group: too late to cancel, and not known to be stored there yet."""
+        return delaying.in_transit_of(await self._ask(delaying.count(Which())))
+
+    async def resend(self, group: str) -> Redirection:
+        """Send to other broker groups what is on its way to one that is gone for good. Nobody can say any more what
+        that one has stored: those messages may be delivered twice."""
+        resent = await self._ask(delaying.resend(group))
+        return Redirection(resent.messages, resent.left)
 
     async def histogram(
         self,

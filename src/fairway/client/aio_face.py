@@ -29,6 +29,7 @@ from fairway.client.aio_herd import AioHerdLink
 from fairway.client.aio_pending import AioBatch, AioPending
 from fairway.client.aio_way import AioWay
 from fairway.client.asking import AnswerT, Command
+from fairway.client.client_log import ClientLog
 from fairway.client.commands import SCAN_BYTES, Place, Scanning
 from fairway.client.core import (
     ASK_S,
@@ -95,12 +96,21 @@ class AioClient:
     """A connection to a broker, on one loop."""
 
     def __init__(
-        self, where: str, patience: Duration, options: ClientOptions | None, net: Net, clock: Clock, rng: Rng
+        self,
+        where: str,
+        patience: Duration,
+        options: ClientOptions | None,
+        net: Net,
+        clock: Clock,
+        rng: Rng,
+        log: ClientLog | None = None,
     ) -> None:
+        """With a `log`, its connections and dead letters are reported there."""
         self._target = url.parse_any(where)
         self._patience_s = seconds_of(patience)
         self._options = options or ClientOptions()
         self._options.check()
+        self._log = log
         self._net = net
         self._clock = clock
         self._rng = rng
@@ -111,6 +121,7 @@ class AioClient:
         self._spooling: AnySpooling | None = None
         self._delay_way: AioWay | None = None  # to a delay server that is elsewhere, once it was needed
         self._is_closed = False
+        self._is_awaited = False  # and not entered since
 
     async def open(self) -> None:
         """Connect; `async with` and `await` do it."""
@@ -135,7 +146,8 @@ class AioClient:
             raise
 
     def _new_way(self, goal: Goal) -> AioWay:
-        return AioWay(goal, self._options, self._net, self._clock, self._rng)
+        watch = None if self._log is None else self._log.connection(goal)
+        return AioWay(goal, self._options, self._net, self._clock, self._rng, watch)
 
     @property
     def _way(self) -> AioWay:
@@ -331,12 +343,13 @@ class AioClient:
         """Join a group on a subject. `fairway.ConsumingOptions` says what can be set."""
         way, options = self._way, options_of(subject, group, settings)
         if self._fleet is not None:
-            return self._herded(self._fleet, AioHerdLink(options, way, self._clock, self._rng))
+            return self._herded(self._fleet, AioHerdLink(options, way, self._clock, self._rng, self._log))
         link, line = way.link, way.core.line
-        session = Consuming(options, self._rng, on_change=link.stir)
+        on_event = None if self._log is None else self._log.listener(line)
+        session = Consuming(options, self._clock, self._rng, on_change=link.stir, on_event=on_event)
         made = AioConsumer(session, partial(line.remove, session), link, self._clock, self._consumers.remove)
         self._consumers.append(made)
-        line.add(session, self._clock.monotonic_ns())
+        line.add(session, self._clock.monotonic_ns(), session.detach)
         link.stir()
         return made
 
@@ -471,10 +484,13 @@ class AioClient:
 
     def __await__(self) -> Generator[Any, None, Self]:
         yield from self.open().__await__()
+        self._is_awaited = True
         return self
 
     async def __aenter__(self) -> Self:
-        await self.open()
+        if not self._is_awaited:  # `async with await connect(...)`: it is open
+            await self.open()
+        self._is_awaited = False
         return self
 
     async def __aexit__(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from fairway.client.client_log import ClientLog
 from fairway.client.herd import Herd
 from fairway.protocol.consumption import ConsumingOptions
 from fairway.world.clock import Clock
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 class AioHerdLink:
     """The part of `world.loop_link.LoopLink` that consumers use."""
 
-    def __init__(self, options: ConsumingOptions, meta: AioWay, clock: Clock, rng: Rng) -> None:
+    def __init__(self, options: ConsumingOptions, meta: AioWay, clock: Clock, rng: Rng, log: ClientLog | None) -> None:
         self._meta = meta
         self._waiters: list[asyncio.Future[None]] = []
-        self.herd: Herd[AioWay] = Herd(options, clock, rng, nullcontext(), self.announce)
+        self.herd: Herd[AioWay] = Herd(options, clock, rng, nullcontext(), self.announce, log)
 
     def announce(self) -> None:
         """Let those who wait look again."""

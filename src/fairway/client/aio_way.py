@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from fairway.client.aio_pending import AioBatch, AioPending
 from fairway.client.asking import AnswerT, Command
-from fairway.client.core import ClientOptions, Core, Duration, Goal, no_answer, seconds_of, unreachable
+from fairway.client.core import ClientOptions, ConnectionWatch, Core, Duration, Goal, no_answer, seconds_of, unreachable
 from fairway.client.fleet import Fleet
 from fairway.client.spool import SpoolOptions
 from fairway.client.spool_keeper import AnySpooling, FleetSpooling, Spooling
@@ -30,12 +30,20 @@ FIRST_S = 30.0  # for the first attempt to connect to succeed or fail
 class AioWay:
     """A line, its sessions and its link. To be made on the loop that it lives on."""
 
-    def __init__(self, goal: Goal, options: ClientOptions, net: Net, clock: Clock, rng: Rng) -> None:
+    def __init__(
+        self,
+        goal: Goal,
+        options: ClientOptions,
+        net: Net,
+        clock: Clock,
+        rng: Rng,
+        watch: ConnectionWatch | None = None,
+    ) -> None:
         self._goal = goal
         self._clock = clock
         self._options = options.producer
         self.core: Core[AioPending, AioBatch] = Core(
-            clock, rng, options, pending_type=AioPending, batch_type=AioBatch, stores=goal.stores
+            clock, rng, options, pending_type=AioPending, batch_type=AioBatch, stores=goal.stores, watch=watch
         )
         self.producing = self.core.producing
         self._is_closed = False

@@ -25,7 +25,7 @@ from typing import Any, TypeVar, Unpack
 
 from fairway.client.aio_consumer import AioConsumer
 from fairway.client.aio_face import AioClient
-from fairway.client.aio_face import connect as aio_connect
+from fairway.client.client_log import ClientLog, shown_on_stderr
 from fairway.client.consumer import Consumer
 from fairway.client.core import ClientOptions, Duration, seconds_of
 from fairway.client.handling import is_surprise, settle
@@ -34,8 +34,10 @@ from fairway.client.settings import ConsumerSettings, options_of
 from fairway.client.sync import Client
 from fairway.errors import Misuse
 from fairway.protocol.consumption import ConsumingOptions
-from fairway.protocol.delivery import Message
+from fairway.protocol.delivery import Message, is_last_attempt
 from fairway.world.clock import RealClock
+from fairway.world.net import RealNet
+from fairway.world.rng import RealRng
 from fairway.world.workers import Ending, Workers
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
@@ -73,6 +75,15 @@ class Listener:
         return f"{self.options.subject}/{self.options.group}"
 
     @property
+    def description(self) -> str:
+        """For the log."""
+        worker = "task" if self.is_async else "thread"
+        workers = f"{self.concurrency} {worker}{'s' if self.concurrency > 1 else ''}"
+        batches = f", lists of up to {self.batch_max}" if self.batch_max else ""
+        handler = getattr(self.handler, "__name__", "handler")
+        return f"listener {handler}: subject {self.options.subject}, group {self.options.group}, {workers}{batches}"
+
+    @property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.handler)
 
@@ -100,6 +111,8 @@ class App:
         self._client: Client | None = None
         self._consumers: list[tuple[Listener, Consumer]] = []
         self._failure: BaseException | None = None
+        self._is_stopping = False
+        self._client_log = ClientLog(_log)
 
     def listener(
         self,
@@ -137,15 +150,17 @@ class App:
         """Handle messages until SIGTERM or SIGINT; then finish what is in hand, within the drain time, and leave.
 
         Raises what made a listener end by itself, such as another program that has taken over its consumer's name.
+        The log goes to stderr, unless the program has set up Python's logging itself.
         """
-        restore = self._ending.on_signals()
-        try:
-            self.start()
-            while not self._ending.wait(_TICK_S):
-                self._relieve(self._consumers)
-        finally:
-            restore()
-            self.stop()
+        with shown_on_stderr():
+            restore = self._ending.on_signals()
+            try:
+                self.start()
+                while not self._ending.wait(_TICK_S):
+                    self._relieve(self._consumers)
+            finally:
+                restore()
+                self.stop()
         if self._failure is not None:
             raise self._failure
 
@@ -155,7 +170,9 @@ class App:
             raise Misuse("this app has no listeners: decorate a handler with @app.listener(subject, group=...)")
         if self._client is not None:
             raise Misuse("this app has been started before: make another")
-        self._client = Client(self.url, self._options)
+        for listener in self.listeners:
+            _log.info("%s", listener.description)
+        self._client = Client(self.url, self._options, log=self._client_log)
         for listener in self.listeners:
             if not listener.is_async:
                 self._start_threads(self._client, listener)
@@ -164,6 +181,9 @@ class App:
 
     def stop(self) -> None:
         """End: handlers finish what they have begun, within the drain time; what they do not finish is handed back."""
+        is_first, self._is_stopping = self._client is not None and not self._is_stopping, True
+        if is_first:
+            _log.info("stopping: handlers have %g s to finish what they have begun", self._drain_s)
         self._ending.ask()
         for _, consumer in self._consumers:
             consumer.stop()
@@ -174,6 +194,8 @@ class App:
             consumer.close()
         if self._client is not None:
             self._client.close()
+        if is_first:
+            _log.info("stopped")
 
     def _relieve(self, served: Iterable[tuple[Listener, Consumer | AioConsumer]]) -> None:
         """Where all workers of a listener have been busy for long, let others have what waits behind them."""
@@ -217,7 +239,8 @@ class App:
     async def _serve_async(self) -> None:
         """All listeners with `async def` handlers, on one loop."""
         with self._ends_on_failure("async listeners"):
-            client = aio_connect(self.url, patience=_FOR_EVER_S, options=self._options)
+            world = RealNet(), RealClock(), RealRng()
+            client = AioClient(self.url, _FOR_EVER_S, self._options, *world, log=self._client_log)
             opening = asyncio.ensure_future(client.open())
             while not opening.done() and not self._ending.is_asked:
                 await asyncio.wait([opening], timeout=_TICK_S)
@@ -296,5 +319,7 @@ class App:
 
 def _failed(listener: Listener, messages: Sequence[Message], error: BaseException) -> None:
     if is_surprise(error) and isinstance(error, Exception):
-        _log.warning("handler of %s failed, the message will be retried", listener.name, exc_info=error)
+        is_last = all(is_last_attempt(message) for message in messages)
+        fate = "that was its last attempt" if is_last else "the message will be retried"
+        _log.warning("handler of %s failed, %s", listener.name, fate, exc_info=error)
     settle(messages, error)

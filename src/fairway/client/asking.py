@@ -18,7 +18,7 @@ from fairway.errors import Code, InvariantViolated, OutcomeUnknown, Refused
 from fairway.protocol import codec
 from fairway.protocol.admin import Describe, Redrive, Scan, Seek, Switch, Weigh
 from fairway.protocol.backoff import NS_PER_MS
-from fairway.protocol.delaying import Cancel, Pending, Reschedule, Tally
+from fairway.protocol.delaying import Cancel, Pending, Reschedule, Resend, Tally
 from fairway.protocol.frames import Bytes
 from fairway.protocol.messages import Message
 from fairway.protocol.routing import Govern, Route
@@ -29,7 +29,7 @@ AnswerT = TypeVar("AnswerT", bound=Message)
 
 # Asked twice, these leave things as if they had been asked once. CONFIGURE is not among them: its second time would be
 # refused because of the first.
-ABOUT_DELAYED: frozenset[type[Message]] = frozenset({Cancel, Reschedule, Pending, Tally})
+ABOUT_DELAYED: frozenset[type[Message]] = frozenset({Cancel, Reschedule, Pending, Tally, Resend})
 HARMLESS_TWICE: frozenset[type[Message]] = ABOUT_DELAYED | {
     Describe, Scan, Seek, Switch, Weigh, Redrive, Retrace, Index, Names, Route, Govern,
 }  # fmt: skip

@@ -85,7 +85,7 @@ class Consumer(Hand):
         self._link.check()
         with self._link.lock:
             self._wake()
-            has_some = self._grab(most, self._clock.monotonic_ns())
+            has_some = self._grab(most)
             if len(self._in_hand) > 1:
                 self._link.announce()  # for the other threads: it is for them, too
         self._link.pump()  # what was settled meanwhile leaves, and what was taken makes room for more

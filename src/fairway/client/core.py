@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Generic, TypeAlias, TypeVar
+from functools import partial
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from fairway.client.asking import AnswerT, Question, Questions
 from fairway.client.spool import SpoolOptions
@@ -78,6 +79,16 @@ class Mute:
         return self._producing.next_deadline()
 
 
+class ConnectionWatch(Protocol):
+    """Who is told how one connection stands."""
+
+    def trouble(self, reason: str, now_ns: int) -> None:
+        """It cannot be had, or was lost."""
+
+    def opened(self, now_ns: int) -> None:
+        """It was made, handshake included."""
+
+
 _OWN_SESSIONS = 2  # of a line: what is sent, and what is asked
 
 
@@ -93,10 +104,14 @@ class Core(Generic[PendingT, BatchT]):
         pending_type: type[PendingT],
         batch_type: Callable[[str, Callable[[Callable[[], None]], None]], BatchT],
         stores: bool = True,
+        watch: ConnectionWatch | None = None,
     ) -> None:
-        """With `stores=False` the line is to somebody who stores nothing: what is added here waits to be lent."""
+        """With `stores=False` the line is to somebody who stores nothing: what is added here waits to be lent.
+
+        `watch` is told how the connection stands, without the lock."""
         now_ns = clock.monotonic_ns()
-        self.line = Line(rng, options.line, now_ns=now_ns, on_trouble=self._on_trouble)
+        self._watch = watch
+        self.line = Line(rng, options.line, now_ns=now_ns, on_trouble=self._on_trouble, on_open=self._on_open)
         self.producing: Producing[PendingT, BatchT] = Producing(
             clock,
             rng,
@@ -111,6 +126,12 @@ class Core(Generic[PendingT, BatchT]):
 
     def _on_trouble(self, sentence: str, now_ns: int) -> None:
         self.producing.trouble(sentence, now_ns)
+        if self._watch is not None:
+            self.line.run_later(partial(self._watch.trouble, sentence, now_ns))
+
+    def _on_open(self, now_ns: int) -> None:
+        if self._watch is not None:
+            self.line.run_later(partial(self._watch.opened, now_ns))
 
     def is_decided(self) -> bool:
         """Whether the first attempt to connect has succeeded or failed."""
@@ -131,9 +152,10 @@ class Goal:
 
     addresses: tuple[Address, ...]
     name: str = "broker"
-    command: str = "fairway broker"
+    command: str = "fairway up --data data"
     scheme: str = SCHEME
     stores: bool = True  # messages
+    is_routed: bool = False  # a meta server says where it is, and may say something else later
 
     @property
     def patience_ms(self) -> int | None:
@@ -141,23 +163,31 @@ class Goal:
         interest any more."""
         return None if self.stores else 0
 
+    @property
+    def place(self) -> str:
+        """Such as `broker at fairway://127.0.0.1:20880`, or `broker group west`."""
+        where = ",".join(map(str, self.addresses))
+        return self.name if self.is_routed else f"{self.name} at {self.scheme}{where}"
+
+    @property
+    def remedy(self) -> str:
+        """For a person who finds that it is not there."""
+        return "" if self.is_routed else f"Is it running there (`{self.command} --port {self.addresses[0].port}`)?"
+
 
 def meta_server(addresses: tuple[Address, ...]) -> Goal:
-    return Goal(addresses, "meta server", "fairway meta", META_SCHEME, stores=False)
+    return Goal(addresses, "meta server", "fairway meta --registry sqlite:meta", META_SCHEME, stores=False)
 
 
 def delay_server(addresses: tuple[Address, ...]) -> Goal:
-    return Goal(addresses, "delay server", "fairway delay serve")
+    return Goal(addresses, "delay server", "fairway delay serve --data delay --broker HOST:PORT")
 
 
 def unreachable(goal: Goal, trouble: str | None) -> Unreachable:
     """The sentence for who cannot be connected, with the remedy."""
-    where = ",".join(map(str, goal.addresses))
     why = trouble or "no answer yet"
-    return Unreachable(
-        f"no {goal.name} at {goal.scheme}{where}: {why}. Is it running there (`{goal.command} --port "
-        f"{goal.addresses[0].port}`)? To wait for it, connect with patience=SECONDS (--patience-s)"
-    )
+    remedy = f"{goal.remedy} To wait for it, connect with patience=SECONDS (--patience-s)".lstrip()
+    return Unreachable(f"no {goal.place}: {why}. {remedy}")
 
 
 def not_stored_yet(messages: int, timeout: Duration | None) -> TimeoutError:

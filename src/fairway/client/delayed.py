@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from heapq import merge
@@ -13,7 +14,8 @@ from fairway.batch import MessageId
 from fairway.client import delaying
 from fairway.client.asking import AnswerT, Command
 from fairway.client.core import Duration
-from fairway.client.delaying import Between, Decision, DelayedMessage, Listing
+from fairway.client.delaying import Between, Decision, DelayedMessage, InTransit, Listing, Redirection
+from fairway.protocol.delaying import Which
 from fairway.world.clock import Clock
 
 
@@ -65,6 +67,16 @@ class Delayed:
 
     def count(self, subject: str | None = None, key_prefix: str | None = None, between: Between | None = None) -> int:
         return self._ask(delaying.count(delaying.which_of(subject, key_prefix, between))).count
+
+    def in_transit(self) -> builtins.list[InTransit]:
+        """What is due and on its way, by broker group: too late to cancel, and not known to be stored there yet."""
+        return delaying.in_transit_of(self._ask(delaying.count(Which())))
+
+    def resend(self, group: str) -> Redirection:
+        """Send to other broker groups what is on its way to one that is gone for good. Nobody can say any more what
+        that one has stored: those messages may be delivered twice."""
+        resent = self._ask(delaying.resend(group))
+        return Redirection(resent.messages, resent.left)
 
     def histogram(
         self,

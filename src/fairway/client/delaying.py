@@ -30,6 +30,8 @@ from fairway.protocol.delaying import (
     Pending,
     PendingPage,
     Reschedule,
+    Resend,
+    Resent,
     Tallied,
     Tally,
     Which,
@@ -63,6 +65,21 @@ class DelayedMessage(msgspec.Struct, frozen=True):
     key: str | None
     due_at: datetime
     size_bytes: int  # of the payload
+
+
+class InTransit(msgspec.Struct, frozen=True):
+    """Messages that are due, on their way to a broker group which has not said that it has them."""
+
+    group: str
+    messages: int
+    is_reachable: bool  # whether the delay server has a connection to it
+
+
+class Redirection(msgspec.Struct, frozen=True):
+    """What became of messages that were on their way to a broker group which is gone."""
+
+    messages: int  # that go to other groups now
+    left: int  # that wait as before: no other group takes them now, or the one they wait for can be asked
 
 
 # --- when -------------------------------------------------------------------------------------------------------------
@@ -193,6 +210,14 @@ def histogram(which: Which, width: Duration) -> Command[Tallied]:
 def stretches_of(tallied: Tallied) -> dict[datetime, int]:
     """How many are due in each stretch, by its start, in order."""
     return {moment_of(each.start_ms): each.count for each in tallied.stretches}
+
+
+def in_transit_of(tallied: Tallied) -> list[InTransit]:
+    return [InTransit(each.group, each.messages, each.is_reachable) for each in tallied.in_transit]
+
+
+def resend(group: str) -> Command[Resent]:
+    return Command(Resend(group), Resent)
 
 
 class Listing:

@@ -155,7 +155,9 @@ class Fleet(Generic[WayT]):
             way = self._ways.get(route.name)
             if way is None or known is None:
                 self._steered[route.name] = course
-                way = self._ways[route.name] = self._new_way(Goal(course.addresses, f"{route.kind} group {route.name}"))
+                way = self._ways[route.name] = self._new_way(
+                    Goal(course.addresses, f"{route.kind} group {route.name}", is_routed=True)
+                )
                 way.producing.broker_group = route.name
                 way.producing.on_failure = partial(self._on_failure, route.name, way)
                 if self.on_way is not None:

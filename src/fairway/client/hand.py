@@ -1,7 +1,7 @@
 """What a consumer of either face has in hand: messages taken from the session and not yet given to the program.
 
 They are taken in handfuls, so that the lock, where there is one, is taken once for many. Before one is given out it is
-looked at once more: if the lease may have run out while it lay here, it goes back instead.
+looked at once more: if others may have it by now, it goes back instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from fairway.errors import FairwayError, Misuse
 from fairway.protocol.consumption import ConsumingCounts
-from fairway.protocol.delivery import Message
+from fairway.protocol.delivery import Message, may_begin
 
 HANDFUL = 256  # the lock and a look at the line cost about 20 µs; a message by itself less than one
 LEAVE_S = 10.0  # for what was settled to be stored, when a consumer is closed
@@ -41,7 +41,10 @@ class Source(Protocol):
     @property
     def waiting_count(self) -> int: ...
 
-    def take_messages(self, most: int | None = None, now_ns: int | None = None) -> list[Message]: ...
+    @property
+    def has_ready(self) -> bool: ...
+
+    def take_messages(self, most: int | None = None) -> list[Message]: ...
 
     def wish(self, count: int) -> None: ...
 
@@ -89,17 +92,17 @@ class Hand:
                 message = in_hand.popleft()
             except IndexError:  # another thread was faster
                 return
-            if message.is_lapsed:
-                message.release()
-            else:
+            if may_begin(message):
                 yield message
+            else:
+                message.release()
 
     def _some(self, most: int) -> list[Message]:
         return [message for message, _ in zip(self._sound(), range(most), strict=False)]
 
-    def _grab(self, most: int, now_ns: int) -> bool:
+    def _grab(self, most: int) -> bool:
         """Take a handful from the session; False: it has none."""
-        found = self._session.take_messages(most, now_ns)
+        found = self._session.take_messages(most)
         if not found and self._session.is_finished and not self._is_stopped:
             raise self._session.error or Misuse("this consumer has ended")
         self._in_hand.extend(found)
@@ -107,8 +110,8 @@ class Hand:
 
     def _has_news(self) -> bool:
         session = self._session
-        has_some = bool(self._in_hand) or (session.waiting_count > 0 and not session.is_paused)
-        return has_some or session.is_finished or self._is_stopped or self._is_resting  # who waits is not busy
+        is_over = session.is_finished or self._is_stopped
+        return bool(self._in_hand) or session.has_ready or is_over or self._is_resting  # who waits is not busy
 
     @property
     def _has_unbegun(self) -> bool:

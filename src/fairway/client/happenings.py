@@ -31,6 +31,7 @@ _PLAIN: Final[dict[int, str]] = {
     ActionKind.PARK: "parked",
     ActionKind.GO_ON: "gone on",
 }
+_MAY_LOSE: Final = frozenset({ActionKind.ACK, ActionKind.DEAD})  # with LOST as their detail
 _CURSOR: Final = {events.SOUGHT: SOUGHT, events.LOST: "lost"}
 
 
@@ -38,7 +39,7 @@ def event_of(kind: int, due_ms: int, lot: int, detail: bytes) -> str:
     """What happened, in a word."""
     plain = _PLAIN.get(kind)
     if plain is not None:
-        return plain
+        return "lost" if detail == events.LOST and kind in _MAY_LOSE else plain
     match kind:
         case ActionKind.RETRY if due_ms == events.RELEASED:
             return "released"

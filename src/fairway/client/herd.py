@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from typing import Any, Generic
 
+from fairway.client.client_log import ClientLog
 from fairway.client.ways import WayT
 from fairway.errors import FairwayError
 from fairway.names import Group
@@ -85,6 +86,7 @@ class Herd(Generic[WayT]):
         rng: Rng,
         lock: AbstractContextManager[Any],
         announce: Callable[[], None],
+        log: ClientLog | None = None,
     ) -> None:
         """`announce` is called with the lock, when there is news."""
         self.consumer = options.consumer or f"c-{rng.bits(64):016x}"
@@ -96,6 +98,7 @@ class Herd(Generic[WayT]):
         self._rng = rng
         self._lock = lock
         self._announce = announce
+        self._log = log
         self._legs: tuple[Leg[WayT], ...] = ()  # replaced, never changed: some look at it without the lock
         self._leaving: tuple[Leg[WayT], ...] = ()
         self._told: tuple[dict[str, WayT], Sequence[str]] = {}, ()  # the last time
@@ -130,13 +133,16 @@ class Herd(Generic[WayT]):
     def _new_leg(self, name: str, way: WayT) -> Leg[WayT]:
         start = Whence.EARLIEST if self._is_placed else self._options.start
         options = replace(self._options, start=start)
-        session = Consuming(options, self._rng, on_change=way.link.stir, broker_group=name)
+        on_event = None if self._log is None else self._log.listener(way.core.line)
+        session = Consuming(
+            options, self._clock, self._rng, on_event=on_event, on_change=way.link.stir, broker_group=name
+        )
         leg = Leg(name, way, session, self.noticed)
         with leg.lock:
             session.wish(self._wish)
             if self.is_paused or self._is_off:
                 session.pause()
-            way.core.line.add(leg.watched, self._clock.monotonic_ns())
+            way.core.line.add(leg.watched, self._clock.monotonic_ns(), session.detach)
         return leg
 
     def noticed(self) -> None:
@@ -167,7 +173,7 @@ class Herd(Generic[WayT]):
 
     # --- as a session ------------------------------------------------------------------------------------------------
 
-    def take_messages(self, most: int | None = None, now_ns: int | None = None) -> list[Message]:
+    def take_messages(self, most: int | None = None) -> list[Message]:
         """From all that have something, in equal shares; who was first is last the next time."""
         if self.is_paused or self._is_off:
             return []
@@ -180,7 +186,7 @@ class Herd(Generic[WayT]):
                 share = None if most is None else -(-(most - len(taken)) // (len(ready) - number))
                 if share != 0:
                     with leg.lock:
-                        taken += leg.session.take_messages(share, now_ns)
+                        taken += leg.session.take_messages(share)
         return taken
 
     def wish(self, count: int) -> None:
@@ -191,6 +197,10 @@ class Herd(Generic[WayT]):
     @property
     def waiting_count(self) -> int:
         return sum(leg.session.waiting_count for leg in self._legs)
+
+    @property
+    def has_ready(self) -> bool:
+        return not (self.is_paused or self._is_off) and any(leg.session.has_ready for leg in self._legs)
 
     @property
     def is_quiet(self) -> bool:

@@ -28,7 +28,7 @@ from fairway.client.held import Held
 from fairway.errors import Misuse
 from fairway.protocol.delivery import Message, ack_all
 
-REPLAY_ID: Final = "fairway.replay.id"  # the header that marks what `fairway replay` has sent
+REPLAY_ID: Final = "fairway.replay.id"  # the header that marks what `fairway pipeline replay` has sent
 NAME_CHARS_MAX: Final = 255
 
 By: TypeAlias = Callable[[Message], str | None] | str | None

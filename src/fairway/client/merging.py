@@ -30,7 +30,18 @@ from fairway.protocol.admin import (
     Switched,
     Weigh,
 )
-from fairway.protocol.delaying import Cancel, Decided, Fate, Reschedule, Stretch, Tallied, Tally
+from fairway.protocol.delaying import (
+    Cancel,
+    Decided,
+    Fate,
+    InTransit,
+    Reschedule,
+    Resend,
+    Resent,
+    Stretch,
+    Tallied,
+    Tally,
+)
 from fairway.protocol.messages import Done, Message, Whence
 
 T = TypeVar("T", bound=Message)
@@ -182,7 +193,19 @@ def _tallied(answers: Sequence[Tallied]) -> Tallied:
     found: dict[int, int] = {}
     for each in (stretch for answer in answers for stretch in answer.stretches):
         found[each.start_ms] = found.get(each.start_ms, 0) + each.count
-    return Tallied(sum(answer.count for answer in answers), [Stretch(start, found[start]) for start in sorted(found)])
+    stretches = [Stretch(start, found[start]) for start in sorted(found)]
+    return Tallied(sum(answer.count for answer in answers), stretches, _in_transit(answers))
+
+
+def _in_transit(answers: Sequence[Tallied]) -> list[InTransit]:
+    """A broker group is reachable if all that have something for it reach it."""
+    found: dict[str, list[InTransit]] = {}
+    for each in (each for answer in answers for each in answer.in_transit):
+        found.setdefault(each.group, []).append(each)
+    return [
+        InTransit(group, sum(each.messages for each in parts), all(each.is_reachable for each in parts))
+        for group, parts in sorted(found.items())
+    ]
 
 
 _MERGERS: dict[type[Message], Callable[[Sequence[Any]], Message]] = {
@@ -195,4 +218,5 @@ _MERGERS: dict[type[Message], Callable[[Sequence[Any]], Message]] = {
     Cancel: _decided,
     Reschedule: _decided,
     Tally: _tallied,
+    Resend: lambda answers: Resent(sum(each.messages for each in answers), sum(each.left for each in answers)),
 }

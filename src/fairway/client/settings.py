@@ -31,7 +31,7 @@ class ConsumerSettings(TypedDict, total=False):
     prefetch_bytes: int
     linger_ms: float
     settle_messages: int
-    wait_ms: int
+    wait_ms: int | None
 
 
 def options_of(subject: str, group: str, settings: ConsumerSettings) -> ConsumingOptions:

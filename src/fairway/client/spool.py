@@ -175,6 +175,10 @@ class Spool:
     def way(self) -> Way:
         return self._choice.way
 
+    @property
+    def stream_key(self) -> bytes:
+        return self._own.key
+
     def look(self, buffer: Buffer, now_ns: int) -> None:
         """Choose the way: see `diversion`."""
         self._let_go()

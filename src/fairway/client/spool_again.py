@@ -206,6 +206,7 @@ class _Work:
         self._work_on(name, work)
 
     def changed(self, unknown: list[str]) -> Changed:
+        self._yard.close()
         return Changed(self._ids, self._messages, self._may_repeat, unknown, self._left)
 
     def _work_on(self, name: str, work: Callable[[Bench], None]) -> None:

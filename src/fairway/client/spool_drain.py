@@ -12,7 +12,10 @@ whichever process, the broker stores it once and answers with the first receipt.
                                        a new stream, which is written down first
     UNKNOWN_PRODUCER                   the same if it was never sent before. If it was, nobody can tell any more
                                        whether it is stored: set aside, as unknown
-    SEQUENCE_CONFLICT                  done: only we have ever used that stream, so what is there are these bytes
+    SEQUENCE_CONFLICT                  done, if the broker names exactly this batch
+    the same with something else, or   it goes out alone under a new stream, which is written down first, with the ids
+    with nothing that anybody knows;   that it has: another life of its sender, which a backup has undone, took the
+    FOREIGN_STREAM                     place, or a stranger did. What follows it is asked about by itself
     TOO_LARGE, BAD_NAME, ...           set aside, with the reason
 
 If one of unknown fate was set aside, and a late request of an earlier connection may still store it, then what came
@@ -23,6 +26,7 @@ A batch is *doubtful* if it was sent before, in whichever life, and the answer i
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -33,9 +37,13 @@ from fairway.client.spool_journal import Journal
 from fairway.client.spool_record import Entry
 from fairway.errors import Code, Refused, StorageFault
 from fairway.protocol.backoff import NS_PER_MS, Backoff
+from fairway.protocol.conflict import TAKEN, is_receipt
+from fairway.protocol.diversion import Handed
 from fairway.protocol.messages import Produce, Produced
 from fairway.protocol.session import Answer, Ask, Lost, Outcome
 from fairway.world.rng import Rng
+
+log = logging.getLogger("fairway.spool")
 
 WINDOW: Final = 16  # batches of one subject in flight
 LOADED_MAX: Final = 64  # batches in memory, of all subjects: one that is refused for now lets so many others pass
@@ -52,7 +60,7 @@ ELSEWHERE: Final = frozenset({Code.DRAINING, Code.NOT_MASTER})  # the line looks
 class Parcel:
     """One batch on its way."""
 
-    __slots__ = ("data", "entry", "first", "flow", "is_doubtful", "journal", "producer_id", "trouble")
+    __slots__ = ("data", "entry", "first", "flow", "is_doubtful", "journal", "producer_id", "secret", "trouble")
 
     def __init__(self, entry: Entry, flow: Flow, journal: Journal) -> None:
         self.entry = entry
@@ -62,29 +70,36 @@ class Parcel:
         self.trouble: Refused | Lost | None = None
         self.data = b""
         self.producer_id = self.first = 0
+        self.restamp()
+
+    def restamp(self) -> None:
+        """See which number it goes out under now, and with which secret."""
         self.stamp()
+        self.secret = self.journal.secret(self.producer_id)
 
     def stamp(self) -> None:
         """The number that it goes out under."""
         header = batch.peek(self.entry.data)
         self.producer_id, self.first = self.journal.identity(header.producer_id, header.first_sequence)
         is_as_written = (self.producer_id, self.first) == (header.producer_id, header.first_sequence)
+        # In journals of older versions messages had other ids then, and some of them may be under way so.
+        anew = batch.reborn if self.journal.is_keyed else batch.restamp
         self.data = (
             self.entry.data
             if is_as_written
-            else batch.restamp(self.entry.data, producer_id=self.producer_id, first_sequence=self.first)
+            else anew(self.entry.data, producer_id=self.producer_id, first_sequence=self.first)
         )
 
 
 class Flow:
     """One subject's batches, in order."""
 
-    __slots__ = ("_next", "backoff", "in_flight", "is_broken", "is_held", "key", "parcels", "refused", "request",
-                 "retry_ns")  # fmt: skip
+    __slots__ = (
+        "_next", "backoff", "in_flight", "is_broken", "is_held", "key", "parcels", "refused", "retry_ns",
+    )  # fmt: skip
 
     def __init__(self, key: tuple[str, bool], rng: Rng) -> None:
         self.key = key  # the subject, and whether they are due later
-        self.request = Produce(key[0])
         self.parcels: deque[Parcel] = deque()
         self.in_flight = 0
         self.retry_ns = 0
@@ -107,6 +122,10 @@ class Flow:
         self._next += 1
         self.in_flight += 1
         return parcel
+
+    def ask(self, parcel: Parcel) -> Ask:
+        """The request that carries it."""
+        return Ask(Produce(self.key[0], parcel.is_doubtful, parcel.secret), (parcel.data,), parcel)
 
     def arrived(self, parcel: Parcel) -> None:
         self.in_flight -= 1
@@ -189,7 +208,7 @@ class Draining:
         asks: list[Ask] = []
         for flow in self._flows.values():
             while len(asks) < room and (parcel := flow.take(now_ns)) is not None:
-                asks.append(Ask(flow.request, (parcel.data,), parcel))
+                asks.append(flow.ask(parcel))
         return asks
 
     def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
@@ -200,7 +219,7 @@ class Draining:
             self.duplicates += parcel.entry.messages if receipt.is_duplicate else 0
             self._arrived(parcel)
             self._on_success()
-        elif isinstance(outcome, Refused) and outcome.code is Code.SEQUENCE_CONFLICT and parcel.is_doubtful:
+        elif isinstance(outcome, Refused) and is_receipt(outcome, parcel.data):
             self.duplicates += parcel.entry.messages
             self._arrived(parcel)
         else:
@@ -276,6 +295,8 @@ class Draining:
         if code in LATER:
             wait_ns = 0 if code in ELSEWHERE else flow.backoff.next_ns(refused.retry_after_ms)
             flow.retry_ns = now_ns + wait_ns
+        elif code in TAKEN:
+            self._begin_anew(journal, flow, head, refused, now_ns)
         elif is_clean(head, code):
             self._restream(journal, flow, head)
         else:
@@ -291,10 +312,30 @@ class Draining:
             for parcel in flow.parcels:
                 if parcel.producer_id == old_id:
                     parcel.is_doubtful = False
-                parcel.stamp()
+                parcel.restamp()
             self._on_change()
 
         journal.restream(old_id, first, self._rng.bits(64) or 1, noted)
+
+    def _begin_anew(self, journal: Journal, flow: Flow, head: Parcel, refused: Refused, now_ns: int) -> None:
+        """The head alone goes on as another stream. It is written down behind what is in the journal, in place of
+        itself; what follows it keeps its number, under which it may be stored."""
+        log_taken(head, refused)
+        entry = head.entry
+        data = batch.reborn(head.data, producer_id=self._rng.bits(64) or 1, first_sequence=0)
+        flow.is_held = True
+
+        def noted(fault: StorageFault | None) -> None:
+            flow.is_held = False
+            if fault is None:
+                flow.refused = None
+                flow.parcels.remove(head)
+                self._let_go(head)
+            else:
+                flow.retry_ns = now_ns + AGAIN_MS * NS_PER_MS
+            self._on_change()
+
+        journal.put_back(Handed(entry.subject, entry.messages, False, data), entry.number, noted)
 
     def _set_aside(self, journal: Journal, flow: Flow, head: Parcel, refused: Refused, now_ns: int) -> None:
         is_unknown = head.is_doubtful
@@ -312,6 +353,15 @@ class Draining:
             self._on_change()
 
         journal.set_aside(head.entry, reason, head.producer_id, is_unknown, kept)
+
+
+def log_taken(head: Parcel, refused: Refused) -> None:
+    """Tell people that a place was not free that should have been."""
+    log.warning(
+        "%d messages to %s go out under a new stream, because their place %016x+%d in the old one is taken (%s): was "
+        "the spool, or a broker, restored from a backup?",
+        head.entry.messages, head.entry.subject, head.producer_id, head.first, refused,
+    )  # fmt: skip
 
 
 def is_clean(head: Parcel, code: Code) -> bool:

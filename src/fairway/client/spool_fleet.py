@@ -71,6 +71,10 @@ class Gate(Generic[WayT]):
         return self._choice.way
 
     @property
+    def stream_key(self) -> bytes:
+        return self._spool.stream_key
+
+    @property
     def fault(self) -> FairwayError | None:
         return self._spool.fault
 
@@ -207,6 +211,11 @@ class FleetSpool(Generic[WayT]):
             if news != (gate.must_divert, gate.is_near, gate.is_clear):
                 gate.must_divert, gate.is_near, gate.is_clear = news
                 gate.way_there.link.stir()
+
+    @property
+    def stream_key(self) -> bytes:
+        """For all ways alike: what they hand over lies in one journal."""
+        return self._own.key
 
     # --- figures -----------------------------------------------------------------------------------------------------
 

@@ -20,18 +20,22 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from fairway import limits
 from fairway.batch.layout import is_delayed
+from fairway.batch.secret import derived_secret
 from fairway.client.spool_aside import Aside, aside_name, aside_parts, read_aside
 from fairway.client.spool_record import (
     CLUSTER_VERSION,
+    KEYED_CLUSTER_VERSION,
+    KEYED_VERSION,
     VERSION,
     BadRecord,
     ClusterMarks,
     CutShort,
     Entry,
+    KeyedMarks,
     Kind,
     Marks,
     Placed,
@@ -45,10 +49,11 @@ from fairway.client.spool_record import (
     parse,
 )
 from fairway.client.spool_recovery import ASIDE, CHUNK_BYTES, KEPT, Damage, Survey, segment_name
+from fairway.client.spool_work import Job, PendingEntry, Segment, nobody, tell_all
 from fairway.errors import DiskFull, StorageFault, invariant
 from fairway.protocol.diversion import Handed
 from fairway.world.clock import Clock
-from fairway.world.disk import Disk, Done, File
+from fairway.world.disk import Disk, Done
 
 SEGMENT_BYTES = 4 * limits.MIB
 MARK_ROOM_BYTES = 64 * limits.KIB  # claimed behind each segment: some hundred marks, each for up to a MiB of entries
@@ -56,38 +61,6 @@ PLACES_PART = 4  # of a segment, in a cluster: the smallest entry has 192 bytes,
 DONE_NOTED_EVERY = 16  # entries: far fewer than the broker remembers of a stream
 
 Found: TypeAlias = Callable[[list[Entry]], None]
-
-
-class _Job(NamedTuple):
-    entry: Handed | None  # None: marks alone
-    done: Done
-    numbered: Callable[[int], None] | None = None  # told which entry it is, just before it is done
-    placed: Sequence[Placed] = ()
-    instead: int | None = None  # of the entry with this number
-    is_needed: bool = False  # marks that somebody builds on: without room for them he is told
-
-
-class _Segment:
-    """One file."""
-
-    __slots__ = ("base", "end", "file", "pending")
-
-    def __init__(self, base: int, end: int, file: File) -> None:
-        self.base = base
-        self.end = end
-        self.file = file
-        self.pending = 0  # entries
-
-
-class _Pending(NamedTuple):
-    """An entry that is not done."""
-
-    messages: int
-    segment: _Segment
-    subject: str
-    is_due: bool  # its messages are, later
-    was_sent: bool  # before it was written
-    group: str  # of brokers that it is meant for, or was sent to; empty: nobody has said yet, or there is but one
 
 
 class Journal:
@@ -102,8 +75,12 @@ class Journal:
         segment_bytes: int = SEGMENT_BYTES,
         is_synced: bool = True,
         is_cluster: bool = False,
+        key: bytes = b"",
     ) -> None:
+        """`key`: what the secrets of its streams are derived from. Without one they have none."""
         self.disk = disk
+        self.key = key
+        self.is_keyed = bool(key)
         self.is_cluster = is_cluster  # or was, of who wrote it: where its entries go is written down for each
         self.number = number
         self.fault: StorageFault | None = None
@@ -120,8 +97,8 @@ class Journal:
         self._clock = clock
         self._segment_bytes = segment_bytes
         self._is_synced = is_synced
-        self._segments: deque[_Segment] = deque()
-        self._pending: dict[int, _Pending] = {}  # entries that are not done
+        self._segments: deque[Segment] = deque()
+        self._pending: dict[int, PendingEntry] = {}  # entries that are not done
         self._next = 0  # number
         self._end = 0
         self._synced_end = 0
@@ -130,7 +107,7 @@ class Journal:
         self._replaced: set[int] = set()  # entries whose place another has taken: set aside no more; never iterated
         self._done_unnoted: list[int] = []
         self._are_marks_due = False
-        self._jobs: list[_Job] = []
+        self._jobs: list[Job] = []
         self._is_committing = False
         self._is_loading = False
         self._is_rewound = False  # while it was loading
@@ -161,7 +138,7 @@ class Journal:
         for base, record in survey.walk():
             segment = self._segments[-1] if self._segments else None
             if segment is None or segment.base != base:
-                segment = _Segment(base, base, self.disk.open(segment_name(base)))
+                segment = Segment(base, base, self.disk.open(segment_name(base)))
                 self._segments.append(segment)
                 self.since_ms = min(self.since_ms, record.time_ms)
             segment.end = record.end
@@ -176,15 +153,17 @@ class Journal:
             if aside.is_unknown:
                 self.murky.add(aside.producer_id)
 
-    def _take(self, record: Record, segment: _Segment) -> None:
-        self.is_cluster = record.version == CLUSTER_VERSION
+    def _take(self, record: Record, segment: Segment) -> None:
+        self.is_cluster = record.version in (CLUSTER_VERSION, KEYED_CLUSTER_VERSION)
+        self.is_keyed = record.version in (KEYED_VERSION, KEYED_CLUSTER_VERSION)
         if record.kind == Kind.ENTRY:
             number, subject, messages, was_sent, data, group, instead = entry_of(record.body)
             self._replace(instead)
-            self._add(number, _Pending(messages, segment, subject, is_delayed(data), was_sent, group))
+            self._add(number, PendingEntry(messages, segment, subject, is_delayed(data), was_sent, group))
             self._next = max(self._next, number + 1)
             return
         marks = marks_of(record.body)
+        self.key = marks.key or self.key
         for number in marks.done:
             self._forget(number)
         self.sent = self.sent_before = max(self.sent, marks.sent)
@@ -268,12 +247,12 @@ class Journal:
     def keep(self, handed: Sequence[Handed], done: Done) -> None:
         """Append these; `done` when they are safe, or when none of them is (`DiskFull`), or nobody knows."""
         last = len(handed) - 1
-        self._jobs += [_Job(each, done if index == last else _nobody) for index, each in enumerate(handed)]
+        self._jobs += [Job(each, done if index == last else nobody) for index, each in enumerate(handed)]
         self._commit()
 
     def keep_one(self, handed: Handed, numbered: Callable[[int], None], done: Done) -> None:
         """The same for one, whose number is told when it is safe."""
-        self._jobs.append(_Job(handed, done, numbered))
+        self._jobs.append(Job(handed, done, numbered))
         self._commit()
 
     def mark_sent(self, number: int, done: Done) -> None:
@@ -291,12 +270,12 @@ class Journal:
 
     def place(self, placed: Sequence[Placed], done: Done) -> None:
         """These are about to be sent: not before `done(None)`. After `DiskFull` they are not to be."""
-        self._jobs.append(_Job(None, done, placed=placed))
+        self._jobs.append(Job(None, done, placed=placed))
         self._commit()
 
     def put_back(self, handed: Handed, instead: int, done: Done) -> None:
         """Keep it in the place of one that was set aside, or is pinned: one record says both. `clear_asides` next."""
-        self._jobs.append(_Job(handed, done, instead=instead))
+        self._jobs.append(Job(handed, done, instead=instead))
         self._commit()
 
     def give_up(self, numbers: Sequence[int], done: Done) -> None:
@@ -305,7 +284,7 @@ class Journal:
             self.disk.remove_later(segment_name(self._end), done)  # not there; behind those that are being removed
             return
         self._done_unnoted += numbers
-        self._jobs.append(_Job(None, done, is_needed=True))
+        self._jobs.append(Job(None, done, is_needed=True))
         self._commit()
 
     def clear_asides(self) -> None:
@@ -325,6 +304,10 @@ class Journal:
                 producer_id, sequence = each.new_id, sequence - each.first
         return producer_id, sequence
 
+    def secret(self, producer_id: int) -> bytes:
+        """What is shown of a stream of this journal; empty where its streams have no secrets."""
+        return derived_secret(self.key, producer_id)
+
     def forget_streams(self) -> None:
         """Nothing is left of those that were begun anew, and nobody will write under their old numbers again."""
         invariant(self.is_empty, "streams are forgotten when all that was in them is where it belongs")
@@ -338,7 +321,7 @@ class Journal:
             self._sweep()
         elif len(self._done_unnoted) >= DONE_NOTED_EVERY:
             self._sweep()
-            self._mark(_nobody)
+            self._mark(nobody)
 
     def set_aside(self, entry: Entry, reason: str, producer_id: int, is_unknown: bool, done: Done) -> None:
         """The broker will never take it: keep it where people find it, and go on."""
@@ -356,10 +339,10 @@ class Journal:
 
     def _mark(self, done: Done) -> None:
         self._are_marks_due = True
-        self._jobs.append(_Job(None, done))
+        self._jobs.append(Job(None, done))
         self._commit()
 
-    def _add(self, number: int, kept: _Pending) -> None:
+    def _add(self, number: int, kept: PendingEntry) -> None:
         self._pending[number] = kept
         kept.segment.pending += 1
         self.messages += kept.messages
@@ -388,7 +371,7 @@ class Journal:
                 kept = self._pending[each.number] = kept._replace(group=each.group)
                 self._count(kept, 1)
 
-    def _count(self, kept: _Pending, step: int) -> None:
+    def _count(self, kept: PendingEntry, step: int) -> None:
         if kept.group:
             self.held[kept.group] += step
         else:
@@ -402,7 +385,7 @@ class Journal:
             return
         jobs, self._jobs = self._jobs, []
         if self.fault is not None:
-            _tell(jobs, self.fault)
+            tell_all(jobs, self.fault)
             return
         try:
             segment = self._active(sum(len(job.entry.data) for job in jobs if job.entry is not None))
@@ -424,7 +407,7 @@ class Journal:
                         job.numbered(number)
                 for job in jobs:
                     self._note_placed(job.placed)
-                _tell(jobs, None)
+                tell_all(jobs, None)
             else:
                 self._done_unnoted = done_noted + self._done_unnoted
                 self._are_marks_due = True
@@ -433,7 +416,7 @@ class Journal:
 
         self.disk.commit(segment.file, parts, committed, sync=self._is_synced)
 
-    def _active(self, entry_bytes: int) -> _Segment:
+    def _active(self, entry_bytes: int) -> Segment:
         """The segment to append to. Marks alone go into the last one where there is no room for another."""
         last = self._segments[-1] if self._segments else None
         is_full = last is None or last.end - last.base >= self._segment_bytes
@@ -451,15 +434,15 @@ class Journal:
             if last is None or entry_bytes:
                 raise
             return last
-        self._segments.append(_Segment(self._end, self._end, file))
+        self._segments.append(Segment(self._end, self._end, file))
         return self._segments[-1]
 
-    def _packed(self, segment: _Segment, jobs: Sequence[_Job]) -> tuple[list[bytes], list[tuple[int, _Pending]]]:
+    def _packed(self, segment: Segment, jobs: Sequence[Job]) -> tuple[list[bytes], list[tuple[int, PendingEntry]]]:
         """The records of a commit; and which entries they are."""
         parts: list[bytes] = []
-        numbers: list[tuple[int, _Pending]] = []
+        numbers: list[tuple[int, PendingEntry]] = []
         position, now_ms = self._end, self._clock.wall_ms()
-        version = CLUSTER_VERSION if self.is_cluster else VERSION
+        version = self._version
 
         def add(kind: Kind, body: bytes) -> None:
             nonlocal position
@@ -476,14 +459,22 @@ class Journal:
                 number = self._next + len(numbers)
                 subject, messages, was_sent, data, group = job.entry
                 add(Kind.ENTRY, entry_body(Entry(number, subject, messages, was_sent, data, group, job.instead)))
-                numbers.append((number, _Pending(messages, segment, subject, is_delayed(data), was_sent, group)))
+                numbers.append((number, PendingEntry(messages, segment, subject, is_delayed(data), was_sent, group)))
         return parts, numbers
+
+    @property
+    def _version(self) -> int:
+        if self.is_keyed:
+            return KEYED_CLUSTER_VERSION if self.is_cluster else KEYED_VERSION
+        return CLUSTER_VERSION if self.is_cluster else VERSION
 
     def _marks(self, placed: list[Placed]) -> Marks:
         marks = Marks(self._done_unnoted, self.sent, self._restreams)
+        if self.is_keyed:
+            return KeyedMarks(marks.done, marks.sent, marks.restreams, placed, self.key)
         return ClusterMarks(marks.done, marks.sent, marks.restreams, placed) if self.is_cluster else marks
 
-    def _committed(self, segment: _Segment, size: int, numbers: Sequence[tuple[int, _Pending]]) -> None:
+    def _committed(self, segment: Segment, size: int, numbers: Sequence[tuple[int, PendingEntry]]) -> None:
         self._end += size
         segment.end = self._synced_end = self._end
         for number, kept in numbers:
@@ -492,7 +483,7 @@ class Journal:
         if not self._pending:
             self._sweep()
 
-    def _fail(self, jobs: Sequence[_Job], fault: StorageFault) -> None:
+    def _fail(self, jobs: Sequence[Job], fault: StorageFault) -> None:
         """No room: entries and places are refused, other marks wait for the next commit. Anything else: nothing works
         any more."""
         if isinstance(fault, DiskFull):
@@ -500,7 +491,7 @@ class Journal:
                 job.done(fault if job.entry is not None or job.placed or job.is_needed else None)
             return
         self.fault = fault
-        _tell(jobs, fault)
+        tell_all(jobs, fault)
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
@@ -534,7 +525,7 @@ class Journal:
         if not self._is_loading:
             self._cursor = self._segments[0].base if self._segments else self._end
 
-    def _loaded(self, segment: _Segment, start: int, data: bytes, found: Found) -> None:
+    def _loaded(self, segment: Segment, start: int, data: bytes, found: Found) -> None:
         entries: list[Entry] = []
         position = start
         damaged = {each.position: each.size_bytes for each in self.damages if each.kind == "rotten"}
@@ -564,7 +555,7 @@ class Journal:
         self._cursor = max(self._cursor, position)
         found(entries)
 
-    def _segment_at(self, position: int) -> _Segment | None:
+    def _segment_at(self, position: int) -> Segment | None:
         """The segment with something to load from `position` on; the cursor moves to its beginning if need be."""
         for segment in self._segments:
             if position < min(segment.end, self._synced_end):
@@ -582,17 +573,8 @@ class Journal:
             self._cursor = max(self._cursor, segment.end)
             self._done_unnoted = [] if is_idle else self._done_unnoted
             segment.file.close()
-            self.disk.remove_later(segment.file.name, _nobody)
+            self.disk.remove_later(segment.file.name, nobody)
 
     def close(self) -> None:
         """Let go of the disk, after what was given. Not under a lock that completions need."""
         self.disk.close()
-
-
-def _nobody(_: StorageFault | None) -> None:
-    """Nobody waits for it."""
-
-
-def _tell(jobs: Sequence[_Job], fault: StorageFault | None) -> None:
-    for job in jobs:
-        job.done(fault)

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol
 
+from fairway.batch.secret import new_secret
 from fairway.client.spool import Spool, SpoolOptions, SpoolState, yard_at
 from fairway.client.spool_fleet import FleetSpool
 from fairway.client.spool_journal import Journal
@@ -109,6 +110,7 @@ class Keeper:
         self._clear()
         for journal in journals:
             self._part(journal.name, journal.disk)  # type: ignore[arg-type]
+        self._yard.close()
 
 
 class Spooled(Protocol):
@@ -159,7 +161,7 @@ class Spooling:
         self._keeper = Keeper(options, yard, clock, post)
         self._spool = Spool(
             options,
-            Journal(disk, number, clock, is_synced=options.is_synced),
+            Journal(disk, number, clock, is_synced=options.is_synced, key=new_secret(rng)),
             clock,
             rng,
             is_connected=lambda: core.line.is_open,
@@ -190,7 +192,7 @@ class FleetSpooling(Generic[WayT]):
         """`post` brings what happens on the disk's threads to where the way to the meta server is at home."""
         yard = yard_at(options.directory, post=post)
         number, disk = yard.make(rng)
-        own = Journal(disk, number, clock, is_synced=options.is_synced, is_cluster=True)
+        own = Journal(disk, number, clock, is_synced=options.is_synced, is_cluster=True, key=new_secret(rng))
         self._keeper = Keeper(options, yard, clock, post, is_cluster=True)
         self._spool = FleetSpool(options, own, fleet, clock, rng, on_finished=self._keeper.finished)
 

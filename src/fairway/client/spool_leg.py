@@ -15,7 +15,8 @@ from fairway.client.spool_drain import Flow, Parcel
 from fairway.client.spool_journal import Journal
 from fairway.client.spool_record import Entry
 from fairway.client.ways import WayT
-from fairway.errors import Code, Refused
+from fairway.errors import Refused
+from fairway.protocol.conflict import is_receipt
 from fairway.protocol.messages import Produced
 from fairway.protocol.session import Answer, Ask, Outcome
 from fairway.world.rng import Rng
@@ -96,7 +97,7 @@ class Leg(Generic[WayT]):
         asks: list[Ask] = []
         for flow in self.flows.values():
             while len(asks) < room and (parcel := flow.take(now_ns)) is not None:
-                asks.append(Ask(flow.request, (parcel.data,), parcel))
+                asks.append(flow.ask(parcel))
         return asks
 
     def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
@@ -106,8 +107,8 @@ class Leg(Generic[WayT]):
             receipt: Produced = outcome.message  # type: ignore[assignment]  # PRODUCE has no other answer
             self._arrived(parcel, receipt.is_duplicate)
             self.way.producing.note_success()
-        elif isinstance(outcome, Refused) and outcome.code is Code.SEQUENCE_CONFLICT and parcel.is_doubtful:
-            self._arrived(parcel, True)  # only we have ever used that stream: what is there are these bytes
+        elif isinstance(outcome, Refused) and is_receipt(outcome, parcel.data):
+            self._arrived(parcel, True)
         else:
             flow.came_to_grief(parcel, outcome)
         if flow.is_broken and not flow.in_flight:

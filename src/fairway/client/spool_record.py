@@ -9,7 +9,8 @@ so damage there is rot, and damage above may simply never have arrived.
     HEAD    the first of each segment: what of the marks before it still matters
 
 Version 2 is that of a journal of a client of a cluster: an entry names the group of brokers that it was meant for, and
-marks say which entries are about to be sent where, and under which number.
+marks say which entries are about to be sent where, and under which number. Versions 3 and 4 are the same two with a key
+in every HEAD and MARKS, from which the secrets of all streams of the journal are derived.
 
 Nothing here needs more than the core install.
 """
@@ -29,6 +30,9 @@ from fairway.errors import WrongDirectory
 MAGIC = b"FWS1"
 VERSION = 1
 CLUSTER_VERSION = 2
+KEYED_VERSION = 3
+KEYED_CLUSTER_VERSION = 4
+_VERSIONS = frozenset({VERSION, CLUSTER_VERSION, KEYED_VERSION, KEYED_CLUSTER_VERSION})
 ALIGNMENT = 8
 
 # magic, version, kind, header length | journal | position | synced end | time ms | body length, body CRC | header CRC
@@ -106,6 +110,12 @@ class ClusterMarks(Marks, frozen=True, array_like=True):
     placed: list[Placed] = []
 
 
+class KeyedMarks(ClusterMarks, frozen=True, array_like=True):
+    """The same with the key of the journal, in a cluster or not."""
+
+    key: bytes = b""
+
+
 class BadRecord(Exception):
     """The bytes at a position are not the record that belongs there."""
 
@@ -140,7 +150,7 @@ def parse(data: bytes, offset: int, position: int, journal: int) -> Record:
         raise BadRecord("unreadable header")
     if (own_journal, own_position) != (journal, position) or size % ALIGNMENT or size > BODY_BYTES_MAX:
         raise BadRecord("misplaced")
-    is_known = version in (VERSION, CLUSTER_VERSION) and header_bytes == HEADER_BYTES
+    is_known = version in _VERSIONS and header_bytes == HEADER_BYTES
     if not is_known or kind not in (Kind.ENTRY, Kind.MARKS, Kind.HEAD):
         raise WrongDirectory(f"a spool's record at {position} is of a newer format: drain it with what wrote it")
     body = data[offset + HEADER_BYTES : offset + HEADER_BYTES + size]
@@ -186,6 +196,6 @@ def marks_body(marks: Marks) -> bytes:
     return _MARK.pack(len(said)) + said
 
 
-def marks_of(body: bytes) -> ClusterMarks:
+def marks_of(body: bytes) -> KeyedMarks:
     (size,) = _MARK.unpack_from(body)
-    return msgspec.msgpack.decode(body[_MARK.size : _MARK.size + size], type=ClusterMarks)
+    return msgspec.msgpack.decode(body[_MARK.size : _MARK.size + size], type=KeyedMarks)

@@ -9,7 +9,8 @@ messages of their subject now, wherever that was when they were written; by choi
     the connection was lost           what was under way is pinned. All is read again from the journal: what is pinned
                                       when the group is back, the rest now, for another group
     BUSY, READ_ONLY and the like      what is free goes to another group, if one takes it; the rest waits
-    a gap, an unknown stream          as in `spool_drain`: what is certainly not stored has a new number
+    a gap, an unknown stream,         as in `spool_drain`: what is certainly not stored has a new number, and so has
+    a conflict, a foreign stream      what stands at a place that something else has
     TOO_LARGE, BAD_NAME, ...          set aside, with the reason
 
 A key of an ordered subject belongs to one group, and waits for it. A number that a batch was not born with leaves its
@@ -37,6 +38,7 @@ from fairway.client.spool_drain import (
     Flow,
     Parcel,
     is_clean,
+    log_taken,
 )
 from fairway.client.spool_journal import Journal
 from fairway.client.spool_leg import Key, Leg, PlacedParcel
@@ -46,6 +48,7 @@ from fairway.client.ways import WayT
 from fairway.errors import Refused, StorageFault
 from fairway.lookup.homes import home
 from fairway.protocol.backoff import NS_PER_MS
+from fairway.protocol.conflict import TAKEN
 from fairway.protocol.session import Ask, Outcome
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
@@ -368,8 +371,11 @@ class Sorting(Generic[WayT]):
                     flow.remove(free)
             if other is not None:
                 self._move(free, other)
+        elif refused.code in TAKEN:
+            log_taken(head, refused)
+            self._restream(leg, flow, [head])
         elif is_clean(head, refused.code):
-            self._restream(leg, flow, head)
+            self._restream(leg, flow, [each for each in flow.parcels if each.producer_id == head.producer_id])
         else:
             self._set_aside(leg, flow, head, refused)
 
@@ -382,11 +388,11 @@ class Sorting(Generic[WayT]):
         for journal, chosen in by_journal.items():
             self._send(journal, chosen)
 
-    def _restream(self, leg: Leg[WayT], flow: Flow, head: Parcel) -> None:
-        """The head and all behind it in its stream have new numbers in the same place: written down, then sent."""
+    def _restream(self, leg: Leg[WayT], flow: Flow, parcels: Sequence[Parcel]) -> None:
+        """These, the first of the flow, have new numbers in the same place: written down, then sent."""
+        head = parcels[0]
         journal, first, stream = head.journal, 0, self._new_stream()
         self._left_streams.add(head.producer_id)
-        parcels = [parcel for parcel in flow.parcels if parcel.producer_id == head.producer_id]
         places: list[Placed] = []
         for parcel in parcels:
             places.append(Placed(parcel.entry.number, leg.name, stream, first))
@@ -397,7 +403,7 @@ class Sorting(Generic[WayT]):
                 for parcel in parcels:
                     parcel.is_doubtful = False
                     journal.doubts.discard(parcel.entry.number)
-                    parcel.stamp()
+                    parcel.restamp()
                 flow.is_held = False
                 if fault is not None:
                     flow.retry_ns = self._clock.monotonic_ns() + AGAIN_MS * NS_PER_MS

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from fairway.batch import MessageId
 from fairway.client import commands, url
 from fairway.client.asking import AnswerT, Command
+from fairway.client.client_log import ClientLog
 from fairway.client.commands import SCAN_BYTES, Place, Scanning
 from fairway.client.consumer import Consumer
 from fairway.client.core import (
@@ -103,13 +104,21 @@ class Client:
     """A connection to a broker. Leaving its `with`, or `close`, waits until everything that was sent is stored."""
 
     def __init__(
-        self, where: str, options: ClientOptions | None = None, *, clock: Clock | None = None, rng: Rng | None = None
+        self,
+        where: str,
+        options: ClientOptions | None = None,
+        *,
+        clock: Clock | None = None,
+        rng: Rng | None = None,
+        log: ClientLog | None = None,
     ) -> None:
+        """With a `log`, its connections and dead letters are reported there."""
         self._target = url.parse_any(where)
         self._options = options or ClientOptions()
         self._options.check()
         self._clock = clock or RealClock()
         self._rng = rng or RealRng()
+        self._log = log
         self._patience_s = 0.0
         self._is_closed = False
         self.delayed = Delayed(self._ask_delayed, self._clock, self._askers_delayed)
@@ -138,7 +147,8 @@ class Client:
             raise
 
     def _new_way(self, goal: Goal) -> SyncWay:
-        return SyncWay(goal, self._options, self._clock, self._rng, self._new_link)
+        watch = None if self._log is None else self._log.connection(goal)
+        return SyncWay(goal, self._options, self._clock, self._rng, self._new_link, watch)
 
     def _new_link(self, line: Line, goal: Goal) -> Link:
         return Link(line, goal.addresses, self._clock, at_exit=partial(self.close, EXIT_S))
@@ -339,11 +349,12 @@ class Client:
         """Join a group on a subject. `fairway.ConsumingOptions` says what can be set."""
         link, core, options = self._live(), self._core, options_of(subject, group, settings)
         if self._fleet is not None:
-            return self._herded(self._fleet, HerdLink(options, self._way, self._clock, self._rng))
-        session = Consuming(options, self._rng, on_change=link.stir)
+            return self._herded(self._fleet, HerdLink(options, self._way, self._clock, self._rng, self._log))
+        on_event = None if self._log is None else self._log.listener(core.line)
+        session = Consuming(options, self._clock, self._rng, on_change=link.stir, on_event=on_event)
         made = Consumer(session, partial(core.line.remove, session), link, self._clock, self._forget)
         with link.lock:
-            core.line.add(session, self._clock.monotonic_ns())
+            core.line.add(session, self._clock.monotonic_ns(), session.detach)
             self._consumers.append(made)
         link.pump()
         return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from fairway.client.client_log import ClientLog
 from fairway.client.herd import Herd
 from fairway.errors import Misuse
 from fairway.protocol.consumption import ConsumingOptions
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 class HerdLink:
     """The part of `world.link.Link` that consumers use."""
 
-    def __init__(self, options: ConsumingOptions, meta: SyncWay, clock: Clock, rng: Rng) -> None:
+    def __init__(self, options: ConsumingOptions, meta: SyncWay, clock: Clock, rng: Rng, log: ClientLog | None) -> None:
         self._hub = Hub(clock)
         self._meta = meta
         self.lock = self._hub.lock
         self.announce = self._hub.announce
-        self.herd: Herd[SyncWay] = Herd(options, clock, rng, self.lock, self.announce)
+        self.herd: Herd[SyncWay] = Herd(options, clock, rng, self.lock, self.announce, log)
 
     @property
     def is_orphan(self) -> bool:

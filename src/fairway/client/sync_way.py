@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from fairway.client.asking import AnswerT, Command
-from fairway.client.core import ClientOptions, Core, Duration, Goal, no_answer, seconds_of, unreachable
+from fairway.client.core import ClientOptions, ConnectionWatch, Core, Duration, Goal, no_answer, seconds_of, unreachable
 from fairway.client.fleet import Fleet
 from fairway.client.pending import SyncBatch, SyncPending
 from fairway.client.spool import SpoolOptions
@@ -34,13 +34,19 @@ class SyncWay:
     """A line, its sessions and its link. May be used from any number of threads."""
 
     def __init__(
-        self, goal: Goal, options: ClientOptions, clock: Clock, rng: Rng, new_link: Callable[[Line, Goal], Link]
+        self,
+        goal: Goal,
+        options: ClientOptions,
+        clock: Clock,
+        rng: Rng,
+        new_link: Callable[[Line, Goal], Link],
+        watch: ConnectionWatch | None = None,
     ) -> None:
         self._goal = goal
         self._clock = clock
         self._options = options.producer
         self.core: Core[SyncPending, SyncBatch] = Core(
-            clock, rng, options, pending_type=SyncPending, batch_type=self._batch, stores=goal.stores
+            clock, rng, options, pending_type=SyncPending, batch_type=self._batch, stores=goal.stores, watch=watch
         )
         self.producing = self.core.producing
         self.link = new_link(self.core.line, goal)

@@ -10,7 +10,6 @@
     shelf           pieces that are open; what is not is fetched off the loop
     rows            an index row per message, as arrays
     wheel           the rows that are due soon, in the order of their times                            (pure)
-    timekeeper      what time it is, whatever the wall clock does                                      (pure)
     dispatch_log    intents, what was sent, cancelled and rescheduled: the serial point
     ledger          what it says of messages that are not loaded yet
     moving          from the message log into buckets

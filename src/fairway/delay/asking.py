@@ -15,11 +15,11 @@ from fairway.delay.moving import Mover
 from fairway.delay.options import DelayOptions
 from fairway.delay.pending import Decision, Filter, Pending
 from fairway.delay.rows import Rows
-from fairway.delay.timekeeper import Timekeeper
 from fairway.delay.wheel import RowNumbers
 from fairway.errors import Code, Refused
 from fairway.names import Subject
 from fairway.storage.store import Store
+from fairway.world.timekeeper import Timekeeper
 
 NOT_MASTER = Refused(Code.NOT_MASTER, "this copy follows another, which decides: ask that one", retry_after_ms=100)
 

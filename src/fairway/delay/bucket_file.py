@@ -147,6 +147,14 @@ class BucketFile:
         head = self._file.read(position, record.HEADER_BYTES)
         return head + self._file.read(position + record.HEADER_BYTES, self.body_bytes(head, 0, position))
 
+    def read_raw(self, position: int, size: int) -> bytes:
+        """Bytes as they are, damaged or not."""
+        return self._file.read(position, size)
+
+    def write_over(self, position: int, data: bytes) -> None:
+        """Put back what the disk has damaged, durably."""
+        self._disk.repair(self._file, position, data)
+
     def body_bytes(self, data: bytes, offset: int, position: int) -> int:
         try:
             return record.parse_header(data, offset, position, self.log_id).body_bytes

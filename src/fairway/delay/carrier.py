@@ -4,7 +4,7 @@ A stream is one subject's. It has a few intents in flight; when one of them come
 is sent until all its answers are there, and then it goes on from the first that is not stored: with that one alone, if
 it was refused, and with the others once it is granted. Other streams do not notice. What becomes of an intent:
 
-    stored, or stored before        sent. (A conflict is the same: only we have ever used that stream's sequences.)
+    stored, or stored before        sent. (A conflict is the same, if the broker names exactly this batch.)
     the connection was lost         again, when there is one
     NOT_MASTER                      the same: the line goes on to whoever leads
     BUSY                            again in a moment. Whoever floods a subject fills its broker's mailbox again and
@@ -15,21 +15,31 @@ it was refused, and with the others once it is granted. Other streams do not not
     UNKNOWN_PRODUCER, or a gap      the broker has forgotten the stream, or has lost the end of it: the intent goes out
     before the first one            as a stream of its own, whose id follows from the intent's. So an intent that is
                                     sent once more, in this life or the next, is still recognised.
+    a conflict with something else, the same: we, or the broker, were restored from a backup, or a stranger was there
+    or with what nobody knows;      first. Nothing is dropped; if the intent was stored after all, it is there twice,
+    FOREIGN_STREAM                  with the same ids.
+
+A stream that is begun while an older one of its subject is not empty waits for that: what was due first goes first.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from fairway import batch
+from fairway.batch.secret import derived_secret
 from fairway.delay.dispatching import Intent
 from fairway.errors import Code, Refused, invariant
 from fairway.names import Subject
 from fairway.protocol.backoff import Backoff
+from fairway.protocol.conflict import TAKEN, is_receipt
 from fairway.protocol.messages import Produce, Produced
 from fairway.protocol.session import Answer, Ask, Lost, Outcome
 from fairway.world.rng import Rng
+
+log = logging.getLogger("fairway.delay")
 
 IN_FLIGHT_MAX = 16  # of one stream: at 1,000 messages each that is more than a broker syncs at once
 _FIRST_MS, _MOST_MS = 20, 10_000  # between attempts
@@ -41,29 +51,51 @@ _FORGOTTEN = frozenset({Code.UNKNOWN_PRODUCER, Code.SEQUENCE_GAP})
 class Parcel:
     """One intent on its way."""
 
-    __slots__ = ("data", "flow", "intent", "is_detoured", "is_done", "trouble")
+    __slots__ = ("data", "detours", "flow", "intent", "is_done", "request", "trouble")
 
     def __init__(self, intent: Intent, flow: Flow) -> None:
         self.intent = intent
         self.flow = flow
         self.data = intent.data
+        self.request = self._new_request(intent.secret)
         self.is_done = False
-        self.is_detoured = False
+        self.detours = 0
         self.trouble: Refused | Lost | None = None  # how the last attempt ended
+
+    def must_leave(self, code: Code) -> bool:
+        """Whether nothing can be stored at its place any more."""
+        return code in TAKEN or (code in _FORGOTTEN and not self.detours)
 
     def detour(self) -> None:
         """As a stream of its own. The messages have explicit ids, so they remain who they are."""
-        name = batch.key_hash(f"{self.intent.producer_id}/{self.intent.first_sequence}")
-        self.data = batch.restamp(self.intent.data, producer_id=name & _PRODUCER_MASK or 1, first_sequence=0)
-        self.is_detoured = True
+        self.detours += 1
+        producer_id = self._own_stream()
+        self.data = batch.restamp(self.intent.data, producer_id=producer_id, first_sequence=0)
+        self.request = self._new_request(derived_secret(self.intent.secret, producer_id))
+
+    def _new_request(self, secret: bytes) -> Produce:
+        """The dispatch log names the target: an intent goes nowhere else, also where the target is drained."""
+        return Produce(str(self.intent.subject), is_pinned=True, secret=secret)
+
+    def _own_stream(self) -> int:
+        """The same each time it comes to that detour, and where there is a secret, known to nobody in advance."""
+        intent, name = self.intent, f"{self.intent.producer_id}/{self.intent.first_sequence}"
+        if self.detours > 1:
+            name = f"{name}/{self.detours}"
+        if intent.secret:
+            hashed = int.from_bytes(derived_secret(intent.secret, intent.producer_id, name)[:8], "little")
+        else:
+            hashed = batch.key_hash(name)
+        return hashed & _PRODUCER_MASK or 1
 
 
 class Flow:
     """One stream: what is to be sent, in order."""
 
-    def __init__(self, subject: Subject, rng: Rng) -> None:
+    def __init__(self, subject: Subject, rng: Rng, before: Flow | None) -> None:
         self.subject = subject
         self.parcels: deque[Parcel] = deque()
+        self.before = before  # that goes first
         self.in_flight = 0
         self.retry_ns = 0
         self.refused: Refused | None = None  # why it waits
@@ -76,9 +108,17 @@ class Flow:
     def size_bytes(self) -> int:
         return sum(len(parcel.data) for parcel in self.parcels)
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether it waits after a refusal, or behind one that does."""
+        return self.refused is not None or (self.before is not None and self.before.is_refused)
+
     def take(self, now_ns: int) -> Parcel | None:
         """The next one to send; None: not now."""
         in_flight_max = IN_FLIGHT_MAX if self.refused is None else 1
+        if self.before is not None and self.before.parcels:
+            return None
+        self.before = None
         is_held = self._is_broken or self.in_flight >= in_flight_max or now_ns < self.retry_ns
         if is_held or self._next >= len(self.parcels):
             return None
@@ -110,12 +150,16 @@ class Flow:
             return False
         self._is_broken = False
         self._next = 0
+        self.parcels = deque(parcel for parcel in self.parcels if not parcel.is_done)
         head = self.parcels[0]
         trouble = head.trouble
         invariant(trouble is not None, "the first parcel that is not stored is one that came to grief")
         for parcel in self.parcels:
             parcel.trouble = None
-        if isinstance(trouble, Refused) and trouble.code in _FORGOTTEN and not head.is_detoured:
+        if isinstance(trouble, Refused) and (
+            trouble.code in TAKEN or (trouble.code in _FORGOTTEN and not head.detours)
+        ):
+            _log_detour(head, trouble)
             head.detour()
             return True
         if isinstance(trouble, Refused) and trouble.code is not Code.NOT_MASTER:
@@ -160,11 +204,16 @@ class Carrier:
         """To be sent after all of its stream that came before."""
         flow = self._flows.get(intent.producer_id)
         if flow is None:
-            flow = self._flows[intent.producer_id] = Flow(intent.subject, self._rng)
+            before = self._by_subject.get(intent.subject)
+            flow = self._flows[intent.producer_id] = Flow(intent.subject, self._rng, before)
             self._by_subject[intent.subject] = flow
         flow.parcels.append(Parcel(intent, flow))
         self.messages += intent.messages
         self._ready[intent.producer_id] = flow
+
+    def outstanding(self) -> list[Intent]:
+        """What is not known to be stored, each stream in its order."""
+        return [parcel.intent for flow in self._flows.values() for parcel in flow.parcels if not parcel.is_done]
 
     @property
     def intents(self) -> int:
@@ -178,7 +227,7 @@ class Carrier:
 
     def is_refused(self, subject: Subject) -> bool:
         flow = self._by_subject.get(subject)
-        return flow is not None and flow.refused is not None
+        return flow is not None and flow.is_refused
 
     # --- for the line ------------------------------------------------------------------------------------------------
 
@@ -198,7 +247,7 @@ class Carrier:
             flow = self._ready.pop(number)
             parcel = flow.take(now_ns)
             if parcel is not None:
-                asks.append(Ask(Produce(str(flow.subject)), (parcel.data,), parcel))
+                asks.append(Ask(parcel.request, (parcel.data,), parcel))
                 self._ready[number] = flow
         return asks
 
@@ -216,7 +265,7 @@ class Carrier:
         if isinstance(outcome, Answer):
             receipt: Produced = outcome.message  # type: ignore[assignment]  # PRODUCE has no other answer
             self._arrived(parcel, receipt)
-        elif isinstance(outcome, Refused) and outcome.code is Code.SEQUENCE_CONFLICT:
+        elif isinstance(outcome, Refused) and is_receipt(outcome, parcel.data):
             self._arrived(parcel, None)
         else:
             flow.came_to_grief(parcel, outcome)
@@ -235,6 +284,7 @@ class Carrier:
             self._ready.pop(number, None)
             if self._by_subject.get(flow.subject) is flow:
                 del self._by_subject[flow.subject]
+            self._ready.update((each, other) for each, other in self._flows.items() if other.before is flow)
         elif flow.retry_ns > now_ns:
             self._ready.pop(number, None)
             self._held[number] = flow
@@ -245,3 +295,12 @@ class Carrier:
 
     def next_deadline(self) -> int | None:
         return min((flow.retry_ns for flow in self._held.values()), default=None)
+
+
+def _log_detour(parcel: Parcel, refused: Refused) -> None:
+    intent = parcel.intent
+    log.warning(
+        "%d messages to %s go out as a stream of their own, because their place %016x+%d in the old one is not to be "
+        "had (%s): was this delay server, or broker group %s, restored from a backup?",
+        intent.messages, intent.subject, intent.producer_id, intent.first_sequence, refused, intent.target,
+    )  # fmt: skip

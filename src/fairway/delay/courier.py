@@ -80,6 +80,7 @@ class Courier:
         rng: Rng,
         *,
         name: str,
+        has_heartbeat: bool = True,
         outstanding_bytes: Callable[[str], int],
         on_sent: Callable[[Intent, Produced | None], None],
         on_room: Callable[[], None],
@@ -88,7 +89,7 @@ class Courier:
         self._net = net
         self._clock = clock
         self._rng = rng
-        self._line_options = LineOptions(hello=Options(name=name), backoff_most_ms=2_000)
+        self._line_options = LineOptions(hello=Options(name=name, has_heartbeat=has_heartbeat), backoff_most_ms=2_000)
         self._outstanding_bytes = outstanding_bytes
         self._on_sent = on_sent
         self._on_room = on_room
@@ -206,6 +207,22 @@ class Courier:
         self._on_room()
         if self._is_unnamed(intent.target):  # not now: its line is in the middle of this
             asyncio.get_running_loop().call_soon(self._leave_unnamed, intent.target)
+
+    def is_reached(self, name: str) -> bool:
+        """Whether there is a connection to a target."""
+        target = self._targets.get(name)
+        return target is not None and not target.is_down
+
+    def withdraw(self, name: str) -> list[Intent]:
+        """All that waits for a target, which is not sent any more."""
+        intents = self._homeless.pop(name, [])
+        target = self._targets.pop(name, None)
+        if target is not None:
+            intents += target.carrier.outstanding()
+            target.link.abort()
+            self._dial(name, target.addresses, target.leader)
+            self._leave_unnamed(name)
+        return intents
 
     # --- figures -----------------------------------------------------------------------------------------------------
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fairway import limits
 from fairway.batch import MessageId, peek
 from fairway.delay.browsing import Page
-from fairway.delay.engine import Engine
+from fairway.delay.engine import Engine, Redirected
 from fairway.delay.history import Historian
 from fairway.delay.metrics import Figures
 from fairway.delay.pending import Answer, Decision, Filter
@@ -27,21 +27,26 @@ from fairway.protocol.delaying import (
     Fate,
     History,
     HistoryPage,
+    InTransit,
     Pending,
     PendingBatch,
     PendingMessage,
     PendingPage,
     Reschedule,
+    Resend,
+    Resent,
     Stretch,
     Tallied,
     Tally,
     Which,
 )
-from fairway.protocol.messages import Produce, Produced
+from fairway.protocol.messages import Produce
 from fairway.scheduling import Actor, Expiry, Verdict
 from fairway.serving.delaying import Asked
 from fairway.serving.exposition import Exposition
+from fairway.serving.produce_answer import checked_secret, produced
 from fairway.storage.dedupe import PlaceTaken
+from fairway.storage.message_log import Receipt
 
 if TYPE_CHECKING:
     from fairway.serving.session import Session
@@ -54,15 +59,28 @@ _FATES = {
 }
 _WALKS_MAX = 8  # at once: each takes 5 ms of a turn, and what is due goes out in between
 _TIME_MS_MAX = 253_402_300_799_999  # the end of the year 9999, the last that can be said
-_RAW_BYTES_MAX = limits.BATCH_RAW_BYTES_MAX - limits.MIB  # a delayed message is sent on with its id and its time
+# Of a batch: 4 KiB are what a batch needs beside its only message. The rest of 64 MiB is for the ids and times that its
+# messages are sent on with, 24 bytes for each of 4,096.
+_RAW_BYTES_MAX = limits.DELAY_MESSAGE_BYTES_MAX + 4 * limits.KIB
 _STOPPING = Refused(Code.DRAINING, "the delay server is about to stop: connect again")
+
+
+class Transit(Protocol):
+    """Who sends what is due."""
+
+    def in_transit(self) -> list[InTransit]:
+        """By broker group."""
+
+    def resend(self, group: str) -> Redirected:
+        """To other groups."""
 
 
 class Desk:
     """A processor for whichever scheduler its requests come through."""
 
-    def __init__(self, engine: Engine, figures: Figures) -> None:
+    def __init__(self, engine: Engine, figures: Figures, transit: Transit) -> None:
         self._engine = engine
+        self._transit = transit
         self._figures = figures
         self._historian = Historian(engine.store, engine.name_of)
         self._walks: set[asyncio.Task[None]] = set()
@@ -76,6 +94,11 @@ class Desk:
 
     def show(self, out: Exposition) -> None:
         self._figures.show(out)
+
+    @property
+    def damaged(self) -> int:
+        """Records that the disk has lost, and nobody could put back."""
+        return len(self._engine.damaged)
 
     # --- the scheduler's side ----------------------------------------------------------------------------------------
 
@@ -94,6 +117,8 @@ class Desk:
             case History() as message:
                 self._admit_walk()
                 self._walk(request, self._tell(request, message))
+            case Resend() as message:
+                self._resend(request, message)
             case Tally() as message:
                 self._walk(request, self._tally(request, message, self._filter(message.which)))
             case _:
@@ -113,19 +138,23 @@ class Desk:
         data = bytes(request.attachments[0])
         try:
             if peek(data).raw_length > _RAW_BYTES_MAX:
-                raise Refused(Code.TOO_LARGE, f"a delayed batch has {_RAW_BYTES_MAX:,} bytes at most: send several")
-            receipt = engine.schedule(Subject.parse(message.subject), data)
+                sentence = (
+                    f"a delayed message, and all of one batch together, has {limits.DELAY_MESSAGE_BYTES_MAX:,} bytes "
+                    "at most: send several, or a reference to it"
+                )
+                raise Refused(Code.TOO_LARGE, sentence)
+            receipt = engine.schedule(Subject.parse(message.subject), data, checked_secret(message))
         except RemoteProtocolError as error:
             session: Session = request.session  # type: ignore[assignment]
             session.fail(error)
             request.end()
             return
         except PlaceTaken as taken:
-            engine.store.when_taken(taken, partial(request.settle, answer=taken))
+            engine.store.when_taken(taken, partial(self._conflicted, request))
             return
         actor.charge(size_bytes=len(data))
         log = engine.store.messages.log
-        answer = Produced(receipt.first_sequence, receipt.count, receipt.appended_ms, receipt.is_duplicate, log.epoch)
+        answer = produced(receipt, engine.store)
 
         def durable(outcome: FairwayError | None) -> None:
             if outcome is None and not receipt.is_duplicate:
@@ -133,6 +162,9 @@ class Desk:
             request.settle(outcome, answer)
 
         log.flusher.when_durable(receipt.end, durable, receipt.undos)
+
+    def _conflicted(self, request: Asked, outcome: FairwayError | None, answer: Receipt | PlaceTaken) -> None:
+        request.settle(outcome, answer if isinstance(answer, PlaceTaken) else produced(answer, self._engine.store))
 
     # --- deciding ----------------------------------------------------------------------------------------------------
 
@@ -161,6 +193,11 @@ class Desk:
             request.settle(outcome, answer)
 
         self._engine.store.actions.log.flusher.when_durable(decision.end, durable)
+
+    def _resend(self, request: Asked, message: Resend) -> None:
+        redirected = self._transit.resend(message.group)
+        answer = Resent(redirected.messages, redirected.left)
+        self._engine.store.actions.log.flusher.when_durable(redirected.end, partial(request.settle, answer=answer))
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -211,7 +248,8 @@ class Desk:
 
     async def _tally(self, request: Asked, message: Tally, which: Filter) -> None:
         found = await self._engine.tally(which, message.width_ms)
-        request.respond(Tallied(found.count, [Stretch(*each) for each in found.stretches]))
+        stretches = [Stretch(*each) for each in found.stretches]
+        request.respond(Tallied(found.count, stretches, self._transit.in_transit()))
 
 
 def _named(message: Cancel | Reschedule) -> tuple[MessageId, Subject | None]:

@@ -1,6 +1,7 @@
 """The dispatch log: what was decided about pending messages, in one order. It is the action log of the delay's store.
 
-    INTENT        these messages go to that target, as this batch of that stream. Synced before anything is sent.
+    INTENT        these messages go to that target, as this batch of that stream. Synced before anything is sent. One
+                  with the number of an earlier one takes its place: the target of that one is gone for good
     SENT          the target has them
     CANCEL        these messages are never sent
     RESCHEDULE    these messages have another due time
@@ -8,6 +9,7 @@
     DISPATCHED    these messages were sent (in pictures only)
     GONE          these messages of a piece are done with, and forgotten (in pictures only)
     PUT_OFF       these messages have another due time, each its own (in pictures only)
+    KEY           what the secrets of our streams are derived from; once, before the first intent
 
 This is the serial point: a message is cancelled or intended, whichever comes first in this log, and memory changes with
 the append. An intent names messages, target, stream and sequence, and the checksum of the batch; the batch is made
@@ -42,6 +44,7 @@ _PICTURE = struct.Struct("<8sHHHHQ")  # magic, version, header length, must, may
 # kind, zero, length of the target, ranges, subject id, batch CRC, number, producer id, first sequence, time
 _FIXED = struct.Struct("<BxHIIIQQQq")
 _RANGE = struct.Struct("<QQ")  # first sequence, count
+_KEY = struct.Struct("<QQ")
 
 
 class EventKind(enum.IntEnum):
@@ -53,6 +56,7 @@ class EventKind(enum.IntEnum):
     DISPATCHED = 6
     GONE = 7  # number: of the bucket; first sequence: position of the piece; ranges: a bitmap, 128 bits each
     PUT_OFF = 8  # ranges: sequence and due time
+    KEY = 9  # producer id and first sequence: its 16 bytes
 
 
 class Event(NamedTuple):
@@ -91,6 +95,12 @@ class Stream:
     next_sequence: int
     used_ms: int
     outstanding: int = 0
+
+
+def key_event(key: bytes) -> Event:
+    """The event that says this key."""
+    producer_id, first_sequence = _KEY.unpack(key)
+    return Event(EventKind.KEY, producer_id=producer_id, first_sequence=first_sequence)
 
 
 def pack(events: Iterable[Event]) -> bytes:
@@ -156,6 +166,7 @@ class DispatchLog:
         self.intents: dict[int, Event] = {}  # not yet SENT, by number
         self.streams: dict[tuple[int, str], Stream] = {}
         self.next_number = 1
+        self.key = b""  # what the secrets of our streams are derived from; none before the first intent
         self.is_restored = False  # it began with a picture
         self.gone: dict[int, dict[int, int]] = {}  # by bucket and position: a bit for each message that is forgotten
         self.end = 0  # where the newest decision ends
@@ -180,6 +191,7 @@ class DispatchLog:
 
     def _note(self, event: Event) -> None:
         if event.kind is EventKind.INTENT:
+            self._leave(event.number)
             self.intents[event.number] = event
             self.next_number = max(self.next_number, event.number + 1)
             self._note_intent(event)
@@ -200,6 +212,8 @@ class DispatchLog:
         elif event.kind is EventKind.GONE:
             bitmap = struct.pack(f"<{2 * len(event.ranges)}Q", *chain.from_iterable(event.ranges))
             self.gone.setdefault(event.number, {})[event.first_sequence] = int.from_bytes(bitmap, "little")
+        elif event.kind is EventKind.KEY:
+            self.key = _KEY.pack(event.producer_id, event.first_sequence)
         elif event.kind is EventKind.STREAM:
             stream = Stream(event.producer_id, event.first_sequence, event.time_ms)
             self.streams[event.subject_id, event.target] = stream
@@ -207,6 +221,14 @@ class DispatchLog:
     def _hear(self, event: Event, state: State) -> None:
         if self.heard is not None:
             self.heard.append(Heard(event, state))
+
+    def _leave(self, number: int) -> None:
+        """An intent goes elsewhere, if there is one of that number. Its stream has a hole from here on."""
+        before = self.intents.get(number)
+        if before is not None:
+            stream = self.streams.get((before.subject_id, before.target))
+            if stream is not None and stream.producer_id == before.producer_id:
+                del self.streams[before.subject_id, before.target]
 
     def _note_intent(self, event: Event) -> None:
         end = event.first_sequence + event.messages
@@ -228,8 +250,14 @@ class DispatchLog:
             for each in unpack(record.body):
                 self._note(each)
 
-    def restore(self, picture: bytes) -> None:
+    def is_whole(self, first_base: int) -> bool:
+        """Always: a copy begins with the checkpoint of its master, not in the middle of the log."""
+        del first_base
+        return True
+
+    def restore(self, picture: bytes, end: int) -> None:
         """Begin with the checkpoint's picture."""
+        del end
         if len(picture) < _PICTURE.size:
             raise RemoteProtocolError("the picture of the dispatch log is cut short")
         magic, version, header_bytes, must, _, number = _PICTURE.unpack_from(picture)
@@ -277,6 +305,8 @@ class DispatchLog:
         return head + unmatched + b"".join(self._events(self._rows))
 
     def _events(self, rows: Rows) -> Iterator[bytes]:
+        if self.key:
+            yield _pack(key_event(self.key), b"")
         for (subject_id, target), stream in self.streams.items():
             event = Event(
                 EventKind.STREAM,

@@ -6,7 +6,9 @@ of that stream are under way, the subject's messages wait, and hold back nobody 
 keys is kept, each key has its target, and only messages with a key of the same target go out together.
 
 A stream has one subject and one target, and its sequences have no gaps. One that was idle for a day is left, while
-nothing of it is under way, for a new one: a broker forgets idle streams after a week.
+nothing of it is under way, for a new one: a broker forgets idle streams after a week. And each life begins streams of
+its own for what it intends: where a backup was restored, this disk is older than what was sent, and the places behind
+what it knows of are taken. Intents of earlier lives keep their streams.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from fairway import batch, limits
+from fairway.batch.secret import derived_secret, new_secret
 from fairway.delay.buckets import DAY_MS
-from fairway.delay.dispatch_log import DispatchLog, Event, EventKind, Stream, by_subject, ranges_of
+from fairway.delay.dispatch_log import DispatchLog, Event, EventKind, Stream, by_subject, key_event, ranges_of
 from fairway.delay.letters import Letters
 from fairway.delay.rows import Rows, State, spot_of
 from fairway.delay.sheet import Sheet
@@ -58,6 +61,15 @@ class Intent(NamedTuple):
     first_sequence: int
     messages: int
     data: bytes
+    secret: bytes = b""  # of its stream
+
+    def __repr__(self) -> str:
+        """Without the secret, which would end up in logs, and without the messages."""
+        return (
+            f"Intent(number={self.number}, target={self.target!r}, subject={self.subject!r}, "
+            f"producer_id={self.producer_id}, first_sequence={self.first_sequence}, messages={self.messages}, "
+            f"data=<{len(self.data)} bytes>, secret=<{len(self.secret)} bytes>)"
+        )
 
 
 class Dispatcher:
@@ -85,6 +97,7 @@ class Dispatcher:
         self._on_intent = on_intent
         self._on_done = on_done
         self._homes = homes
+        self._begun: dict[tuple[int, str], int] = {}  # producer ids of streams that were begun in this life
         self._stretches: dict[int, int] = {}  # of subjects whose keys are shared out: how far that has come
         self._rows_of: dict[int, tuple[str, int, RowNumbers]] = {}  # by intent: target, bytes, rows
         self.outstanding_bytes: Counter[str] = Counter()  # of intents that are not sent yet, by target
@@ -205,10 +218,7 @@ class Dispatcher:
             if not is_damaged:
                 self._shelf.want([spot])
             return is_damaged, None
-        sheet, index = opened.sheet, int(self._rows.index[row])
-        if sheet.keys is None or sheet.present is None or not sheet.present[index]:
-            return True, None
-        return True, sheet.keys.item(index).decode()
+        return True, _key_in(opened.sheet, int(self._rows.index[row]))
 
     def prepare(self, rows: RowNumbers) -> None:
         """These will be due soon: fetch what is not open."""
@@ -256,7 +266,10 @@ class Dispatcher:
         return True
 
     def _stream(self, subject_id: int, target: str, now_ms: int) -> Stream:
+        """The stream to go on with, of this life only."""
         stream = self._journal.streams.get((subject_id, target))
+        if stream is not None and stream.producer_id != self._begun.get((subject_id, target)):
+            stream = None
         is_stale = stream is not None and stream.outstanding == 0 and now_ms - stream.used_ms > DAY_MS
         if stream is None or is_stale:
             return Stream(1 + self._rng.below((1 << _PRODUCER_BITS) - 1), 0, now_ms)
@@ -285,11 +298,73 @@ class Dispatcher:
             batch.peek(data).crc,
             target,
         )
-        end = self._journal.append([event])
+        end = self._journal.append([*self._key(), event])
+        self._begun[subject_id, target] = stream.producer_id
         self._rows.become(rows, State.INTENDED)
         self._rows.in_wheel[rows] = False
         self._outstanding(number, target, rows, data)
-        self._on_intent(Intent(number, target, subject, stream.producer_id, first, len(rows), data), end)
+        self._on_intent(self._intent(event, subject, data), end)
+
+    # --- another target ----------------------------------------------------------------------------------------------
+
+    def redirect(self, event: Event, intended: RowNumbers, now_ms: int) -> tuple[int, int] | None:
+        """Make an intent anew for other targets, of what can be read of its messages: one record of the dispatch log.
+        The others become `LOST`, once the rest has gone. `intended`: all rows that are in intents.
+        Returns how many messages go elsewhere, and where the record ends; None: nobody takes them now, or nothing of
+        them can be read."""
+        table, subject = self._rows, self._name(event.subject_id)
+        rows = intended
+        is_meant = (table.subject_id[rows] == event.subject_id) & (table.file[rows] != 0)
+        rows = rows[is_meant & np.isin(table.sequence[rows], event.sequences())]
+        rows = rows[np.argsort(table.sequence[rows], kind="stable")]
+        spots = table.spots(rows).tolist()
+        opened = {each: self._shelf.read(spot_of(each)) for each in set(spots)}
+        names = () if self._homes is None else self._homes.homes_of(subject)
+        shares: dict[str, list[int]] = {}
+        for row, spot in zip(rows.tolist(), spots, strict=True):
+            found = opened[spot]
+            if found is None:
+                continue
+            key = _key_in(found.sheet, int(table.index[row])) if len(names) > 1 else None
+            target = self._target(subject, None if key is None else names[home(key, names)])
+            if target is None or target == event.target:
+                return None
+            shares.setdefault(target, []).append(row)
+        streams = {target: self._stream(event.subject_id, target, now_ms) for target in shares}
+        if not shares or any(each.outstanding >= limits.INTENTS_PER_STREAM_MAX for each in streams.values()):
+            return None
+        made: list[tuple[Event, RowNumbers, bytes]] = []
+        for target, chosen in shares.items():
+            letters = Letters(is_copying=True)
+            for row in chosen:
+                sheet = opened[int(table.spots(np.array([row]))[0])]
+                if sheet is not None:
+                    letters.take(sheet.sheet, table.index[[row]].astype(np.int64))
+            data = letters.encode(streams[target].producer_id, streams[target].next_sequence)
+            part = event._replace(
+                ranges=ranges_of(table.sequence[chosen]),
+                number=self._journal.next_number + len(made) - 1 if made else event.number,
+                producer_id=streams[target].producer_id,
+                first_sequence=streams[target].next_sequence,
+                time_ms=now_ms,
+                crc=batch.peek(data).crc,
+                target=target,
+            )
+            made.append((part, np.array(chosen, np.int64), data))
+        end = self._replace(event, subject, made)
+        table.become(rows[np.array([opened[spot] is None for spot in spots], np.bool_)], State.LOST)
+        return sum(len(chosen) for _, chosen, _ in made), end
+
+    def _replace(self, before: Event, subject: Subject, made: list[tuple[Event, RowNumbers, bytes]]) -> int:
+        end = self._journal.append([*self._key(), *(event for event, _, _ in made)])
+        if before.number in self._rows_of:
+            _, size, _ = self._rows_of.pop(before.number)
+            self.outstanding_bytes[before.target] -= size
+        for event, rows, data in made:
+            self._outstanding(event.number, event.target, rows, data)
+            self._begun[event.subject_id, event.target] = event.producer_id
+            self._on_intent(self._intent(event, subject, data), end)
+        return end
 
     # --- the way back ------------------------------------------------------------------------------------------------
 
@@ -330,10 +405,24 @@ class Dispatcher:
         if batch.peek(data).crc != event.crc:
             return None
         self._outstanding(event.number, event.target, rows, data)
-        subject = self._name(event.subject_id)
+        return self._intent(event, self._name(event.subject_id), data)
+
+    def _key(self) -> list[Event]:
+        """What belongs before the first intent."""
+        return [] if self._journal.key else [key_event(new_secret(self._rng))]
+
+    def _intent(self, event: Event, subject: Subject, data: bytes) -> Intent:
+        secret = derived_secret(self._journal.key, event.producer_id)
         return Intent(
-            event.number, event.target, subject, event.producer_id, event.first_sequence, event.messages, data
+            event.number, event.target, subject, event.producer_id, event.first_sequence, event.messages, data, secret
         )
+
+
+def _key_in(sheet: Sheet, index: int) -> str | None:
+    """The key of a message, if it has one."""
+    if sheet.keys is None or sheet.present is None or not sheet.present[index]:
+        return None
+    return sheet.keys.item(index).decode()
 
 
 def _fitting(sheet: Sheet, messages: RowNumbers, letters: Letters) -> int:

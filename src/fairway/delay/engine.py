@@ -13,7 +13,9 @@ so whoever leads next knows of all that was sent, and one that is deposed can se
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ from fairway.delay import installing
 from fairway.delay.asking import NOT_MASTER, Asking
 from fairway.delay.browsing import Browser
 from fairway.delay.bucket_file import BucketFile
+from fairway.delay.bucket_repair import BucketRepair
 from fairway.delay.buckets import check_horizon
 from fairway.delay.dispatch_log import DispatchLog, Event
 from fairway.delay.dispatching import Dispatcher, Homes, Intent, Route
@@ -34,11 +37,10 @@ from fairway.delay.moving import Mover
 from fairway.delay.options import DelayOptions
 from fairway.delay.pending import Pending
 from fairway.delay.recovering import Recovery
-from fairway.delay.rows import Place, Rows
+from fairway.delay.rows import Place, Rows, State
 from fairway.delay.schedule_log import ScheduleLog
 from fairway.delay.sheet import Sheet
 from fairway.delay.shelf import Shelf
-from fairway.delay.timekeeper import Timekeeper
 from fairway.delay.wheel import TICK_MS, RowNumbers, Times, Wheel
 from fairway.errors import Code, FairwayError, Misuse, Refused, StorageFault, WrongDirectory
 from fairway.names import Subject
@@ -46,14 +48,40 @@ from fairway.storage.directory import Identity
 from fairway.storage.flusher import Defer
 from fairway.storage.log import Damaged
 from fairway.storage.message_log import Receipt
+from fairway.storage.opening import Opened, recover
 from fairway.storage.record import Kind
 from fairway.storage.store import Store
 from fairway.world.clock import Clock
 from fairway.world.disk import Disk
 from fairway.world.rng import Rng
+from fairway.world.timekeeper import Timekeeper
 
 _AHEAD_MS = 2_000  # pieces are open so long before their messages are due
 _STIRRED_MS = 20  # between two turns of a copy while its master writes
+
+
+class RecoveredLogs(NamedTuple):
+    """Both logs of a delay server, and the view that was made from the second."""
+
+    opened: Opened
+    journal: DispatchLog
+
+
+def recover_logs(disk: Disk, schedule_disk: Disk | None, rng: Rng, adopt: Identity | None = None) -> RecoveredLogs:
+    """What is in the logs. It blocks, so one copy of several runs it beside its loop. `adopt`: the logs that the
+    directory is to have, if it has none yet."""
+    installing.finish(disk, schedule_disk or disk)
+    journal = DispatchLog()
+    return RecoveredLogs(recover(disk, rng, journal, adopt), journal)
+
+
+class Redirected(NamedTuple):
+    """What has another target from now on: durable once the dispatch log is synced to `end`."""
+
+    numbers: frozenset[int]  # of intents, as they were
+    messages: int  # that could be read, and go to others
+    left: int  # messages that wait for their target as before
+    end: int
 
 
 class Engine(Asking):
@@ -73,20 +101,21 @@ class Engine(Asking):
         homes: Homes | None = None,
         follows: bool = False,
         adopt: Identity | None = None,
+        recovered: RecoveredLogs | None = None,
     ) -> None:
         """Recover what is there. With a `schedule_disk`, the message log has `disk` for itself. One copy of several
-        `follows` until it is told to `lead`. `adopt`: the logs that it is to have, if it has none yet."""
-        installing.finish(disk, schedule_disk or disk)
+        `follows` until it is told to `lead`. `adopt`: the logs that it is to have, if it has none yet. `recovered`: its
+        logs, where they were recovered beforehand."""
+        logs = recovered or recover_logs(disk, schedule_disk, rng, adopt)
         self.is_passive = follows
         self._is_abandoned = False
         self._options = options or DelayOptions()
         self._on_ready = on_ready
         self._time = Timekeeper(clock)
-        self._clock = clock
         self.damaged: list[Damaged] = []  # pieces that could not be read
         self.rows = Rows()
         self.wheel = Wheel()
-        self._journal = DispatchLog()
+        self._journal = logs.journal
         self._ready: list[Intent] = []
         self._prepared_ms = 0
         self._is_stirred = False  # what a master writes is being taken in: nobody need say that there is more
@@ -99,18 +128,19 @@ class Engine(Asking):
             options=self._options.store,
             action_view=self._journal,
             follows=follows,
-            adopt=adopt,
+            opened=logs.opened,
         )
         self.store.keeps_from = lambda: self._mover.moved_end
+        self.on_fault: Callable[[StorageFault], None] = lambda _: None  # the disk has failed: nothing is answered now
         self._journal.write = self._write
         self._check_history()
         if schedule_disk is not None:
             schedule_disk.lock()
+            schedule_disk.watch(self._poison)
         self._sweeper = Sweeper(self.rows, self.wheel, None if follows else self._time.now_ms())
         self.log = self._schedule_log(schedule_disk or disk, rng, defer)
-        self._shelf = Shelf(
-            self.log.files, on_damage=self.damaged.append, on_fault=self._poison, on_arrival=self._on_ready
-        )
+        self.repairs = BucketRepair(self.store.messages)
+        self._shelf = self._new_shelf()
         self._mover = self._new_mover(defer)
         self._memory = Memory(
             self.rows, self.log, self._journal, lambda: self._mover.taken_end, self._options.remembered_max
@@ -121,6 +151,7 @@ class Engine(Asking):
         self._recovery = self._recover()
         self._following = self._new_following() if follows else None
         self._housekeeper = self._new_housekeeper()
+        self.store.on_fault = self._failed
 
     def _schedule_log(self, disk: Disk, rng: Rng, defer: Defer) -> ScheduleLog:
         return ScheduleLog(
@@ -139,6 +170,15 @@ class Engine(Asking):
 
     def _listed(self, file: BucketFile) -> None:
         self._mover.listed(file)
+
+    def _new_shelf(self) -> Shelf:
+        return Shelf(
+            self.log.files,
+            on_damage=self.damaged.append,
+            on_fault=self._poison,
+            on_arrival=self._on_ready,
+            repair=self.repairs.repair,
+        )
 
     def _new_mover(self, defer: Defer) -> Mover:
         return Mover(
@@ -186,6 +226,7 @@ class Engine(Asking):
             self._journal,
             self._memory,
             messages_per_step=self._options.messages_per_step,
+            every_ms=self._options.housekeeping_ms,
         )
 
     def _check_history(self) -> None:
@@ -209,6 +250,7 @@ class Engine(Asking):
             on_home=self._sweeper.home,
             on_damage=self.damaged.append,
             messages_per_step=self._options.messages_per_step,
+            repair=self.repairs.repair,
         )
 
     def _new_following(self) -> Following:
@@ -318,8 +360,9 @@ class Engine(Asking):
 
     # --- scheduling --------------------------------------------------------------------------------------------------
 
-    def schedule(self, subject: Subject, data: bytes) -> Receipt:
-        """Take a batch; it counts once `store.durable(receipt)` has returned. `Refused`: nothing was appended."""
+    def schedule(self, subject: Subject, data: bytes, secret: bytes = b"") -> Receipt:
+        """Take a batch; it counts once `store.durable(receipt)` has returned. `Refused`: nothing was appended.
+        `secret`: what the sender shows of its stream."""
         if self.is_passive:
             raise NOT_MASTER
         header = batch.check(data)
@@ -334,7 +377,7 @@ class Engine(Asking):
             raise Refused(Code.READ_ONLY, "the disk of the schedule log is full: make room", retry_after_ms=1_000)
         if self._mover.unmoved_bytes > limits.DELAY_UNMOVED_BYTES_MAX:
             raise Refused(Code.BUSY, "the disk is behind: too many bytes wait for their buckets", retry_after_ms=50)
-        receipt = self.store.produce(subject, data, header)
+        receipt = self.store.produce(subject, data, header, secret)
         if not receipt.is_duplicate:
             self.scheduled_total += header.count
 
@@ -424,6 +467,9 @@ class Engine(Asking):
             latest_ms = min(latest_ms, max(held_ms, TICK_MS))
         if self._is_stirred:
             latest_ms = min(latest_ms, _STIRRED_MS)
+        confirmed_ms = self._time.wait_ms()
+        if confirmed_ms is not None:
+            latest_ms = min(latest_ms, confirmed_ms)
         if next_ms is None:
             return latest_ms
         if next_ms > self._prepared_ms:  # so that its piece is open in time
@@ -440,7 +486,8 @@ class Engine(Asking):
 
     def _intended(self, intent: Intent, end: int) -> None:
         def durable(outcome: FairwayError | None) -> None:
-            if outcome is None:
+            known = self._journal.intents.get(intent.number)
+            if outcome is None and known is not None and known.target == intent.target:  # else it has another by now
                 self._ready.append(intent)
                 self._on_ready()
 
@@ -449,6 +496,40 @@ class Engine(Asking):
     def sent(self, number: int) -> Times:
         """The broker has stored that intent's batch, or had stored it before. Returns when its messages were due."""
         return self._dispatcher.sent(number)
+
+    def in_transit(self) -> dict[str, int]:
+        """Messages of intents that are not known to be stored, by target; also of those that cannot be made again."""
+        found: Counter[str] = Counter()
+        for event in self._journal.intents.values():
+            found[event.target] += event.messages
+        return dict(found)
+
+    def redirect(self, target: str, *, is_reached: bool) -> Redirected:
+        """Make what was made for a target, and is not known to be there, for others: once more, if it is there. Of one
+        that is reached only what cannot be made again byte for byte, so that nobody can ask about it."""
+        self._questions()
+        if not self._recovery.is_done:
+            raise Refused(Code.BUSY, "batches of an earlier life are being made again", retry_after_ms=500)
+        stuck = {event.number for event in self.stuck}
+        moved: set[int] = set()
+        messages, end = 0, self._journal.end
+        meant = [event for event in self._journal.intents.values() if event.target == target]
+        intended = self.rows.in_state(State.INTENDED)
+        for event in meant:
+            made = None if is_reached and event.number not in stuck else self._redirected(event, intended)
+            if made is not None:
+                moved.add(event.number)
+                messages, end = messages + made[0], made[1]
+        self._ready = [intent for intent in self._ready if intent.number not in moved]
+        self._recovery.stuck = [event for event in self.stuck if event.number not in moved]
+        left = sum(event.messages for event in meant if event.number not in moved)
+        return Redirected(frozenset(moved), messages, left, end)
+
+    def _redirected(self, event: Event, intended: RowNumbers) -> tuple[int, int] | None:
+        try:
+            return self._dispatcher.redirect(event, intended, self._time.now_ms())
+        except Refused:  # the dispatch log is behind
+            return None
 
     def outstanding_bytes(self, target: str) -> int:
         """Of intents for that target that are not sent yet; they are in memory."""
@@ -460,7 +541,7 @@ class Engine(Asking):
         return self._dispatcher.due
 
     def _write(self, body: bytes, count: int) -> int:
-        return self.store.actions.log.append(Kind.DISPATCH, body, self._clock.wall_ms(), count=count).end
+        return self.store.actions.log.append(Kind.DISPATCH, body, self.store.action_time.wall_ms(), count=count).end
 
     # --- pending ------------------------------------------------------------------------------------------------------
 
@@ -504,3 +585,9 @@ class Engine(Asking):
     def _poison(self, fault: StorageFault) -> None:
         if not self._is_abandoned:
             self.store.poison(fault)
+
+    def _failed(self, fault: StorageFault) -> None:
+        """The store answers nothing any more: nor do the buckets, and nobody waits for them in vain."""
+        self.log.poison(fault)
+        self._mover.abandon()
+        self.on_fault(fault)

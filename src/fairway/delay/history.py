@@ -23,7 +23,7 @@ from fairway.errors import Code, Refused, StorageFault
 from fairway.names import Subject
 from fairway.protocol.delaying import Chronicle, History, HistoryPage, PastEvent, PastKind
 from fairway.protocol.messages import Whence
-from fairway.storage import record
+from fairway.storage import log_time, record
 from fairway.storage.log import Damaged, Log
 from fairway.storage.record import BadRecord, Kind, Record
 from fairway.storage.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
@@ -116,8 +116,8 @@ def _place(log: Log, whence: Whence, value: int) -> int:
     if whence is Whence.LATEST:
         return log.committed_end
     if whence is Whence.TIME:
-        later = (each.base for each in log.segments if each.newest_ms >= value)
-        return min(next(later, log.committed_end), log.committed_end)
+        found = log_time.segment_at(log.segments, value)
+        return log.committed_end if found is None else min(found.base, log.committed_end)
     return value
 
 

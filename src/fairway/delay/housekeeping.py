@@ -36,6 +36,7 @@ class Housekeeper:
         memory: Memory,
         *,
         messages_per_step: int,
+        every_ms: int | None = None,
     ) -> None:
         self._store = store
         self._log = log
@@ -45,6 +46,7 @@ class Housekeeper:
         self._journal = journal
         self._memory = memory
         self._messages_per_step = messages_per_step
+        self._given_every_ms = every_ms
         self._split: Split | None = None
         self._looked_ms: int | None = None
         self._to_catalogue: list[BucketFile] = []
@@ -53,12 +55,16 @@ class Housekeeper:
         self.splits = 0
 
     @property
+    def _every_ms(self) -> int:
+        return EVERY_MS if self._given_every_ms is None else self._given_every_ms
+
+    @property
     def is_busy(self) -> bool:
         return self._split is not None
 
     def wait_ms(self, now_ms: int) -> int:
         """Until the next look round; a clock that has gone back does not put it off."""
-        return 0 if self._looked_ms is None else max(0, min(self._looked_ms + EVERY_MS - now_ms, EVERY_MS))
+        return 0 if self._looked_ms is None else max(0, min(self._looked_ms + self._every_ms - now_ms, self._every_ms))
 
     def step(self, now_ms: int) -> None:
         """To be called every tick."""
@@ -75,7 +81,7 @@ class Housekeeper:
                 self._split = None
                 self.splits += 1
                 self._looked_ms = None  # there may be more to split
-        elif self._looked_ms is None or not 0 <= now_ms - self._looked_ms < EVERY_MS:
+        elif self._looked_ms is None or not 0 <= now_ms - self._looked_ms < self._every_ms:
             self._looked_ms = now_ms
             self._look(now_ms)
 
@@ -90,6 +96,7 @@ class Housekeeper:
                 self._look_at_past(file, now_ms)
             else:
                 self._to_catalogue.append(file)
+        self._store.messages.log.follow_clock(self._store.time.wall_ms())
         self._store.retain(owed_from=self._mover.moved_end)
         if self._store.actions.log.end - self._actions_end >= _ACTIONS_BYTES:
             self._actions_end = self._store.actions.log.end

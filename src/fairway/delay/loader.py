@@ -26,7 +26,7 @@ from fairway.delay.piece import Index, Sequences
 from fairway.delay.rows import Rows, State
 from fairway.delay.wheel import RowNumbers, Wheel
 from fairway.errors import RemoteProtocolError
-from fairway.storage import segment
+from fairway.storage import record, segment
 from fairway.storage.log import Damaged
 from fairway.storage.record import Kind, Record
 from fairway.storage.scan import Damage
@@ -47,7 +47,9 @@ class Loader:
         on_home: Callable[[RowNumbers], None],
         on_damage: Callable[[Damaged], None],
         messages_per_step: int,
+        repair: Callable[[BucketFile, int], bool] = lambda _file, _position: False,
     ) -> None:
+        self._repair = repair
         nearest_last = sorted(files, key=lambda each: each.span.start_ms, reverse=True)
         self._todo = [(each, each.end, each.catalogue_at) for each in nearest_last]
         rows.reserve(sum(each.end for each in files) // _MESSAGE_BYTES)
@@ -77,7 +79,7 @@ class Loader:
     def _load(self, file: BucketFile, end: int, catalogue_at: int) -> Iterator[int]:
         """Load one bucket; yields the messages of each record."""
         known, start = self._catalogue(file, catalogue_at) if catalogue_at else (None, segment.HEADER_BYTES)
-        for found in file.scan(start, end):
+        for found in self._scan(file, start, end):
             yield self._load_found(file, found, is_noted=True)
         file.loaded(start)
         while known is not None:
@@ -88,18 +90,42 @@ class Loader:
             known, _ = self._catalogue(file, catalogue_at)
             if known is None:
                 self._on_damage(Damaged(catalogue_at, "unreadable catalogue"))
-                for each in file.scan(segment.HEADER_BYTES, catalogue_at):
+                for each in self._scan(file, segment.HEADER_BYTES, catalogue_at):
                     yield self._load_found(file, each, is_noted=False)
 
     def _catalogue(self, file: BucketFile, position: int) -> tuple[catalogue.Catalogue | None, int]:
         """The catalogue at a position, and where what follows on it begins; None if it is damaged: then whoever asks
         reads the pieces, from the first one on."""
         try:
+            self._repair_catalogue(file, position)
             found = file.parse_record(file.read_record(position), 0, position)
             return catalogue.unpack(found.body), found.header.end
         except (Damaged, RemoteProtocolError):
             file.give_up_catalogue()
             return None, segment.HEADER_BYTES
+
+    def _repair_catalogue(self, file: BucketFile, position: int) -> None:
+        """One whose header alone is damaged can be put right."""
+        try:
+            file.body_bytes(file.read_raw(position, record.HEADER_BYTES), 0, position)
+        except Damaged:
+            self._repair(file, position)
+
+    def _scan(self, file: BucketFile, start: int, end: int) -> Iterator[Record | Damage]:
+        """Every record between two positions, and the damage that cannot be repaired.
+
+        One `Damage` may cover several records, because a scan cannot tell where a record ends whose header is damaged.
+        So the scan begins again at each record that was repaired, and finds the damage behind that record."""
+        repaired_at = -1
+        while True:
+            for found in file.scan(start, end):
+                if isinstance(found, Record) or found.start == repaired_at or not self._repair(file, found.start):
+                    yield found
+                else:
+                    start = repaired_at = found.start
+                    break
+            else:
+                return
 
     def _load_found(self, file: BucketFile, found: Record | Damage, *, is_noted: bool) -> int:
         if isinstance(found, Damage):

@@ -1,5 +1,9 @@
 """The manifest: which buckets there are, and how far the message log is in them. One small file, replaced as a whole.
 
+It is kept twice, written one after the other, and nothing that follows from a manifest is done before both are written:
+so each of the two is right by itself, whenever a crash came, and a start goes on with the one that can be read. A start
+that has no room for the copy removes the old copy instead, and goes on.
+
 A bucket that the manifest does not name does not exist: a start deletes its file. That makes a split one step: a
 manifest that names the new buckets and no longer the old one. And it makes `moved_end` sound: everything in the message
 log below it is in buckets that this manifest names, synced; a start moves again only what lies above.
@@ -8,16 +12,19 @@ log below it is in buckets that this manifest names, synced; a start moves again
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 import msgspec
 
 from fairway.batch import checksum
 from fairway.delay.buckets import Grain, Span
-from fairway.errors import NoSuchFile, RemoteProtocolError, WrongDirectory
+from fairway.errors import DiskFull, NoSuchFile, RemoteProtocolError, WrongDirectory
 from fairway.world.disk import Disk, Part
 
 DIRECTORY = "schedule"
 NAME = f"{DIRECTORY}/manifest"
+COPY = f"{DIRECTORY}/manifest.copy"
+DAMAGED = f"{DIRECTORY}/manifest.damaged"  # what was found in the place of the first one, for people to look at
 MAGIC = b"FWYSCH\r\n"
 VERSION = 1
 _COVERED = struct.Struct("<8sHHHHQII")  # magic, version, header length, must, may, body length, body CRC, zero
@@ -77,26 +84,94 @@ def unpack(data: bytes) -> Manifest:
         raise RemoteProtocolError(f"the body cannot be read: {error}") from error
 
 
-def read_or_make(disk: Disk, messages_id: int, messages_base: int) -> Manifest:
-    """The manifest of this message log, which begins at that position. A first start writes an empty one, before there
-    is any bucket, and before the message log has let go of anything."""
+class Read(NamedTuple):
+    """One of the two files, as it is on disk."""
+
+    data: bytes
+    manifest: Manifest | None  # None: it cannot be trusted
+    why: str = ""
+
+
+def read(disk: Disk, name: str) -> Read | None:
+    """None: it is not there."""
     try:
-        file = disk.open(NAME)
+        file = disk.open(name)
     except NoSuchFile:
-        if any(name.endswith(".log") for name in disk.listing(DIRECTORY)):
-            raise WrongDirectory(f"{NAME} is missing but there are buckets: restore it from a copy") from None
-        if messages_base > 0:
-            raise WrongDirectory(
-                f"{NAME} is missing, and the message log does not go back to the beginning: restore the folder "
-                f"`{DIRECTORY}` from a copy"
-            ) from None
-        return _make(disk, messages_id)
+        return None
     try:
-        found = unpack(file.read(0, file.size))
-    except RemoteProtocolError as error:
-        raise WrongDirectory(f"{NAME} is damaged ({error}): restore it from a copy") from error
+        data = file.read(0, file.size)
     finally:
         file.close()
+    try:
+        return Read(data, unpack(data))
+    except RemoteProtocolError as error:
+        return Read(data, None, str(error))
+
+
+class Recovered(NamedTuple):
+    """The manifest that a start goes on with."""
+
+    manifest: Manifest
+    why: str = ""  # what was wrong with the first one, if anything
+    is_full: bool = False  # one of the two found no room: the next manifest that is written puts that right
+    name: str = NAME  # the file that it was read from
+
+
+def read_or_make(disk: Disk, messages_id: int, messages_base: int) -> Recovered:
+    """The manifest of this message log, which begins at that position. A first start writes an empty one, before there
+    is any bucket, and before the message log has let go of anything. A full disk stops no later start."""
+    first, copy = read(disk, NAME), read(disk, COPY)
+    if first is not None and first.manifest is not None:
+        found = _checked(disk, first.manifest, messages_id, messages_base)
+        if found is not first.manifest or (copy is not None and copy.data == first.data):
+            return Recovered(found)
+        is_full = not _published(disk, COPY, first.data)
+        if is_full:  # a start next deletes what the copy may still name: no copy is better than an old one
+            disk.remove(COPY)
+        return Recovered(found, is_full=is_full)
+    if copy is not None and copy.manifest is not None:
+        return _restored(disk, first, copy, messages_id, messages_base)
+    if first is not None:
+        raise WrongDirectory(f"{NAME} is damaged ({first.why}), and so is its copy: restore it from a copy")
+    if any(name.endswith(".log") for name in disk.listing(DIRECTORY)):
+        raise WrongDirectory(f"{NAME} is missing but there are buckets: restore it from a copy")
+    if messages_base > 0:
+        raise WrongDirectory(
+            f"{NAME} is missing, and the message log does not go back to the beginning: restore the folder "
+            f"`{DIRECTORY}` from a copy"
+        )
+    return Recovered(_make(disk, messages_id))
+
+
+def _restored(disk: Disk, first: Read | None, copy: Read, messages_id: int, messages_base: int) -> Recovered:
+    """The copy takes the place of the first one, as soon as there is room for it. A bucket that it names must be there:
+    an older version of this program may have gone on without writing the copy."""
+    if copy.manifest is None:
+        raise WrongDirectory(f"{COPY} is damaged")
+    why = "it is missing" if first is None else f"it is damaged ({first.why})"
+    names = disk.listing(DIRECTORY)
+    lost = [each.number for each in copy.manifest.buckets if f"{each.number:020}.log" not in names]
+    if lost:
+        raise WrongDirectory(f"{NAME} cannot be used: {why}, and its copy names a bucket that is gone: restore it")
+    if first is not None:
+        _published(disk, DAMAGED, first.data)  # only people need it
+    is_full = not _published(disk, NAME, copy.data)
+    found = _checked(disk, copy.manifest, messages_id, messages_base)
+    if is_full:
+        return Recovered(found, f"{why}: its copy is used, and takes its place when there is room", is_full, COPY)
+    return Recovered(found, f"{why}: its copy took its place")
+
+
+def _published(disk: Disk, name: str, data: bytes) -> bool:
+    """Publish a file; False where the disk is full."""
+    try:
+        disk.publish(name, [data])
+    except DiskFull:
+        return False
+    return True
+
+
+def _checked(disk: Disk, found: Manifest, messages_id: int, messages_base: int) -> Manifest:
     if found.messages_id == messages_id:
         return found
     if messages_base == 0 and found == _first(found.messages_id):  # it has taken a group's logs in place of empty ones
@@ -111,5 +186,6 @@ def _first(messages_id: int) -> Manifest:
 
 
 def _make(disk: Disk, messages_id: int) -> Manifest:
-    disk.publish(NAME, pack(_first(messages_id)))
+    for name in (NAME, COPY):
+        disk.publish(name, pack(_first(messages_id)))
     return _first(messages_id)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fairway.delay import installing, snapshot
+from fairway.delay.engine import Engine
 from fairway.delay.refill import Refill
 from fairway.delay.server import DelayServer, ServerOptions
 from fairway.delay.service import DelayWorld
@@ -28,6 +29,8 @@ from fairway.replication.leader import QUESTIONS
 from fairway.replication.member import GroupMember
 from fairway.replication.membership import Face, MemberOptions, MemberWorld
 from fairway.replication.standing import Standing
+from fairway.serving.http import Pages
+from fairway.serving.probe_pages import ProbePages
 from fairway.storage.directory import Identity
 from fairway.world.dialing import Address
 from fairway.world.disk import Disk
@@ -35,6 +38,7 @@ from fairway.world.disk import Disk
 _READS = (Describe,)
 _QUESTIONS = (*QUESTIONS, *snapshot.QUESTIONS)
 _RETRY_S = 1.0
+_TARGETS_SHOWN_MAX = 16
 _FREE_BYTES_STEP = 64 << 20  # a figure that is told only when it has changed by so much
 
 
@@ -55,7 +59,10 @@ class DelayMember(GroupMember[DelayServer]):
         for themselves, and buckets are there."""
         face = Face(options.host, options.port, options.http_port, options.connection.name)
         super().__init__(world, membership, face, Standing(membership.group, _READS, _QUESTIONS))
-        self._options = options
+        self._options = replace(
+            options, http_port=None
+        )  # probes are answered by the copy, whatever becomes of a server
+        self._probes = ProbePages(world.net, lambda: self.standing.why)
         self._metas = metas
         self._open_schedule_disk = open_schedule_disk
         self._looked = asyncio.Event()
@@ -76,14 +83,32 @@ class DelayMember(GroupMember[DelayServer]):
         return member
 
     async def begin(self) -> None:
-        await super().begin()
+        http_port = await self._probes.listen(self.face.host, self.face.http_port)
+        self.face = replace(self.face, http_port=http_port)
+        try:
+            await super().begin()
+        except BaseException:  # also where it is called off
+            self._probes.close()
+            raise
         if not self._metas:
             self._world.registry.watch(layout.METAS, self._looked.set)
             self._begin("metas", self._look())
 
     async def stop(self) -> None:
         self._cancel("metas")
-        await super().stop()
+        try:
+            await super().stop()
+        finally:
+            self._probes.close()
+
+    @property
+    def pages(self) -> Pages:
+        """What probes are shown, whatever becomes of the data directory."""
+        return self._probes.pages
+
+    def _let_go(self) -> None:
+        super()._let_go()
+        self._probes.closed()
 
     # --- what is served ----------------------------------------------------------------------------------------------
 
@@ -94,9 +119,9 @@ class DelayMember(GroupMember[DelayServer]):
         else:
             world = DelayWorld(clock, self._open_schedule_disk(), net, rng, log_disk=disk)
         options = replace(self._options, port=self.face.port)
-        server = await DelayServer.follow(world, options, self.standing, adopt)
+        server = await DelayServer.follow(world, options, self.standing, adopt, jobs=self._world.jobs)
         server.ask_at(self._metas)
-        self.face = replace(self.face, http_port=server.http_port)
+        self._probes.opened(server.pages)
         return server
 
     def _refill(self, server: DelayServer) -> Refill:
@@ -123,8 +148,15 @@ class DelayMember(GroupMember[DelayServer]):
             "messages_per_s": max(round((engine.scheduled_total - before) / passed_s, 1), 0.0),
             "pending_messages": float(engine.messages_pending),
             "free_bytes": float(free_bytes),
-            "rotten_spans": float(len(server.store.rotten)),
+            "rotten_spans": float(len(server.store.rotten) + server.delay.desk.damaged),
+            **self._in_transit(engine),
         }
+
+    def _in_transit(self, engine: Engine) -> dict[str, float]:
+        """Messages that wait for a broker group, of those with the most."""
+        found = engine.in_transit() if self.standing.is_master else {}
+        most = sorted(found, key=lambda name: (-found[name], name))[:_TARGETS_SHOWN_MAX]
+        return {f"{layout.IN_TRANSIT}{name}": float(found[name]) for name in most}
 
     def _why_closed(self, server: DelayServer) -> str:
         return "" if server.store.has_room else "its disk is nearly full: make room"

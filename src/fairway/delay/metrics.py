@@ -82,6 +82,7 @@ class Figures:
         out.one("delay_index_bytes", "gauge", "Memory of the rows.", sum(each.nbytes for each in columns))
         out.one("delay_wheel_messages", "gauge", "Messages of the hour at hand and the next.", len(engine.wheel))
         out.one("delay_damaged_records", "gauge", "Records that cannot be read any more.", len(engine.damaged))
+        out.one("delay_repaired_records", "counter", "Records put back from the message log.", engine.repairs.repaired)
         out.one("delay_stuck_intents", "gauge", "Batches that cannot be made again after a crash.", len(engine.stuck))
 
     def _targets(self, out: Exposition) -> None:

@@ -82,6 +82,18 @@ def unpack(record: Record) -> Piece:
     return Piece(subject, record.header.subject_id, sequences, data)
 
 
+def listed_in(body: bytes, count: int) -> Sequences | None:
+    """The sequences that a body lists, which may be damaged; None where it lists none."""
+    if len(body) < _FIXED.size:
+        return None
+    length, flags, _ = _FIXED.unpack_from(body)
+    at = _FIXED.size + length + -(_FIXED.size + length) % 8
+    if not flags & _LISTED or len(body) < at + 8 * count:
+        return None
+    sequences = np.frombuffer(body, "<u8", count, at)
+    return sequences if bool((np.diff(sequences.astype(np.float64)) > 0).all()) else None
+
+
 def index_of(data: bytes) -> Index:
     """The index of a batch that was checked."""
     return Index(*section_of(data, batch.peek(data)))

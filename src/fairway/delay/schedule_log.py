@@ -19,11 +19,12 @@ from functools import partial
 from fairway.delay import bucket_file, manifest
 from fairway.delay.bucket_file import BucketFile
 from fairway.delay.buckets import Span
-from fairway.delay.manifest import DIRECTORY, NAME, Bucket, Manifest
+from fairway.delay.manifest import COPY, DIRECTORY, NAME, Bucket, Manifest
 from fairway.errors import DiskFull, FairwayError, StorageFault
 from fairway.storage import directory, segment
 from fairway.storage.flusher import Defer
-from fairway.storage.recovery import Finding
+from fairway.storage.recovery import Finding, Verdict
+from fairway.storage.scan import Damage
 from fairway.world.disk import TEMPORARY, Disk
 from fairway.world.rng import Rng
 
@@ -66,16 +67,18 @@ class ScheduleLog:
         self._closing: asyncio.Future[None] | None = None
         self._tried_ms = 0
         self.is_full = False  # the last manifest found no room: it is written again when there is some
-        self._is_abandoned = False
+        self._fault: StorageFault | None = None  # from then on nothing is written, and nobody waits
 
     # --- a start -----------------------------------------------------------------------------------------------------
 
     def recover(self, messages_base: int, messages_end: int) -> int:
         """Open the buckets that there are; everything in the message log, which has those bounds, from the returned
         position on must be moved again. Every step may be killed and repeated."""
-        found = manifest.read_or_make(self._disk, self._messages_id, messages_base)
+        found, why, self.is_full, name = manifest.read_or_make(self._disk, self._messages_id, messages_base)
+        if why:
+            self.findings.append(Finding(NAME, Verdict.ROTTEN, Damage(0, 0, why)))
         # A killed process may have left a manifest that only the page cache has; what it doomed is deleted next.
-        directory.secure(self._disk, NAME)
+        directory.secure(self._disk, name)
         self._next_number = found.next_number
         self._sweep({each.number for each in found.buckets})
         for each in found.buckets:
@@ -154,6 +157,8 @@ class ScheduleLog:
 
     def publish(self, then: Callable[[], None] | None = None) -> None:
         """Write a manifest of what is there now, after the one that is under way."""
+        if self._fault is not None:
+            return
         self._is_dirty = True
         if then is not None:
             self._when_listed.append(then)
@@ -177,7 +182,7 @@ class ScheduleLog:
             self.publish()
 
     def _publish(self) -> None:
-        if self._is_abandoned:
+        if self._fault is not None:
             return
         self._is_dirty = False
         listed = [each for each in self.files.values() if not each.is_of_split]
@@ -209,7 +214,13 @@ class ScheduleLog:
             if self._is_dirty:
                 self.publish()
 
-        self._disk.publish_later(NAME, parts, done)
+        def copy(fault: StorageFault | None) -> None:
+            if fault is None:
+                self._disk.publish_later(COPY, parts, done)
+            else:
+                done(fault)
+
+        self._disk.publish_later(NAME, parts, copy)
 
     def __iter__(self) -> Iterator[BucketFile]:
         return iter(self.files.values())
@@ -220,19 +231,32 @@ class ScheduleLog:
         for each in (file for file in self.files.values() if not file.is_retired):
             each.catalogue(now_ms, self.catalogue_messages // 32)  # fewer are read as fast from their pieces
         for each in list(self.files.values()):
+            self._check()
             synced: asyncio.Future[None] = loop.create_future()
             each.when_durable(each.end, partial(_settle, synced))
             await synced
         for _ in range(2):  # the first names every bucket, the second says that all of it is moved
+            self._check()
             self._closing = listed = loop.create_future()
             self.publish(partial(_settle, listed))
             await listed
 
+    def _check(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+
+    def poison(self, fault: StorageFault) -> None:
+        """Write nothing more, and tell everybody who waits: what is on disk is unknown."""
+        if self._fault is None:
+            self._fault = fault
+            for each in list(self.files.values()):
+                each.abandon(fault)
+            if self._closing is not None:
+                _settle(self._closing, fault)
+
     def abandon(self, fault: StorageFault) -> None:
         """Let go of the buckets as they are: nothing more is written."""
-        self._is_abandoned = True
-        for each in self.files.values():
-            each.abandon(fault)
+        self.poison(fault)
         self.close()
 
     def close(self) -> None:

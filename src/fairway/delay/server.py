@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from fairway import limits
 from fairway.delay import snapshot
 from fairway.delay.arriving import Disks
+from fairway.delay.engine import recover_logs
 from fairway.delay.options import DelayOptions
 from fairway.delay.service import Delay, DelayWorld
 from fairway.delay.snapshot import Snapshots
@@ -35,11 +37,13 @@ from fairway.serving.exposition import CONTENT_TYPE, Exposition
 from fairway.serving.hall import Hall, HallOptions
 from fairway.serving.http import HttpDoor, Page
 from fairway.serving.meters import Meters
+from fairway.serving.probe_pages import show_store
 from fairway.serving.requests import admit, hand_to
 from fairway.serving.session import Session
 from fairway.storage.directory import Identity
 from fairway.storage.store import Store
 from fairway.world.dialing import Address
+from fairway.world.job_runner import JobRunner
 
 _MS_NS = 1_000_000
 _NOT_DELAYED = Refused(
@@ -87,8 +91,8 @@ class DelayServer:
         self.meters = Meters()
         self.hall = Hall(world.clock, options.hall, self.meters, self.scheduler.courtesy, self.handle)
         self.waiting = Allowance(options.waiting_bytes_max, "wait in this delay server's requests")
-        pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
-        self._doors = Doors(world.net, self.hall, HttpDoor(pages))
+        self.pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
+        self._doors = Doors(world.net, self.hall, HttpDoor(self.pages))
         self._describer = _Describer(self._state)
         self._started_ms = world.clock.wall_ms()
         self._world = world
@@ -114,11 +118,23 @@ class DelayServer:
 
     @classmethod
     async def follow(
-        cls, world: DelayWorld, options: ServerOptions, standing: Standing, adopt: Identity | None = None
+        cls,
+        world: DelayWorld,
+        options: ServerOptions,
+        standing: Standing,
+        adopt: Identity | None = None,
+        *,
+        jobs: JobRunner,
     ) -> DelayServer:
-        """One copy of several, which does not lead: recover, listen. `adopt`: the logs that it is to have, if it has
-        none."""
-        delay = Delay.follow(world, options.delay, options.connection.name, adopt)
+        """One copy of several, which does not lead: recover the logs beside the loop, listen. `adopt`: the logs that it
+        is to have, if it has none."""
+        logs, schedule = world.log_disk or world.disk, None if world.log_disk is None else world.disk
+        try:
+            recovered = await jobs.run(partial(recover_logs, logs, schedule, world.rng, adopt))
+        except BaseException:  # also where it is called off
+            world.close()
+            raise
+        delay = Delay.follow(world, options.delay, options.connection.name, recovered)
         server = cls(world, options, delay, standing)
         try:
             await server._doors.open(options.host, options.port, options.http_port)
@@ -209,7 +225,7 @@ class DelayServer:
             durability="sync",
             free_bytes=store.free_bytes(),
             connections_max=self.options.hall.connections_max,
-            rotten_spans=len(store.rotten),
+            rotten_spans=len(store.rotten) + self.delay.desk.damaged,
         )
 
     # --- what probes ask ---------------------------------------------------------------------------------------------
@@ -223,6 +239,7 @@ class DelayServer:
         out.family("refusals_total", "counter", "Requests refused.", codes)
         store = self.delay.engine.store
         out.one("disk_free_bytes", "gauge", "Room left on the disk.", store.free_bytes())
+        show_store(out, is_open=not store.is_closed)
         out.one("store_has_room", "gauge", "0: messages are refused, the disk is nearly full.", int(store.has_room))
         out.one("store_is_poisoned", "gauge", "1: the disk failed, nothing is answered.", int(store.fault is not None))
         if self._wayfinder is not None:

@@ -17,13 +17,13 @@ from fairway.delay.clockwork import Clockwork
 from fairway.delay.courier import Courier
 from fairway.delay.desk import Desk
 from fairway.delay.dispatching import Intent
-from fairway.delay.engine import Engine
+from fairway.delay.engine import Engine, RecoveredLogs, Redirected
 from fairway.delay.metrics import Figures
 from fairway.delay.options import DelayOptions
 from fairway.errors import FairwayError, Refused, StorageFault
 from fairway.names import Subject
+from fairway.protocol.delaying import InTransit
 from fairway.protocol.messages import Produced
-from fairway.storage.directory import Identity
 from fairway.world.clock import Clock
 from fairway.world.dialing import Address
 from fairway.world.disk import Disk
@@ -61,9 +61,9 @@ class Delay:
         return cls._open(world, options, name, Engine)
 
     @classmethod
-    def follow(cls, world: DelayWorld, options: DelayOptions, name: str, adopt: Identity | None) -> Delay:
-        """As one copy of several, which does not lead. `adopt`: the logs that it is to have, if it has none."""
-        return cls._open(world, options, name, partial(Engine, follows=True, adopt=adopt))
+    def follow(cls, world: DelayWorld, options: DelayOptions, name: str, recovered: RecoveredLogs) -> Delay:
+        """As one copy of several, which does not lead. `recovered`: its logs."""
+        return cls._open(world, options, name, partial(Engine, follows=True, recovered=recovered))
 
     @classmethod
     def _open(cls, world: DelayWorld, options: DelayOptions | None, name: str, make: Callable[..., Engine]) -> Delay:
@@ -88,6 +88,7 @@ class Delay:
             world.clock,
             world.rng,
             name=name,
+            has_heartbeat=options is None or options.has_heartbeat,
             outstanding_bytes=self._outstanding_bytes,
             on_sent=self._sent,
             on_room=self.clockwork.poke,
@@ -103,9 +104,9 @@ class Delay:
             on_ready=self.clockwork.poke,
             homes=self.courier,
         )
-        self.engine.store.on_fault = self._fail
+        self.engine.on_fault = self._fail
         self.figures = Figures(self.engine, self.courier)
-        self.desk = Desk(self.engine, self.figures)
+        self.desk = Desk(self.engine, self.figures, self)
         self.clockwork.poke()
 
     def reach(self, targets: Mapping[str, Sequence[Address]]) -> None:
@@ -126,6 +127,22 @@ class Delay:
         """Everything in the logs is committed, and nobody else writes them: send what is due from now on."""
         self.engine.lead()
         self.clockwork.poke()
+
+    # --- on their way ------------------------------------------------------------------------------------------------
+
+    def in_transit(self) -> list[InTransit]:
+        """Messages of batches that were made for a broker group and are not known to be there, by group."""
+        found = sorted(self.engine.in_transit().items())
+        return [InTransit(name, messages, self.courier.is_reached(name)) for name, messages in found]
+
+    def resend(self, group: str) -> Redirected:
+        """Send what waits for a broker group to others."""
+        is_reached = self.courier.is_reached(group)
+        redirected = self.engine.redirect(group, is_reached=is_reached)
+        if not is_reached:
+            kept = [each for each in self.courier.withdraw(group) if each.number not in redirected.numbers]
+            self.courier.send(kept)
+        return redirected
 
     # --- what time does ----------------------------------------------------------------------------------------------
 

@@ -45,8 +45,11 @@ class Shelf:
         on_damage: Callable[[Damaged], None],
         on_fault: Callable[[StorageFault], None],
         on_arrival: Callable[[], None],
+        repair: Callable[[BucketFile, int], bool] = lambda _file, _position: False,
     ) -> None:
+        """`repair`: put back what a bucket has at a position, if anybody knows; whether it is there again."""
         self.bytes = 0
+        self._repair = repair
         self._files = files
         self._on_damage = on_damage
         self._on_fault = on_fault
@@ -56,6 +59,7 @@ class Shelf:
         self._wanted: dict[Spot, None] = {}  # not yet asked for
         self._awaited: set[Spot] = set()  # wanted or on their way
         self._fetches = 0
+        self._fault: StorageFault | None = None
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     @property
@@ -87,15 +91,25 @@ class Shelf:
         found = self.get(spot)
         if found is None and spot not in self._damaged:
             try:
-                self.put(spot, self._files[spot[0]].read(spot[1]))
+                self.put(spot, self._read(self._files[spot[0]], spot[1]))
                 found = self._opened[spot]
             except Damaged as damaged:
                 self._note_damage(spot, damaged)
         return found
 
+    def _read(self, file: BucketFile, position: int) -> Piece:
+        try:
+            return file.read(position)
+        except Damaged:
+            if not self._repair(file, position):
+                raise
+            return file.read(position)
+
     async def obtain(self, spot: Spot) -> Opened | None:
-        """The piece, as soon as it is here; None if it is damaged, or its bucket gone."""
+        """The piece, as soon as it is here; None if it is damaged, or its bucket gone. A disk that fails is raised."""
         while (found := self.get(spot)) is None and spot not in self._damaged and spot[0] in self._files:
+            if self._fault is not None:
+                raise self._fault
             self.want([spot])
             arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(arrival)
@@ -130,7 +144,9 @@ class Shelf:
         def fetched(data: bytes | StorageFault) -> None:
             self._fetches -= 1
             if isinstance(data, StorageFault):
+                self._fault = data
                 self._on_fault(data)
+                self._tell()
                 return
             for spot in spots:
                 self._take(file, spot, data, spot[1] - start, is_whole=is_whole)
@@ -150,9 +166,18 @@ class Shelf:
                 self._fetch([spot], spot[1], size, is_whole=True)
                 return
             self.put(spot, file.parse(data, offset, spot[1]))
+        except Damaged:
+            self._take_again(file, spot)
+        self._awaited.discard(spot)
+
+    def _take_again(self, file: BucketFile, spot: Spot) -> None:
+        """What was fetched is damaged: read it once more, and have it repaired."""
+        try:
+            self.put(spot, self._read(file, spot[1]))
+        except StorageFault as fault:
+            self._on_fault(fault)
         except Damaged as damaged:
             self._note_damage(spot, damaged)
-        self._awaited.discard(spot)
 
     def _note_damage(self, spot: Spot, damaged: Damaged) -> None:
         while len(self._damaged) >= _DAMAGED_MAX:

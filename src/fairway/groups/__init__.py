@@ -2,6 +2,7 @@
 
     config        how a group behaves, versioned
     events        what can happen, as it stands in the action log
+    attempts      which attempts of a message have failed, and why
     lot           a span of messages with a mask; (first sequence, attempt) names it
     member        who holds which lots, in which numbered response
     stock         lots that nobody holds
@@ -15,6 +16,7 @@
 A pull comes from `broker` here, and its lots go to the reader of the message log.
 """
 
+from fairway.groups.attempts import Attempt, Attempts
 from fairway.groups.config import AfterDead, Backoff, Coalesce, GroupConfig, Mode, Order, TagFilter
 from fairway.groups.decisions import Decision, Dying, Handout, Joined, Outcome, Pulled, Settled, Sought
 from fairway.groups.describe import ConsumerDescription, Description
@@ -25,6 +27,8 @@ from fairway.groups.settling import Verdict
 
 __all__ = [
     "AfterDead",
+    "Attempt",
+    "Attempts",
     "Backoff",
     "Coalesce",
     "ConsumerDescription",

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from fairway.groups.attempts import Attempts
 from fairway.groups.config import GroupConfig
 from fairway.groups.events import Event
 from fairway.groups.lot import Range
@@ -44,6 +45,7 @@ class Dying(NamedTuple):
     attempt: int
     ranges: tuple[Range, ...]
     reason: str
+    history: Attempts = ()  # empty in a decision: known when its events are applied (`Group.history_of`)
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):

@@ -33,7 +33,7 @@ class Description(msgspec.Struct, frozen=True):
     returned: int  # handed back, or due: the next pull gets it
     retrying: int  # waiting for its next attempt
     dying: int  # on its way to the dead-letter subject
-    lost: int  # taken by retention before this group had it
+    lost: int  # taken by retention or rot before this group was done with it
     lots: int  # un-acked ranges
     oldest_unacked: int  # the cursor, if nothing below it is owed
     consumers: list[ConsumerDescription]
@@ -87,7 +87,8 @@ def oldest_unacked(state: State) -> int:
 
 
 def _consumer(state: State, member: Member, now_ns: int) -> ConsumerDescription:
-    ends_ns = member.renewed_ns + state.config.lease_ms * MS_NS
+    renewed_ns = now_ns if member.has_lasting_lease else member.renewed_ns
+    ends_ns = renewed_ns + state.config.lease_ms * MS_NS
     return ConsumerDescription(
         name=str(member.name),
         id=member.id,

@@ -15,11 +15,13 @@ same numbers. What a field means for each kind:
                                                                                      messages (of what was parked they
                                                                                      are known)
     ACK           id or 0   of lot               name of lot        done             (0: nobody held it)
+    ACK           id or 0   of lot               name of lot        lost: rot        LOST
     RETRY         id        of lot   when again  name of lot        failed           reason
     RETRY         id        of lot   when again  name of lot        in doubt         UNSURE: counts as no attempt
     RETRY         id        of lot   RELEASED    name of lot        handed back
     RETRY         id or 0   of lot   REJECTED    name of lot        to die           reason
     DEAD                    of lot               name of lot        in dead letter
+    DEAD                    of lot               name of lot        lost: no copy    LOST
     CURSOR                                       new cursor         skipped          why
     CURSOR                                       new cursor         none: a seek     why
     CURSOR                                       the cursor         lost: parked     LOST
@@ -49,7 +51,7 @@ REJECTED = -1
 UNSURE = b"\xff"  # no text: what a consumer gives as a reason is never this
 
 SKIPPED = b"skipped"  # filtered out, or never there
-LOST = b"lost"  # retention took it before this group had it
+LOST = b"lost"  # retention or rot took it before this group was done with it
 SOUGHT = b"sought"
 
 # Why messages die that nobody gave back; part of the law, for the next life finds it out from the events.
@@ -127,8 +129,11 @@ def gone_on(key: int, time_ms: int) -> Event:
     return Event(Kind.GO_ON, time_ms, lot=key)
 
 
-def acked(consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int) -> Event:
-    return Event(Kind.ACK, time_ms, consumer_id, attempt, 0, lot, ranges)
+def acked(
+    consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int, detail: bytes = b""
+) -> Event:
+    """With LOST as its detail: nobody can have these messages any more."""
+    return Event(Kind.ACK, time_ms, consumer_id, attempt, 0, lot, ranges, detail)
 
 
 def returned(
@@ -143,8 +148,9 @@ def doubted(consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...],
     return Event(Kind.RETRY, time_ms, consumer_id, attempt, due_ms, lot, ranges, UNSURE)
 
 
-def died(attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int) -> Event:
-    return Event(Kind.DEAD, time_ms, 0, attempt, 0, lot, ranges)
+def died(attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int, detail: bytes = b"") -> Event:
+    """With LOST as its detail: nothing was left to copy to the dead-letter subject."""
+    return Event(Kind.DEAD, time_ms, 0, attempt, 0, lot, ranges, detail)
 
 
 def skipped(cursor: int, to: int, why: bytes, time_ms: int) -> Event:

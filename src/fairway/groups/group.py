@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Self
 
 from fairway.groups import describe, membership, pulling, settling, snapshot, steering
+from fairway.groups.attempts import Attempts
 from fairway.groups.config import GroupConfig, Order
 from fairway.groups.decisions import Decision, Dying, Handout, Joined, Outcome, Pulled, Settled, Sought
 from fairway.groups.describe import Description
@@ -57,7 +58,8 @@ class Group:
         """
         self._state.begin_life(end, now_ns)
         return tuple(
-            Dying(lot.base, lot.attempt, lot.ranges, lot.reason.decode(errors="replace")) for lot in self._state.dying
+            Dying(lot.base, lot.attempt, lot.ranges, lot.reason.decode(errors="replace"), lot.history)
+            for lot in self._state.dying
         )
 
     def doubt(self, *, now_ms: int) -> Decision:
@@ -99,6 +101,24 @@ class Group:
         self._state.roster.renew(member, now_ns)
         member.hear(arrived)
         return Decision(Outcome.DONE)
+
+    def stop_lease(self, name: Consumer) -> None:
+        """Let the member's lease last until `start_lease`: the caller learns at once when the consumer is gone."""
+        member = self._state.roster.get(name)
+        if member is not None:
+            member.has_lasting_lease = True
+
+    def has_lasting_lease(self, name: Consumer) -> bool:
+        """Whether the member's lease stands still."""
+        member = self._state.roster.get(name)
+        return member is not None and member.has_lasting_lease
+
+    def start_lease(self, name: Consumer, *, now_ns: int) -> None:
+        """The consumer is gone: its lease runs from now on."""
+        member = self._state.roster.get(name)
+        if member is not None and member.has_lasting_lease:
+            member.has_lasting_lease = False
+            self._state.roster.renew(member, now_ns)
 
     def pull(
         self,
@@ -220,13 +240,24 @@ class Group:
 
     # --- what the caller does
 
-    def bury(self, dying: Dying, *, now_ms: int) -> Decision:
-        """These are in the dead-letter subject, committed: all of a lot or a part of it. Harmless when repeated."""
-        return steering.decide_bury(self._state, dying, now_ms)
+    def bury(self, dying: Dying, *, is_lost: bool = False, now_ms: int) -> Decision:
+        """These are in the dead-letter subject, committed: all of a lot or a part of it. Harmless when repeated. They
+        count as lost where nothing was left to copy."""
+        return steering.decide_bury(self._state, dying, is_lost, now_ms)
 
-    def drop(self, lot: Handout, *, now_ms: int) -> Decision:
-        """What does not exist of a lot that a pull chose. Instead of the pull's events; then pull again."""
-        return steering.decide_drop(self._state, lot, now_ms)
+    def history_of(self, dying: Dying) -> Attempts:
+        """The failed attempts of what is dying; none where a seek has come in between."""
+        lot = self._state.dying.get((dying.first, dying.attempt))
+        return () if lot is None else lot.history
+
+    def drop(self, lot: Handout, *, is_lost: bool = False, now_ms: int) -> Decision:
+        """What cannot be read of a lot that a pull chose. Instead of the pull's events; then pull again."""
+        return steering.decide_drop(self._state, lot, is_lost, now_ms)
+
+    def lose(self, name: Consumer, lot: Handout, *, now_ms: int) -> Decision:
+        """What cannot be read of a lot that went out to this consumer, in a response that has not arrived."""
+        member = self._state.roster.get(name)
+        return Decision(Outcome.DONE) if member is None else steering.decide_lose(member, lot, now_ms)
 
     def reject(self, lot: Handout, reason: str, *, now_ms: int) -> Decision:
         """A lot that a pull chose out of what nobody holds, and that cannot be handed out: it dies."""

@@ -15,6 +15,7 @@ import msgspec
 
 from fairway import limits
 from fairway.errors import invariant
+from fairway.groups.attempts import Attempts
 
 Range = tuple[int, int]  # first sequence, count
 Name = tuple[int, int]  # first sequence, attempt
@@ -30,6 +31,7 @@ class Lot(msgspec.Struct, eq=False, gc=False):
     number: int = 0  # while it is held: the response that it went out in, the last one
     handed_ns: int = 0  # and when, monotonic
     reason: bytes = b""  # while it dies: why
+    history: Attempts = ()  # those that failed, of all its messages
     parts: tuple[tuple[int, int], ...] = ()  # (response, mask) where it went out in several, one after another
 
     @property
@@ -63,7 +65,7 @@ class Lot(msgspec.Struct, eq=False, gc=False):
     def part(self, mask: int, attempt: int, due_ms: int = 0) -> Lot:
         """A lot of its own from some of the messages, named for the first of them."""
         shift = (mask & -mask).bit_length() - 1
-        return Lot(self.base + shift, mask >> shift, attempt, due_ms)
+        return Lot(self.base + shift, mask >> shift, attempt, due_ms, history=self.history)
 
 
 def full(first: int, count: int, attempt: int) -> Lot:

@@ -18,7 +18,18 @@ from fairway.names import Consumer
 class Member:
     """One consumer, from its JOIN to its LEAVE or EXPIRE."""
 
-    __slots__ = ("arrived", "id", "lots", "name", "number", "renewed_ns", "responses", "unarrived", "version")
+    __slots__ = (
+        "arrived",
+        "has_lasting_lease",
+        "id",
+        "lots",
+        "name",
+        "number",
+        "renewed_ns",
+        "responses",
+        "unarrived",
+        "version",
+    )
 
     def __init__(self, id: int, name: Consumer, version: int, number: int = 0) -> None:
         self.id = id
@@ -30,6 +41,7 @@ class Member:
         self.unarrived: deque[int] = deque()  # numbers, ascending; some may be settled by now
         self.arrived = 0
         self.renewed_ns = 0
+        self.has_lasting_lease = False  # the lease does not run: the caller knows at once when the consumer is gone
 
     def hold(self, lot: Lot) -> Lot | None:
         """A part that was handed back and comes again takes in the rest of the lot it came from, by the same name;
@@ -154,11 +166,17 @@ class Roster:
         return next(iter(self._by_id), 0)  # numbers grow, and so they are in order
 
     def longest_silent(self) -> Member | None:
-        return next(iter(self._by_name.values()), None)
+        """Of the members whose lease runs."""
+        for member in self:
+            if not member.has_lasting_lease:
+                return member
+        return None
 
     def silent_since(self, limit_ns: int) -> Iterator[Member]:
-        """Members that were last heard at `limit_ns` or before."""
+        """Members whose lease runs and that were last heard at `limit_ns` or before."""
         for member in self:
+            if member.has_lasting_lease:
+                continue
             if member.renewed_ns > limit_ns:
                 return
             yield member

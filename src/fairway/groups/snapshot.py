@@ -7,12 +7,14 @@ arrived) is left out: two states with the same snapshot are the same group.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import msgspec
 
 from fairway import limits
 from fairway.errors import Misuse, RemoteProtocolError
+from fairway.groups.attempts import Attempt, Attempts, bounded
 from fairway.groups.config import GroupConfig
 from fairway.groups.keys import Keys
 from fairway.groups.lot import Lot
@@ -28,6 +30,13 @@ class _Lot(msgspec.Struct, array_like=True, frozen=True):
     mask: int | bytes  # so many ones, or the mask itself, little-endian
     attempt: int
     extra: int  # due_ms, or the number of the response
+
+
+class _Attempt(msgspec.Struct, array_like=True, frozen=True):
+    attempt: int
+    time_ms: int
+    consumer: str
+    reason: str
 
 
 class _Member(msgspec.Struct, array_like=True, frozen=True):
@@ -70,32 +79,38 @@ class _Snapshot(msgspec.Struct, array_like=True, frozen=True):
     declined_count: int = 0
 
 
+class _SnapshotWithHistory(_Snapshot, frozen=True):
+    """Written only where an attempt has failed of something that is owed; readers of before step over it."""
+
+    histories: list[list[_Attempt]] = []  # each once
+    history_of: list[int] = []  # of each lot (members', stock, dying): its place among them, from 1 on; 0 has none
+
+
 def write(state: State) -> bytes:
     members = [_member(each) for each in sorted(state.roster, key=lambda member: member.id)]
-    return msgspec.msgpack.encode(
-        _Snapshot(
-            FORMAT,
-            state.config,
-            state.cursor,
-            state.is_paused,
-            sorted(map(str, state.paused)),
-            state.next_consumer_id,
-            state.absent_since_ms,
-            state.lost_count,
-            members,
-            [_packed(lot, lot.due_ms) for lot in _by_name(state.stock)],
-            [_packed(lot, 0) for lot in _by_name(state.dying)],
-            [lot.reason for lot in _by_name(state.dying)],
-            state.has_gap,
-            _order(state) if state.is_ordered or state.number else None,  # which fences do not forget
-            state.declined_count,
-        )
+    snapshot = _Snapshot(
+        FORMAT,
+        state.config,
+        state.cursor,
+        state.is_paused,
+        sorted(map(str, state.paused)),
+        state.next_consumer_id,
+        state.absent_since_ms,
+        state.lost_count,
+        members,
+        [_packed(lot, lot.due_ms) for lot in _by_name(state.stock)],
+        [_packed(lot, 0) for lot in _by_name(state.dying)],
+        [lot.reason for lot in _by_name(state.dying)],
+        state.has_gap,
+        _order(state) if state.is_ordered or state.number else None,  # which fences do not forget
+        state.declined_count,
     )
+    return msgspec.msgpack.encode(_with_history(state, snapshot))
 
 
 def read(data: bytes) -> State:
     try:
-        found = msgspec.msgpack.decode(data, type=_Snapshot)
+        found = msgspec.msgpack.decode(data, type=_SnapshotWithHistory)
     except (msgspec.DecodeError, Misuse) as error:
         raise RemoteProtocolError(f"a group's snapshot cannot be read: {error}") from error
     if found.format != FORMAT:
@@ -110,23 +125,51 @@ def read(data: bytes) -> State:
     state.lost_count = found.lost_count
     state.has_gap = found.has_gap
     state.declined_count = found.declined_count
+    histories = _read_histories(found)
     for each in found.members:
         member = Member(each.id, Consumer(each.name), each.version, each.number)
         for packed in each.lots:
-            member.hold(_lot(packed, number=packed.extra))
+            member.hold(_lot(packed, next(histories), number=packed.extra))
         state.roster.add(member, 0)
         state.held_count += len(member.lots)
     for packed in found.stock:
-        state.stock.add(_lot(packed, due_ms=packed.extra))
+        state.stock.add(_lot(packed, next(histories), due_ms=packed.extra))
     reasons = found.reasons or [b""] * len(found.dying)
     if len(reasons) != len(found.dying):
         raise RemoteProtocolError("a group's snapshot has not one reason for each lot that dies")
     for packed, reason in zip(found.dying, reasons, strict=True):
-        lot = _lot(packed)
+        lot = _lot(packed, next(histories))
         lot.reason = reason
         state.dying.add(lot)
     _restore_order(state, found.order)
     return state
+
+
+def _with_history(state: State, snapshot: _Snapshot) -> _Snapshot:
+    """The same with the attempts that failed, each history once: the parts of a lot share one."""
+    members = sorted(state.roster, key=lambda member: member.id)
+    held = [lot for member in members for lot in member.lots.values() for _ in lot.parts or (lot,)]
+    places: dict[Attempts, int] = {(): 0}
+    history_of = [
+        places.setdefault(lot.history, len(places)) for lot in chain(held, _by_name(state.stock), _by_name(state.dying))
+    ]
+    if len(places) == 1:
+        return snapshot
+    histories = [[_Attempt(*msgspec.structs.astuple(each)) for each in history] for history in places if history]
+    return _SnapshotWithHistory(**msgspec.structs.asdict(snapshot), histories=histories, history_of=history_of)
+
+
+def _read_histories(found: _SnapshotWithHistory) -> Iterator[Attempts]:
+    """Of each lot in the order of the snapshot."""
+    count = sum(len(member.lots) for member in found.members) + len(found.stock) + len(found.dying)
+    history_of = found.history_of or [0] * count
+    if len(history_of) != count or not all(0 <= place <= len(found.histories) for place in history_of):
+        raise RemoteProtocolError("a group's snapshot has not one history for each lot")
+    histories: list[Attempts] = [()]
+    for each in found.histories:
+        attempts = tuple(Attempt(*msgspec.structs.astuple(attempt)) for attempt in each)
+        histories.append(bounded(attempts, limits.HISTORY_ATTEMPTS_MAX))
+    return (histories[place] for place in history_of)
 
 
 def _order(state: State) -> _Order:
@@ -198,9 +241,9 @@ def _packed(lot: Lot, extra: int) -> _Lot:
     return _Lot(lot.base, mask.to_bytes((mask.bit_length() + 7) // 8, "little"), lot.attempt, extra)
 
 
-def _lot(packed: _Lot, *, due_ms: int = 0, number: int = 0) -> Lot:
+def _lot(packed: _Lot, history: Attempts, *, due_ms: int = 0, number: int = 0) -> Lot:
     bits = packed.mask if isinstance(packed.mask, int) else 8 * len(packed.mask)
     if not 0 < bits <= limits.LOT_MESSAGES_MAX:  # 1,000 is a whole number of bytes
         raise RemoteProtocolError(f"a lot of {bits} messages in a group's snapshot")
     mask = (1 << packed.mask) - 1 if isinstance(packed.mask, int) else int.from_bytes(packed.mask, "little")
-    return Lot(packed.base, mask, packed.attempt, due_ms=due_ms, number=number)
+    return Lot(packed.base, mask, packed.attempt, due_ms=due_ms, number=number, history=history)

@@ -24,6 +24,7 @@ from typing import ClassVar
 
 from fairway import limits
 from fairway.errors import InvariantViolated, invariant
+from fairway.groups import attempts as histories
 from fairway.groups import config as configs
 from fairway.groups import events
 from fairway.groups.config import AfterDead, GroupConfig, Mode, Order
@@ -49,7 +50,7 @@ class State:
         self.held_count = 0  # lots, over all members
         self.next_consumer_id = 1
         self.absent_since_ms = 0  # since when there has been no member
-        self.lost_count = 0  # messages that retention took before this group had them
+        self.lost_count = 0  # messages that retention or rot took before this group was done with them
         self.has_gap = False  # its broadcast consumer has missed messages, and may not have heard of it
         self.keys: Keys | None = None  # of a group by key
         self.is_mixed = False  # what it has in flight is from before it was ordered
@@ -132,15 +133,20 @@ class State:
             self._part(event, attempts=1)
             return
         taken = self._take(event)
-        self._fail(taken, taken.attempt, attempts=1, due_ms=0, reason=events.HELD_TOO_LONG.encode())
+        reason = events.HELD_TOO_LONG.encode()
+        self._note(taken, event.time_ms, self.roster.name_of(event.consumer_id), reason)
+        self._fail(taken, taken.attempt, attempts=1, due_ms=0, reason=reason)
 
     def _part(self, event: Event, attempts: int) -> None:
         """A member goes; what it holds is anybody's at once."""
         member = self.roster.remove(event.consumer_id)
-        self.held_count -= len(member.lots)
+        reason = events.LEASE_ENDED.encode()
         for lot in member.lots.values():
+            self.held_count -= 1
             self.handling.pop(lot, None)
-            self._fail(lot, lot.attempt, attempts, due_ms=0, reason=events.LEASE_ENDED.encode())
+            if attempts:
+                self._note(lot, event.time_ms, member.name, reason)
+            self._fail(lot, lot.attempt, attempts, due_ms=0, reason=reason)
         if not len(self.roster):
             self.absent_since_ms = event.time_ms
 
@@ -228,16 +234,19 @@ class State:
             self._close(event)
         else:
             self._believe(event)
+        self._count_lost(event)
         if self.keys is not None:
             self._free(self.keys.done(event.ranges), event.time_ms)
 
     def _retry(self, event: Event, now_ns: int) -> None:
         taken = self._take(event)
         if event.due_ms == events.REJECTED:
+            self._note(taken, event.time_ms, self.roster.name_of(event.consumer_id), event.detail)
             self._kill(taken, event.detail)
         elif event.due_ms == events.RELEASED or event.detail == events.UNSURE:
             self._fail(taken, event.attempt, attempts=0, due_ms=event.due_ms)
         else:
+            self._note(taken, event.time_ms, self.roster.name_of(event.consumer_id), event.detail)
             self._fail(taken, event.attempt, attempts=1, due_ms=event.due_ms, reason=event.detail, is_said=True)
 
     def _dead(self, event: Event, now_ns: int) -> None:
@@ -245,6 +254,7 @@ class State:
         name = event.lot, event.attempt
         if name in self.dying:
             self.dying.take(name, event.ranges)
+            self._count_lost(event)
             if self.keys is not None:
                 halts = self.config.after_dead is AfterDead.HALT
                 self._free(self.keys.done(event.ranges, halts=halts), event.time_ms)
@@ -264,8 +274,7 @@ class State:
                 self._lose_parked(event)
                 return
             invariant(first == self.cursor and first + count == event.lot, "a skip begins at the cursor")
-            if event.detail == events.LOST:
-                self.lost_count += count
+            self._count_lost(event)
         else:
             self._forget_all()
         self.cursor = event.lot
@@ -275,7 +284,11 @@ class State:
         invariant(self.keys is not None, "only a group by key has parked messages")
         if self.keys is not None:
             self.keys.unpark(event.ranges)
-        self.lost_count += sum(count for _, count in event.ranges)
+        self._count_lost(event)
+
+    def _count_lost(self, event: Event) -> None:
+        if event.detail == events.LOST:
+            self.lost_count += sum(count for _, count in event.ranges)
 
     def _forget_all(self) -> None:
         for member in self.roster:
@@ -340,6 +353,13 @@ class State:
             for sequence in self.keys.followers(lot.ranges):
                 mask ^= 1 << sequence - lot.base
         return mask
+
+    def _note(self, lot: Lot, time_ms: int, consumer: Consumer | None, reason: bytes) -> None:
+        """Keep a failed attempt with its lot. Only lots in flight have a history, and the parts of a lot share one:
+        so a group never has more histories than `HISTORY_LOTS_MAX`."""
+        if self.in_flight < limits.HISTORY_LOTS_MAX:
+            failed = histories.failed(lot.attempt, time_ms, consumer or "", reason)
+            lot.history = histories.added(lot.history, failed)
 
     def _fail(
         self, lot: Lot, attempt: int, attempts: int, due_ms: int, reason: bytes = b"", *, is_said: bool = False

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from fairway import limits
 from fairway.groups import events
 from fairway.groups.config import GroupConfig
 from fairway.groups.decisions import Decision, Dying, Handout, Outcome, Sought
 from fairway.groups.events import Event
 from fairway.groups.lot import Lot, Range, ranges_of
+from fairway.groups.member import Member
 from fairway.groups.ordering import runs_of
 from fairway.groups.state import State
 from fairway.groups.stock import open_in
@@ -18,10 +21,17 @@ _RANGES_PER_EVENT = 10_000  # an action counts its ranges in 16 bits
 
 
 def decide_configure(state: State, expected_version: int, config: GroupConfig, now_ms: int) -> Decision:
-    """Compare-and-set: the new version follows the one that the asker has seen."""
+    """Compare-and-set: the new version follows the one that the asker has seen. Who expects no group, and asks for what
+    holds, has it."""
     current = state.config.version
+    if expected_version == 0 and current and msgspec.structs.replace(config, version=current) == state.config:
+        return Decision(Outcome.DONE)  # a program that asks for the same at each of its starts
     if expected_version != current:
-        return Decision(Outcome.OTHER_VERSION, sentence=f"the configuration is version {current} by now")
+        sentence = (
+            f"the configuration is version {current} by now, and another one: to change it, configure version "
+            f"{current + 1} with expected_version={current}"
+        )
+        return Decision(Outcome.OTHER_VERSION, sentence=sentence)
     if config.version != current + 1:
         return Decision(Outcome.BAD_REQUEST, sentence=f"the next version is {current + 1}, not {config.version}")
     return Decision(Outcome.DONE, (events.configured(config, now_ms),))
@@ -56,10 +66,27 @@ def decide_seek(state: State, to: int, now_ms: int) -> Sought:
     )
 
 
-def decide_drop(state: State, absent: Handout, now_ms: int) -> Decision:
-    """Messages in the stock that do not exist (a hole that rot has left): there is nothing to hand out."""
+def decide_drop(state: State, absent: Handout, is_lost: bool, now_ms: int) -> Decision:
+    """Messages in the stock that cannot be read: there is nothing to hand out. They count as lost where rot took
+    them."""
     ranges = _stocked(state, absent)
-    return Decision(Outcome.DONE, (events.acked(0, absent.attempt, absent.first, ranges, now_ms),) if ranges else ())
+    detail = events.LOST if is_lost else b""
+    event = events.acked(0, absent.attempt, absent.first, ranges, now_ms, detail)
+    return Decision(Outcome.DONE, (event,) if ranges else ())
+
+
+def decide_lose(member: Member, held: Handout, now_ms: int) -> Decision:
+    """Messages of a response that has not arrived at the consumer, and that rot took before it could go out again."""
+    lot = member.lots.get((held.first, held.attempt))
+    if lot is None:
+        return Decision(Outcome.DONE)
+    mask = 0
+    for first, count in held.ranges:
+        mask |= open_in(lot, first, count)
+    if not mask:
+        return Decision(Outcome.DONE)
+    ranges = ranges_of(mask, lot.base)
+    return Decision(Outcome.DONE, (events.acked(member.id, lot.attempt, lot.base, ranges, now_ms, events.LOST),))
 
 
 def decide_reject(state: State, lot: Handout, reason: str, now_ms: int) -> Decision:
@@ -93,8 +120,9 @@ def decide_skip(state: State, first: int, to: int, is_lost: bool, now_ms: int) -
     return Decision(Outcome.DONE, tuple(happened))
 
 
-def decide_bury(state: State, dying: Dying, now_ms: int) -> Decision:
+def decide_bury(state: State, dying: Dying, is_lost: bool, now_ms: int) -> Decision:
     """Only what is dying still: a seek, or an earlier burial, may have come in between."""
+    detail = events.LOST if is_lost else b""
     named = state.dying.get((dying.first, dying.attempt))
     lots = list(state.dying) if named is None else [named]  # parts of a lot are renamed: rare, so looked for
     happened = []
@@ -104,7 +132,7 @@ def decide_bury(state: State, dying: Dying, now_ms: int) -> Decision:
             for first, count in dying.ranges:
                 mask |= open_in(lot, first, count)
             if mask:
-                happened.append(events.died(lot.attempt, lot.base, ranges_of(mask, lot.base), now_ms))
+                happened.append(events.died(lot.attempt, lot.base, ranges_of(mask, lot.base), now_ms, detail))
     return Decision(Outcome.DONE, tuple(happened))
 
 

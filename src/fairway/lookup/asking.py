@@ -68,12 +68,13 @@ class Inquirer:
         addresses: Sequence[Address],
         *,
         name: str = "fairway",
+        features: tuple[str, ...] = (),
         opened: Callable[[], None] | None = None,
         on_trouble: Callable[[str, int], None] | None = None,
     ) -> None:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        options = LineOptions(hello=Options(name=name), backoff_most_ms=1_000)
+        options = LineOptions(hello=Options(name=name, features=features), backoff_most_ms=1_000)
         self.line = Line(rng, options, now_ns=clock.monotonic_ns(), on_trouble=on_trouble)
         self._session = Inquiries(opened)
         self.line.add(self._session, clock.monotonic_ns())

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Self
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Self
 
-from fairway.errors import Refused, RemoteProtocolError, Unreachable
+from fairway.errors import Refused, Unreachable
 from fairway.lookup.asking import Inquirer
+from fairway.protocol.handshake import FEED
 from fairway.protocol.messages import Message
 from fairway.protocol.routing import Act, Register, Registered
 from fairway.protocol.session import Answer
@@ -45,6 +46,8 @@ _MS_NS = 1_000_000
 _WATCH_MS = 30_000
 _CLOSE_S = 1.0  # for the meta server to end a session
 _PAUSE_S = 0.2  # before something is tried again that the meta server did not grant
+_NO_FEED_S = 5.0  # between two looks at a tree, where the meta server is too old to say what has changed in it
+_READS_MAX = 32  # of `get_many`, on their way at once
 
 _TROUBLES: dict[str, type[RegistryError]] = {
     "exists": Exists, "missing": Missing, "stale": Stale, "over": SessionOver, "not allowed": NotAllowed,
@@ -69,14 +72,23 @@ class RemoteRegistry:
         self._certainty = Certainty()
         self._watches = Watches(self._loop)
         self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._feeders: dict[str, asyncio.Task[None]] = {}
+        self._room = asyncio.Semaphore(_READS_MAX)
         self._settled = asyncio.Event()  # there is a session
         self._nudged = asyncio.Event()  # there is a connection: see whether the session is still there
         self._is_closing = False
         self._refused: Refused | None = None
         self._inquirer = Inquirer(
-            net, clock, rng, addresses, name=name, opened=self._opened, on_trouble=lambda *_: self._suspend()
+            net,
+            clock,
+            rng,
+            addresses,
+            name=name,
+            features=(FEED,),
+            opened=self._opened,
+            on_trouble=lambda *_: self._suspend(),
         )
-        self._keeper = self._loop.create_task(self._keep(), name="fairway-remote-registry")
+        self._keeper = self._begin_task(self._keep(), "fairway-remote-registry")
 
     @classmethod
     async def open(
@@ -109,7 +121,20 @@ class RemoteRegistry:
     def _unreachable(self) -> Unreachable:
         where = ",".join(f"{host}:{port}" for host, port in self._addresses)
         why = self._inquirer.line.trouble or "no answer yet"
-        return Unreachable(f"no meta server at meta://{where}: {why}. Is it running there (`fairway meta`)?")
+        command = f"fairway meta --registry sqlite:meta --port {self._addresses[0][1]}"
+        return Unreachable(f"no meta server at meta://{where}: {why}. Is it running there (`{command}`)?")
+
+    def _begin_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """One of the loops that end with the registry. A loop that dies of an error of its own says so at once."""
+        task = self._loop.create_task(work, name=name)
+        task.add_done_callback(self._note_end)
+        return task
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            message = f"{task.get_name()} has ended: what changes in the registry is not noticed any more"
+            self._loop.call_exception_handler({"message": message, "exception": error, "task": task})
 
     # --- the port ----------------------------------------------------------------------------------------------------
 
@@ -130,6 +155,13 @@ class RemoteRegistry:
         del fresh
         answer = await self._read(Register(Act.GET, self._session, checked_path(path)))
         return Node(path, answer.value, answer.version, answer.owner) if answer.exists else None
+
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        return [*await asyncio.gather(*map(self._get_in_turn, paths))]
+
+    async def _get_in_turn(self, path: str) -> Node | None:
+        async with self._room:
+            return await self.get(path)
 
     async def children(self, path: str) -> list[str]:
         return (await self._read(Register(Act.CHILDREN, self._session, checked_path(path)))).children
@@ -156,14 +188,22 @@ class RemoteRegistry:
     def watch(self, path: str, changed: Callable[[], None]) -> Watch:
         watching = self._watches.add(checked_path(path), changed)
         if path not in self._watchers:
-            self._watchers[path] = self._loop.create_task(self._watch(path), name="fairway-remote-watch")
+            self._watchers[path] = self._begin_task(self._watch(path), "fairway-remote-watch")
+        return watching
+
+    def watch_tree(self, path: str, changed: Callable[[str], None]) -> Watch:
+        watching = self._watches.add_tree(checked_path(path), changed)
+        if path in self._feeders:
+            self._watches.tell_tree(path)
+        else:
+            self._feeders[path] = self._begin_task(self._feed(path), "fairway-remote-feed")
         return watching
 
     async def close(self) -> None:
         if self._is_closing:
             return
         self._is_closing = True
-        tasks = [self._keeper, *self._watchers.values()]
+        tasks = [self._keeper, *self._watchers.values(), *self._feeders.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)  # not one by one: whoever has no patience is heard here
@@ -298,9 +338,45 @@ class RemoteRegistry:
         finally:
             self._watchers.pop(path, None)
 
+    async def _feed(self, root: str) -> None:
+        """Ask what has changed in one tree, again and again; ends with the last who wants to know."""
+        seen = session = 0
+        try:
+            while root in self._watches.trees:
+                if session != self._session:
+                    session, seen = self._session, 0
+                line = self._inquirer.line
+                if not session or not line.is_open:
+                    await asyncio.sleep(_PAUSE_S)
+                elif FEED not in line.features:
+                    self._watches.tell_tree(root)
+                    await asyncio.sleep(_NO_FEED_S)
+                else:
+                    seen = await self._feed_once(root, session, seen)
+        finally:
+            self._feeders.pop(root, None)
+
+    async def _feed_once(self, root: str, session: int, seen: int) -> int:
+        """Up to where it was told; 0: nothing is known, and the next answer says so."""
+        wait_ms = _WATCH_MS if seen else 0
+        try:
+            answer = await self._ask(Register(Act.FEED, session, root, number=seen, wait_ms=wait_ms))
+        except SessionOver:
+            self._over(session)
+        except (RegistryError, Refused):
+            pass
+        else:
+            if answer.exists:
+                self._watches.tell_below(answer.children)
+            else:
+                self._watches.tell_tree(root)
+            return answer.number
+        await asyncio.sleep(_PAUSE_S)
+        return 0
+
 
 def _registered(outcome: object) -> Registered:
     message: Message | None = outcome.message if isinstance(outcome, Answer) else None
     if not isinstance(message, Registered):
-        raise RemoteProtocolError(f"REGISTER was answered with {message!r}")
+        raise Lost(f"REGISTER was answered with {message!r}: what became of it is not known")
     return message

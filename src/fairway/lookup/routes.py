@@ -20,6 +20,9 @@ from fairway.protocol.session import Answer, Ask, Outcome
 from fairway.world.rng import Rng
 
 WAIT_MS = 30_000  # of a long poll; a change is told at once, so this only says how often nothing is told
+GROW_MS_PER_SUBJECT = 0.2  # between two polls of which the second names more
+GROW_FREELY = 50  # subjects
+GROW_MS_MAX = 500  # a change of a route is still known within a second
 LOOK_SUBJECTS_MAX = 500  # at a time: with the longest names and several groups each, a control message holds the answer
 DOUBT_MS = 100  # between two looks at the same thing because somebody doubts it
 
@@ -64,6 +67,7 @@ class Routes:
         self._look = Attempts(rng)
         self._poll = Attempts(rng)
         self._polled: frozenset[str] = frozenset()  # what the poll that is on its way asks for
+        self._polled_ns = 0  # and when it left
 
     # --- for its owner; under the line's lock, or on its loop ---------------------------------------------------------
 
@@ -123,8 +127,9 @@ class Routes:
                 del self._unseen[name]
             self._look.is_in_flight = True
             yield self._ask(_Kind.LOOK, names, 0, 0)
-        if room and self._is_poll_due() and self._poll.not_before_ns <= now_ns:
+        if room and self._is_poll_due() and self._poll_due_ns() <= now_ns:
             self._polled = frozenset(self._subjects)
+            self._polled_ns = now_ns
             self._poll.is_in_flight = True
             yield self._ask(_Kind.POLL, [*self._subjects], self._known, self._wait_ms)
 
@@ -149,7 +154,7 @@ class Routes:
         """Only what lies ahead: whatever could have left already waits for room or for a connection, not for time."""
         dues_ns = [
             self._look.due_ns(0 if self._unseen else None),
-            self._poll.not_before_ns if self._is_poll_due() else None,
+            self._poll_due_ns() if self._is_poll_due() else None,
             self._doubt_at_ns if self._doubted else None,
         ]
         return min((due_ns for due_ns in dues_ns if due_ns is not None and due_ns > self._now_ns), default=None)
@@ -161,6 +166,14 @@ class Routes:
         if not self._known or not self._subjects or self._unseen or self._look.is_in_flight:
             return False
         return not (self._poll.is_in_flight and self._polled >= self._subjects.keys())
+
+    def _poll_due_ns(self) -> int:
+        """A poll names all subjects. Where one is on its way, the next waits the longer the more it names: otherwise a
+        program that begins with one subject after another would name all of them for each."""
+        if not self._poll.is_in_flight:
+            return self._poll.not_before_ns
+        gap_ms = min(max(len(self._polled) - GROW_FREELY, 0) * GROW_MS_PER_SUBJECT, GROW_MS_MAX)
+        return max(self._poll.not_before_ns, self._polled_ns + int(gap_ms * NS_PER_MS))
 
     def _ask(self, kind: _Kind, names: list[str], known: int, wait_ms: int) -> Ask:
         message = Route(self.asker, names, known, wait_ms, self._may_create)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -27,20 +27,38 @@ _PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 1.0, 1.0)  # one before e
 # node at the same moment, which passes at once; a connection to the registry is found again within seconds
 _RETRY_AFTER_MS = 1_000
 
+_CLOSED_S = 10.0  # for a master to say that it takes nothing any more
+_LOOK_S = 0.05
+
 RecordT = TypeVar("RecordT", GroupRecord, SubjectRecord)
-Owed = Callable[[GroupView], Awaitable[str]]  # what a group still owes, for people; empty: nothing
+
+
+class Creditors(Protocol):
+    """Who asks masters what is still owed. Each answer is a sentence for people; empty: nothing."""
+
+    async def owed(self, view: GroupView) -> str:
+        """By a group of servers."""
+
+    async def bound_for(self, group: str, delays: Sequence[GroupView]) -> str:
+        """By groups of delay servers, to a group of brokers: what was made for it, and only it can say whether it has
+        that."""
 
 
 class Governor:
     """Changes records, and the picture with them: whoever asked sees it at once, others when their watch fires."""
 
     def __init__(
-        self, registry: Registry, picture: Picture, told: Callable[[list[Key]], None], owed: Owed, spread: int
+        self,
+        registry: Registry,
+        picture: Picture,
+        told: Callable[[list[Key]], None],
+        creditors: Creditors,
+        spread: int,
     ) -> None:
         self._registry = registry
         self._picture = picture
         self._told = told
-        self._owed = owed
+        self._creditors = creditors
         self._spread = spread
 
     async def govern(self, asked: Govern) -> Governed:
@@ -178,7 +196,7 @@ class Governor:
         return self._choose(min(self._spread, len(able)) or 1)
 
     def _choose(self, number: int, without: Collection[str] = ()) -> list[str]:
-        return routing.choose(self._picture.groups.values(), self._picture.subjects, number, without)
+        return routing.choose(self._picture.groups.values(), self._picture.carried, number, without)
 
     # --- groups of servers -------------------------------------------------------------------------------------------
 
@@ -196,7 +214,7 @@ class Governor:
         before, after = await self._change(
             GroupRecord,
             layout.group_path(name),
-            lambda record: msgspec.structs.replace(record, is_draining=asked.is_on, is_done=False),
+            lambda record: msgspec.structs.replace(record, is_draining=asked.is_on, is_done=False, is_closed=False),
         )
         if before is None or after is None:
             raise Refused(Code.BAD_REQUEST, f"group {name} of servers is gone")
@@ -235,15 +253,13 @@ class Governor:
                 raise Refused(
                     Code.BAD_REQUEST, f"group {view.name} is in use: `fairway cluster drain {view.name}` first"
                 )
-            is_asked = holding or (view.kind == routing.DELAY and not view.is_done)
-            if is_asked and (owed := await self._owed(view)):
-                raise Refused(Code.BUSY, f"group {view.name} is not done: {owed}", retry_after_ms=_RETRY_AFTER_MS)
+            await self._check_owed(view, is_asked=bool(holding) or not (view.kind == routing.BROKER or view.is_done))
         elif not view.is_draining:
             await self._drain(Govern(Change.DRAIN, view.name, is_forced=True))
         for subject in holding:
             await self._let_go(subject, view.name)
         if view.living:
-            await self._note_done(view)
+            await self._mark(view, is_closed=True, is_done=True)
             return Governed(
                 f"group {view.name} carries no subject any more: stop its servers, "
                 f"then `fairway cluster decommission {view.name}` once more, and it is forgotten"
@@ -253,13 +269,51 @@ class Governor:
         self._told(self._picture.put_group(view.name, None, {}))
         return Governed(f"group {view.name} is forgotten; its data directories are as they were")
 
-    async def _note_done(self, view: GroupView) -> None:
-        """Nobody can be asked once its servers are stopped."""
+    async def _check_owed(self, view: GroupView, *, is_asked: bool) -> None:
+        """`Refused` while anything would be lost with the group. `is_asked`: its master must be.
+
+        A group that is drained still takes what it may have stored already, which its senders can send nowhere else.
+        So the group is closed to that before anybody is asked: nothing can come in behind the answers. Whatever was
+        refused meanwhile is among what delay servers still owe to the group, or stays with its sender."""
+        is_closing, is_clear = bool(view.living) and not view.is_done, False
+        try:
+            owed = await self._close(view) if is_closing else ""
+            if not owed and view.kind == routing.BROKER:
+                owed = await self._creditors.bound_for(view.name, self._delays())
+            if not owed and (is_asked or is_closing):
+                owed = await self._creditors.owed(self._group(view.name))
+            is_clear = not owed
+        finally:
+            if is_closing and not is_clear:
+                await self._mark(view, is_closed=False)
+        if owed:
+            raise Refused(Code.BUSY, f"group {view.name} is not done: {owed}", retry_after_ms=_RETRY_AFTER_MS)
+
+    def _delays(self) -> list[GroupView]:
+        """The groups of delay servers that may owe something: not those that are stopped, and owed nothing."""
+        views = self._picture.groups.values()
+        return [each for each in views if each.kind == routing.DELAY and (each.living or not each.is_done)]
+
+    async def _close(self, view: GroupView) -> str:
+        """Return once the master of a group has said that it takes nothing; with a sentence, if it does not say so."""
+        await self._mark(view, is_closed=True)
+        for _ in range(int(_CLOSED_S / _LOOK_S)):
+            master = self._group(view.name).master
+            if master is None or master.is_closed:
+                return ""  # without a master, nobody can say what it owes, either
+            await asyncio.sleep(_LOOK_S)
+        return "its master does not say that it has closed: ask again, and if it is of an older version, upgrade it"
+
+    async def _mark(self, view: GroupView, *, is_closed: bool, is_done: bool = False) -> None:
+        """`is_done`: nobody can be asked once its servers are stopped."""
         _, after = await self._change(
-            GroupRecord, layout.group_path(view.name), lambda record: msgspec.structs.replace(record, is_done=True)
+            GroupRecord,
+            layout.group_path(view.name),
+            lambda record: msgspec.structs.replace(record, is_closed=is_closed, is_done=is_done),
         )
         if after is not None:
-            self._told(self._picture.put_group(view.name, after, view.living))
+            known = self._picture.groups.get(view.name)
+            self._told(self._picture.put_group(view.name, after, view.living if known is None else known.living))
 
     async def _let_go(self, subject: str, group: str) -> None:
         def without(before: SubjectRecord) -> SubjectRecord:

@@ -1,4 +1,8 @@
-"""Keeps the picture as the registry has it: a watch on every node, and a read for each one that has changed.
+"""Keeps the picture as the registry has it: reads everything once, and then what has changed.
+
+Groups and their copies are few, and each node has a watch of its own. Subjects are many: one watch on their tree names
+those that have changed, and they are read a few hundred at a time. So a creation costs the same however many subjects
+there are (bench/subjects).
 
 While the registry cannot be reached the picture stays as it was, and is known to be old: what a client is told then is
 still the best that anybody knows, for brokers that live go on without the registry for a while, too.
@@ -10,6 +14,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
 from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 from fairway.errors import FairwayError, RemoteProtocolError
@@ -17,10 +22,12 @@ from fairway.meta.picture import Key, Picture
 from fairway.protocol.backoff import Backoff
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, Member, SubjectRecord
-from fairway.registry.port import Registry, SessionState, Watch
+from fairway.registry.port import Node, Registry, SessionState, Watch
+from fairway.registry.tree import above
 from fairway.world.rng import Rng
 
-_AT_ONCE = 32  # reads on their way: a cluster of ten thousand subjects is read in a second, and others get a word in
+_AT_ONCE = 32  # reads on their way, so that others get a word in
+_SUBJECTS_AT_ONCE = 500  # in one read: some 5 ms of the loop
 _RETRY_FIRST_MS = 100
 _RETRY_MOST_MS = 2_000
 _NS = 1_000_000_000
@@ -53,7 +60,9 @@ class Keeper:
         self._loaded = asyncio.Event()
         self._records: dict[str, GroupRecord | None] = {}
         self._living: dict[str, dict[str, Member | None]] = {}  # by group and node; None: not read yet
-        self._subjects: dict[str, None] = {}
+        self._is_list_stale = False  # of all subjects
+        self._stale: dict[str, None] = {}  # subjects to be read
+        self._tree: Watch | None = None
         self._unreadable: dict[str, str] = {}  # nodes, and what was said of them
         self._task: asyncio.Task[None] | None = None
 
@@ -61,8 +70,9 @@ class Keeper:
 
     def start(self) -> None:
         self._follow(layout.GROUPS, self._read_groups)
-        self._follow(layout.SUBJECTS, self._read_subjects)
         self._follow(layout.METAS, self._read_metas)
+        self._tree = self._registry.watch_tree(layout.SUBJECTS, self._mark_subject)
+        self._mark_subject(layout.SUBJECTS)
         self._task = asyncio.get_running_loop().create_task(self._run(), name="fairway-meta-keeper")
 
     async def loaded(self) -> None:
@@ -90,8 +100,11 @@ class Keeper:
             self._remark("the registry is back")
             for path in self._readers:
                 self._mark(path)
+            self._mark_subject(layout.SUBJECTS)
 
     async def stop(self) -> None:
+        if self._tree is not None:
+            self._tree.cancel()
         for watch in self._watches.values():
             watch.cancel()
         if self._task is not None:
@@ -122,11 +135,14 @@ class Keeper:
         while True:
             await self._stirred.wait()
             self._stirred.clear()
-            while self._dirty:
-                paths = [*self._dirty][:_AT_ONCE]
+            while self._dirty or self._is_list_stale or self._stale:
+                paths = [*islice(self._dirty, _AT_ONCE)]
                 for path in paths:
                     del self._dirty[path]
-                outcomes = await asyncio.gather(*(self._read(path) for path in paths))
+                reads = [self._read(path, self._readers[path]) for path in paths]
+                if self._is_list_stale or self._stale:
+                    reads.append(self._read("", self._read_subjects))
+                outcomes = await asyncio.gather(*reads)
                 if all(outcomes):
                     self._backoff.reset()
                 else:
@@ -134,11 +150,8 @@ class Keeper:
             self.trouble = ""
             self._loaded.set()
 
-    async def _read(self, path: str) -> bool:
-        """Whether the registry has answered."""
-        reader = self._readers.get(path)
-        if reader is None:
-            return True
+    async def _read(self, path: str, reader: Callable[[], Coroutine[None, None, None]]) -> bool:
+        """Whether the registry has answered. `path`: what is to be read again if not; "": the reader knows."""
         try:
             await reader()
         except FairwayError as error:
@@ -146,7 +159,8 @@ class Keeper:
             if not self.trouble:
                 self._remark(sentence)
             self.trouble = sentence
-            self._mark(path)
+            if path in self._readers:
+                self._mark(path)
             return False
         return True
 
@@ -154,7 +168,9 @@ class Keeper:
 
     async def _record(self, kind: type[RecordT], path: str, before: RecordT | None) -> RecordT | None:
         """What a node says. One that cannot be read is mentioned once, and what it said before stays in force."""
-        node = await self._registry.get(path)
+        return self._unpacked(kind, path, await self._registry.get(path), before)
+
+    def _unpacked(self, kind: type[RecordT], path: str, node: Node | None, before: RecordT | None) -> RecordT | None:
         if node is None or not node.value:
             return None
         try:
@@ -218,19 +234,43 @@ class Keeper:
         living = layout.by_directory(each for each in self._living[name].values() if each is not None)
         self._say(self._picture.put_group(name, self._records[name], living))
 
-    async def _read_subjects(self) -> None:
-        names = dict.fromkeys(await self._registry.children(layout.SUBJECTS))
-        for name in [each for each in self._subjects if each not in names]:
-            del self._subjects[name]
-            self._leave(layout.subject_path(name))
-            self._say(self._picture.put_subject(name, None))
-        for name in names:
-            self._subjects[name] = None
-            self._follow(layout.subject_path(name), partial(self._read_subject, name))
+    def _mark_subject(self, path: str) -> None:
+        """A subject has changed; or any of them may have."""
+        if path == layout.SUBJECTS:
+            self._is_list_stale = True
+        elif above(path) == layout.SUBJECTS:
+            self._stale[path.removeprefix(f"{layout.SUBJECTS}/")] = None
+        self._stirred.set()
 
-    async def _read_subject(self, name: str) -> None:
-        record = await self._record(SubjectRecord, layout.subject_path(name), self._picture.subjects.get(name))
-        self._say(self._picture.put_subject(name, record))
+    async def _read_subjects(self) -> None:
+        """The list, where it may be another, or else the next of those that have changed."""
+        if self._is_list_stale:
+            await self._read_names()
+            return
+        names = [*islice(self._stale, _SUBJECTS_AT_ONCE)]
+        for name in names:
+            del self._stale[name]
+        try:
+            nodes = await self._registry.get_many([*map(layout.subject_path, names)])
+        except FairwayError:
+            self._stale.update(dict.fromkeys(names))
+            raise
+        for name, node in zip(names, nodes, strict=True):
+            before = self._picture.subjects.get(name)
+            self._say(
+                self._picture.put_subject(name, self._unpacked(SubjectRecord, layout.subject_path(name), node, before))
+            )
+
+    async def _read_names(self) -> None:
+        self._is_list_stale = False
+        try:
+            names = await self._registry.children(layout.SUBJECTS)
+        except FairwayError:
+            self._is_list_stale = True
+            raise
+        known = self._picture.subjects
+        self._stale.update(dict.fromkeys(names))
+        self._stale.update(dict.fromkeys(known.keys() - self._stale.keys()))  # they are gone, or were made just now
 
     async def _read_metas(self) -> None:
         self._say(self._picture.put_metas(await self._registry.children(layout.METAS)))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from fairway.errors import FairwayError
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from fairway.errors import FairwayError, Unreachable
 from fairway.lookup.asking import Inquirer
 from fairway.meta.routing import DELAY, GroupView, address_of
 from fairway.protocol.admin import Depth, Describe, Described, GroupState
 from fairway.protocol.delaying import Tallied, Tally, Which
+from fairway.registry.layout import Member
 from fairway.world.clock import Clock
 from fairway.world.net import Net
 from fairway.world.rng import Rng
+
+T = TypeVar("T")
 
 _ANSWER_S = 10.0
 _NAMED_MAX = 5  # consumer groups in the sentence
@@ -27,20 +33,57 @@ class Creditors:
         master = view.master
         if master is None:
             return "it has no master, so nobody can say what it still owes: start its servers, or use --force"
+        try:
+            return await self._ask(master, _pending if view.kind == DELAY else _unconsumed)
+        except FairwayError as error:
+            return f"its master at {address_of(master)} does not say what it still owes: {error}"
+
+    async def bound_for(self, group: str, delays: Sequence[GroupView]) -> str:
+        """What delay servers have made for a broker group, and do not know to be there."""
+        found: dict[str, int] = {}
+        for view in sorted(delays, key=lambda each: each.name):
+            master = view.master
+            remedy = f"start the servers of {view.name}, or use --force"
+            if master is None:
+                return f"group {view.name} of delay servers has no master to say what it owes to {group}: {remedy}"
+            try:
+                tallied = await self._ask(master, _tallied)
+            except FairwayError as error:
+                return f"group {view.name} of delay servers does not say what it owes to {group} ({error}): {remedy}"
+            messages = sum(each.messages for each in tallied.in_transit if each.group == group)
+            if messages:
+                found[view.name] = messages
+        if not found:
+            return ""
+        count, who = sum(found.values()), ", ".join(f"{name} {messages:,}" for name, messages in found.items())
+        what = "1 delayed message waits" if count == 1 else f"{count:,} delayed messages wait"
+        return (
+            f"{what} for it at delay servers ({who}), and only it can say whether it has them: start its servers if "
+            "they are stopped, and ask again"
+        )
+
+    async def _ask(self, master: Member, question: Callable[[Inquirer], Awaitable[T]]) -> T:
         inquirer = Inquirer(self._net, self._clock, self._rng, [(master.host, master.port)], name="fairway meta")
         try:
             if not await inquirer.connected(0, _ANSWER_S):
-                return f"its master at {address_of(master)} cannot be asked what it still owes: {inquirer.line.trouble}"
-            return await (_pending(inquirer) if view.kind == DELAY else _unconsumed(inquirer))
-        except FairwayError as error:
-            return f"its master at {address_of(master)} does not say what it still owes: {error}"
+                raise Unreachable(f"no connection to {address_of(master)}: {inquirer.line.trouble}")
+            return await question(inquirer)
         finally:
             inquirer.abort()
 
 
+async def _tallied(inquirer: Inquirer) -> Tallied:
+    return await inquirer.ask(Tally(Which()), Tallied, _ANSWER_S)
+
+
 async def _pending(inquirer: Inquirer) -> str:
-    tallied = await inquirer.ask(Tally(Which()), Tallied, _ANSWER_S)
-    return f"{tallied.count} delayed messages are pending" if tallied.count else ""
+    tallied = await _tallied(inquirer)
+    in_transit = sum(each.messages for each in tallied.in_transit)
+    told = [f"{tallied.count} delayed messages are pending"] if tallied.count else []
+    if in_transit:
+        groups = ", ".join(f"{each.group} {each.messages:,}" for each in tallied.in_transit[:_NAMED_MAX])
+        told.append(f"{in_transit:,} are on their way to their broker groups ({groups})")
+    return " and ".join(told)
 
 
 async def _unconsumed(inquirer: Inquirer) -> str:

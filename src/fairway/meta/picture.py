@@ -6,8 +6,9 @@ clients, only for tools. Whoever has seen version 7 is told of what has a stamp 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Callable, Mapping
-from itertools import islice
 
 from fairway.meta.routing import DELAY, GroupView, base_of, group_route, missing_subject, subject_route
 from fairway.protocol.routing import Asker, Route, Routed, SubjectRoute
@@ -35,9 +36,11 @@ class Picture:
     def __init__(self) -> None:
         self.version = 1  # 0 says: none
         self.subjects: dict[str, SubjectRecord] = {}
+        self.carried: Counter[str] = Counter()  # by group: the subjects that it takes new messages of
         self.groups: dict[str, GroupView] = {}
         self.metas: list[str] = []
         self._stamps: dict[Key, int] = {}
+        self._names_sorted: list[str] = []  # of all subjects
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
@@ -45,10 +48,16 @@ class Picture:
         """None: it is gone."""
         if self.subjects.get(name) == record:
             return []
+        before = self.subjects.get(name)
+        self.carried.subtract(() if before is None else before.writable)
+        self.carried.update(() if record is None else record.writable)
         if record is None:
             del self.subjects[name]
+            del self._names_sorted[bisect_left(self._names_sorted, name)]
         else:
             self.subjects[name] = record
+            if before is None:
+                insort(self._names_sorted, name)
         return self._stamp(subject_key(name))
 
     def put_group(self, name: str, record: GroupRecord | None, living: Mapping[str, Member]) -> list[Key]:
@@ -134,8 +143,8 @@ class Picture:
     def _names(self, route: Route) -> tuple[list[str], bool]:
         """Of the subjects to be told of; and whether there are more."""
         if route.asker is Asker.TOOL and not route.subjects:
-            behind = (name for name in sorted(self.subjects) if name > route.after)
-            names = [*islice(behind, ALL_SUBJECTS_MAX + 1)]
+            first = bisect_right(self._names_sorted, route.after)
+            names = self._names_sorted[first : first + ALL_SUBJECTS_MAX + 1]
             return names[:ALL_SUBJECTS_MAX], len(names) > ALL_SUBJECTS_MAX
         names = [*dict.fromkeys(route.subjects)]
         if not route.known or route.asker is Asker.TOOL:

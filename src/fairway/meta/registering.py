@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
 from typing import Protocol
 
 from fairway.errors import Code, Misuse, Refused
 from fairway.protocol.routing import Act, Register, Registered
 from fairway.registry.port import Exists, Missing, NotAllowed, Registry, RegistryError, SessionOver, Stale, Watch
+from fairway.registry.tree import checked_path
 from fairway.serving.requests import Asker as Connection
 from fairway.serving.requests import ServedRequest
 
@@ -23,7 +27,11 @@ SESSION_MS_MAX = 120_000
 SESSIONS_MAX = 10_000
 WATCHES_MAX = 1_000  # of one session
 WAIT_MS_MAX = 60_000
+FEEDS_MAX = 16  # trees that somebody watches
+FEED_KEPT = 10_000  # changes of one tree; who is farther behind reads all of it again
+FEED_PAGE = 1_000  # of them in one answer: with the longest names a control message holds them
 _LAST_S = 1.0  # for changes under way when the server stops
+_FEED_BITS = 20  # a million changes a millisecond, and the number fits the wire until the year 2200
 
 _TROUBLES: dict[type[RegistryError], str] = {
     Exists: "exists", Missing: "missing", Stale: "stale", SessionOver: "over", NotAllowed: "not allowed",
@@ -51,6 +59,12 @@ class SessionMaker(Protocol):
     def session(self, number: int) -> GuestSession:
         """One that was opened before, perhaps by an earlier life of this process; `SessionOver`."""
 
+    async def failed(self) -> None:
+        """Return when nothing can be written to it any more."""
+
+    def watch_tree(self, path: str, changed: Callable[[str], None]) -> Watch:
+        """As a `Registry` has it, in the session of its owner."""
+
 
 class _News:
     """How often one node has changed, as its session was told; and who waits for it to change again."""
@@ -64,6 +78,36 @@ class _News:
         self.number += 1
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
+
+
+class _Feed:
+    """The latest changes in one tree, numbered. The numbers of one life of the server are none of another's."""
+
+    def __init__(self, root: str, first: int) -> None:
+        self.changed = asyncio.Event()
+        self.watch: Watch | None = None
+        self._root = root
+        self._end = first
+        self._paths: deque[str] = deque(maxlen=FEED_KEPT)
+
+    def note(self, path: str) -> None:
+        if path == self._root:
+            self._paths.clear()  # anything may have changed: whoever comes with an older number is told so
+        else:
+            self._paths.append(path)
+        self._end += 1
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+    def is_news_since(self, number: int) -> bool:
+        return number != self._end
+
+    def since(self, number: int) -> Registered:
+        start = self._end - len(self._paths)
+        if not start <= number <= self._end:
+            return Registered(path=self._root, number=self._end)
+        page = list(islice(self._paths, number - start, number - start + FEED_PAGE))
+        return Registered(path=self._root, children=[*dict.fromkeys(page)], number=number + len(page), exists=True)
 
 
 class _Guest:
@@ -95,8 +139,11 @@ class _Guest:
 class RegistryDesk:
     """All sessions of others. Without a `maker` there are none, and the asker is told whom to ask."""
 
-    def __init__(self, maker: SessionMaker | None) -> None:
+    def __init__(self, maker: SessionMaker | None, started_ms: int = 0) -> None:
+        """`started_ms`: when this life of the server began; numbers of feeds begin there."""
         self._maker = maker
+        self._feeds: dict[str, _Feed] = {}
+        self._first = (started_ms << _FEED_BITS) + 1
         self._guests: dict[int, _Guest] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
 
@@ -119,6 +166,10 @@ class RegistryDesk:
         """Those who wait for news are told something; what is being changed may be done, and answered."""
         for guest in self._guests.values():
             guest.forget()
+        for root, feed in self._feeds.items():
+            if feed.watch is not None:
+                feed.watch.cancel()
+            feed.note(root)
         if self._tasks:
             await asyncio.wait([*self._tasks], timeout=_LAST_S)
         for task in [*self._tasks]:
@@ -158,6 +209,8 @@ class RegistryDesk:
         guest.session.touch()
         if asked.act is Act.WATCH:
             return await self._watch(guest, asked)
+        if asked.act is Act.FEED:
+            return await self._feed(asked)
         async with guest.order:
             if guest.home is not request.session:
                 return Registered("moved")
@@ -224,3 +277,23 @@ class RegistryDesk:
                 async with asyncio.timeout(min(asked.wait_ms, WAIT_MS_MAX) / 1_000):
                     await changed.wait()
         return Registered(path=asked.path, number=news.number)
+
+    async def _feed(self, asked: Register) -> Registered:
+        """The same order: register first, look again, then wait."""
+        feed = self._feed_of(asked.path)
+        changed = feed.changed
+        if not feed.is_news_since(asked.number) and asked.wait_ms:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(asked.wait_ms, WAIT_MS_MAX) / 1_000):
+                    await changed.wait()
+        return feed.since(asked.number)
+
+    def _feed_of(self, root: str) -> _Feed:
+        feed = self._feeds.get(root)
+        if feed is None:
+            if len(self._feeds) >= FEEDS_MAX:
+                raise Refused(Code.BUSY, f"{FEEDS_MAX} trees of this registry are watched: no more")
+            feed = _Feed(checked_path(root), self._first)
+            feed.watch = self._own.watch_tree(root, feed.note)
+            self._feeds[root] = feed
+        return feed

@@ -160,9 +160,10 @@ def missing_subject(name: str, *, may_create: bool, policy: bool, trouble: str =
 
 
 def choose(
-    views: Iterable[GroupView], subjects: Mapping[str, SubjectRecord], number: int, without: Collection[str] = ()
+    views: Iterable[GroupView], carried: Mapping[str, int], number: int, without: Collection[str] = ()
 ) -> list[str]:
-    """The least loaded broker groups that take messages; `Refused` where there are not as many.
+    """The least loaded broker groups that take messages; `Refused` where there are not as many. `carried`: how many
+    subjects each takes new messages of.
 
     The load of a group is its share of the bytes that come in plus its share of the subjects: while nothing comes in,
     subjects are spread evenly, and under load they go where there is less of it.
@@ -173,16 +174,11 @@ def choose(
         takes = f"{len(able)} {'takes' if len(able) == 1 else 'take'} messages now"
         remedy = "start brokers (`fairway broker --registry ... --group NAME`), or ask for fewer"
         raise Refused(Code.READ_ONLY, f"{asked} and {takes}: {remedy}", retry_after_ms=1_000)
-    carried = dict.fromkeys((view.name for view in able), 0)
-    for record in subjects.values():
-        for group in record.writable:
-            if group in carried:
-                carried[group] += 1
     flow = {view.name: _bytes_per_s(view) for view in able}
-    all_flow, all_carried = sum(flow.values()) or 1.0, sum(carried.values()) or 1
+    all_flow, all_carried = sum(flow.values()) or 1.0, sum(carried.get(name, 0) for name in flow) or 1
 
     def load_of(name: str) -> tuple[float, str]:
-        return flow[name] / all_flow + carried[name] / all_carried, name
+        return flow[name] / all_flow + carried.get(name, 0) / all_carried, name
 
     return sorted(sorted(flow, key=load_of)[:number])
 

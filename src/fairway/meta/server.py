@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from fairway import limits
@@ -26,6 +26,7 @@ from fairway.meta.presence import MetaRecord, Presence
 from fairway.meta.registering import RegistryDesk, SessionMaker
 from fairway.protocol import Options, RequestReceived
 from fairway.protocol.admin import BrokerState, Describe, Described
+from fairway.protocol.handshake import FEED
 from fairway.protocol.messages import Message
 from fairway.protocol.routing import Govern, Register, Route
 from fairway.registry.port import Registry, RegistryError, SessionState
@@ -77,6 +78,10 @@ class MetaOptions:
     def connection(self) -> Options:
         return self.hall.connection
 
+    def feeding(self) -> HallOptions:
+        """What concerns connections, with the features of a meta server."""
+        return replace(self.hall, connection=replace(self.connection, features=(*self.connection.features, FEED)))
+
 
 @dataclass(frozen=True, slots=True)
 class MetaWorld:
@@ -96,22 +101,22 @@ class MetaServer:
         self.clock = world.clock
         self.options = options
         self.meters = Meters()
-        self.hall = Hall(world.clock, options.hall, self.meters, Courtesy(), self.handle)
+        self._started_ms = world.clock.wall_ms()
+        self.hall = Hall(world.clock, options.feeding(), self.meters, Courtesy(), self.handle)
         self.waiting = Allowance(options.waiting_bytes_max, "wait in this meta server's requests")
         self.picture = Picture()
         self._world = world
         self._registry = world.registry
         self.keeper = Keeper(world.registry, self.picture, world.rng, self._told, remark)
         creditors = Creditors(world.net, world.clock, world.rng)
-        self.governor = Governor(world.registry, self.picture, self._told, creditors.owed, options.spread)
+        self.governor = Governor(world.registry, self.picture, self._told, creditors, options.spread)
         self._founder = Founder(self.governor, world.clock)
         self.routes = RouteDesk(self.picture, self._founder, lambda: self.keeper.is_old, policy=options.create_subjects)
-        self.registers = RegistryDesk(world.sessions)
+        self.registers = RegistryDesk(world.sessions, self._started_ms)
         pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
         self._doors = Doors(world.net, self.hall, HttpDoor(pages))
         self._presence: Presence | None = None
         self._decisions: dict[asyncio.Task[None], None] = {}
-        self._started_ms = world.clock.wall_ms()
         self._is_stopping = False
 
     @classmethod
@@ -249,7 +254,13 @@ class MetaServer:
 
     async def failed(self) -> None:
         """Return when it cannot go on: then `stop` raises what happened."""
-        await self.keeper.failed()
+        ways = [self.keeper.failed()] + ([] if self._world.sessions is None else [self._world.sessions.failed()])
+        ending = [asyncio.ensure_future(way) for way in ways]
+        try:
+            await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in ending:
+                each.cancel()
         self.hall.cut_off()
 
     async def stop(self) -> None:

@@ -113,7 +113,7 @@ class GroupState(Message, frozen=True):
     retrying: Natural  # waiting for their next attempt
     dying: Natural  # on their way to the dead-letter subject
     dead: Natural  # in the dead-letter subject
-    lost: Natural  # taken by retention before the group had them
+    lost: Natural  # taken by retention or rot before the group was done with them
     inbox: Natural  # waiting in the private inbox
     lots: Natural  # un-acked ranges
     weight: float

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from fairway import limits
-from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
+from fairway.errors import Code, Misuse, Refused, RemoteProtocolError, StoredRange
 from fairway.protocol import admin, delaying, messages, replicating, routing, tracing
 from fairway.protocol.messages import Message, Verb
 
@@ -52,6 +52,7 @@ TABLE: Final[dict[Verb, tuple[type[Message], type[Message]]]] = {
     Verb.GIVE: (replicating.Give, replicating.Given),
     Verb.SNAPSHOT: (replicating.TakeSnapshot, replicating.Snapshot),
     Verb.FETCH: (replicating.Fetch, replicating.Fetched),
+    Verb.RESEND: (delaying.Resend, delaying.Resent),
 }
 
 REQUESTS: Final[dict[type[Message], Verb]] = {asked: verb for verb, (asked, _) in TABLE.items()}
@@ -83,6 +84,8 @@ _DECODE_GOODBYE: Final[Decode] = msgspec.msgpack.Decoder(messages.Goodbye).decod
 
 # ValueError: msgspec's own errors, and text that is not UTF-8. RecursionError: nesting in fields to be ignored.
 _UNREADABLE: Final = (ValueError, RecursionError)
+
+_STORED_MAX: Final = 64  # batches that a conflict names; where there are more, none of them is the one that was sent
 
 _CODES: Final = {code.value: code for code in Code}
 
@@ -120,7 +123,11 @@ def decode_answer(verb: int, control: bytes) -> Message:
 def decode_refusal(verb: int, control: bytes) -> Refused:
     """A refusal, as the exception that it stands for on this side."""
     refusal: messages.Refusal = _decoded(_DECODE_REFUSAL, control, verb)
-    return Refused(code_of(refusal.code), refusal.sentence, retry_after_ms=refusal.retry_after_ms)
+    stored = None
+    if refusal.stored is not None:
+        stored = tuple(StoredRange(each.first, each.count, each.crc) for each in refusal.stored)
+    code = code_of(refusal.code)
+    return Refused(code, refusal.sentence, retry_after_ms=refusal.retry_after_ms, stored=stored)
 
 
 def decode_hello(control: bytes) -> messages.Hello:
@@ -145,7 +152,10 @@ def code_of(text: str) -> Code:
 
 def refusal_of(refused: Refused) -> messages.Refusal:
     """What goes over the wire for a refusal."""
-    return messages.Refusal(refused.code.value, shortened(refused.sentence), refused.retry_after_ms)
+    stored = None
+    if refused.stored is not None and len(refused.stored) <= _STORED_MAX:
+        stored = [messages.StoredPart(*each) for each in refused.stored]
+    return messages.Refusal(refused.code.value, shortened(refused.sentence), refused.retry_after_ms, stored)
 
 
 def shortened(sentence: str) -> str:

@@ -34,7 +34,7 @@ from fairway.protocol.events import (
 )
 from fairway.protocol.frames import REFUSED, RESPONSE, Bytes, Frame, FrameReader
 from fairway.protocol.handshake import GREETING_VERSION, Options
-from fairway.protocol.heartbeat import Beat, Pulse
+from fairway.protocol.heartbeat import NEVER_NS, Beat, Pulse
 from fairway.protocol.messages import FIRST_REQUEST_VERB, Goodbye, Hello, Message, Ping, Pong, Verb
 from fairway.protocol.states import Heard, Move, Role, State
 
@@ -127,7 +127,9 @@ class Connection:
 
     def next_deadline(self) -> int | None:
         """When `on_time` is to be called, on the clock of `now_ns`; None: never again."""
-        return self._pulse.due_ns if self.closed is None else None
+        if self.closed is not None or self._pulse.due_ns == NEVER_NS:
+            return None
+        return self._pulse.due_ns
 
     def on_time(self, now_ns: int) -> None:
         """Write the PING that is due, or give the other side up."""
@@ -343,7 +345,7 @@ class Connection:
         self.peer_frame_bytes_max = agreed.frame_bytes_max
         self.requests_max = agreed.requests_max
         self.features = agreed.features
-        self._pulse = Pulse(agreed.heartbeat_ms, now_ns)
+        self._pulse = Pulse(agreed.heartbeat_ms, now_ns, is_on=self.options.has_heartbeat)
         return agreed
 
     # --- the end -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The consumer half of a client, without a socket: join, pull ahead, hand out, settle, keep the lease, leave.
 
-    session = Consuming(ConsumingOptions("order.changed", "hotel"), rng, on_change=wake_the_line)
-    line.add(session, now)
+    session = Consuming(ConsumingOptions("order.changed", "hotel"), clock, rng, on_change=wake_the_line)
+    line.add(session, now, session.detach)
     for message in session.take_messages(100): ...                  or on_messages=..., which gets lists of them
     message.ack()     message.retry(after=30)     message.reject("why")     message.release()        from any thread
     session.ack(messages)                                                     the same for many at once
@@ -20,9 +20,7 @@ have `asks` called soon.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
 
 from fairway import limits
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError
@@ -43,7 +41,7 @@ from fairway.protocol.consumption import (
 )
 from fairway.protocol.delivery import After, Message, ack_all
 from fairway.protocol.frames import Bytes
-from fairway.protocol.lots import ACK, OPEN, RELEASE, Hook, Ledger, Stale
+from fairway.protocol.lots import Hook, Ledger, Stale
 from fairway.protocol.messages import (
     Done,
     Heartbeat,
@@ -57,10 +55,12 @@ from fairway.protocol.messages import (
     Settled,
 )
 from fairway.protocol.messages import Message as Control
+from fairway.protocol.prefetch_buffer import PrefetchBuffer
 from fairway.protocol.session import Answer, Ask, Lost, Outcome
-from fairway.protocol.settling import Settler, Settling
+from fairway.protocol.settling import Settler, Settling, dead_letters
 from fairway.protocol.terms import Terms
-from fairway.protocol.unpacking import Run, Unpacker
+from fairway.protocol.unpacking import Unpacker
+from fairway.world.clock import Clock
 from fairway.world.rng import Rng
 
 _UNREADABLE_MAX = 3  # answers in a row that cannot be read: then it is not the way that damages them
@@ -89,6 +89,7 @@ class Consuming:
     def __init__(
         self,
         options: ConsumingOptions,
+        clock: Clock,
         rng: Rng,
         *,
         on_messages: Callable[[list[Message]], None] | None = None,
@@ -108,14 +109,16 @@ class Consuming:
         self.lease_ms = 0  # from the first JOIN on
         self._on_messages = on_messages
         self._on_event = on_event
-        self._ledger = Ledger(options.subject, options.group, on_change, broker_group)
+        self._ledger = Ledger(options.subject, options.group, clock, on_change, broker_group)
+        self._ledger.is_watched = on_event is not None
+        self._clock = clock
+        self._lease = self._ledger.lease
         self._settler = Settler(self._ledger, rng, linger_ms=options.linger_ms, enough=options.settle_messages)
         self._shelf = self._settler.shelf
         self._unpacker = Unpacker(self._ledger, self._shelf)
         self._terms = Terms()
         self._config_version = 0
-        self._waiting: deque[Run] = deque()
-        self._waiting_count = 0
+        self._buffer = PrefetchBuffer(self.counts)
         self._behind = Behind()
         self._arrived = 0
         self._ahead = Ahead(options.prefetch_messages, is_bound=on_messages is None)
@@ -124,43 +127,30 @@ class Consuming:
         self._is_open = False
         self._is_joined = False
         self._joined_ns = 0
+        self._join_sent_ns = 0
         self._is_cramped = False
         self._unreadable = 0
         self._life = 0  # counts connections
         self._stumbles = 0  # that were seen to
         self._room_since_ns: int | None = None
         self._spoke_ns = 0  # when the last request that renews the lease was sent
-        self._renewed_ns: int | None = None  # when the last of those that were answered was sent
         self._is_draining = False
         self._leave_at_ns: int | None = None
 
     # --- the user ----------------------------------------------------------------------------------------------------
 
-    def take_messages(self, most: int | None = None, now_ns: int | None = None) -> list[Message]:
+    def take_messages(self, most: int | None = None) -> list[Message]:
         """Messages to handle now, at most so many; none while it is paused or draining. Yours until settled.
 
-        In a group by key, of each key the first that is not settled. With the time, one that follows upon another here
-        only while the lease certainly runs.
+        In a group by key, of each key the first that is not settled. None that others may have by now: those go back,
+        or wait here until the broker is heard again.
         """
-        taken: list[Message] = []
         if self.is_paused:
-            return taken
-        if self._behind.count and (most is None or self._waiting_count < most):
+            return []
+        now_ns = self._clock.monotonic_ns()
+        if self._behind.count and (most is None or self._buffer.count < most):
             self._admit(now_ns)
-        left = self._waiting_count if most is None else min(most, self._waiting_count)
-        self._waiting_count -= left
-        self.counts.handed_out += left
-        while left:
-            lot, page, first, end = self._waiting.popleft()
-            if end - first > left:
-                self._waiting.appendleft(Run(lot, page, first + left, end))
-                end = first + left
-            lot.fill(first - lot.first, end - lot.first, OPEN)
-            at = page.first_sequence
-            payloads = page.batch.payloads[first - at : end - at]
-            taken += map(Message, payloads, range(first, end), repeat(lot), repeat(page))
-            left -= end - first
-        return taken
+        return self._buffer.take(most, now_ns)
 
     def wish(self, count: int) -> None:
         """The program takes so many at once: see that they are here, however long it may be busy with them."""
@@ -169,12 +159,18 @@ class Consuming:
     @property
     def waiting_count(self) -> int:
         """Messages that `take_messages` has."""
-        return self._waiting_count
+        return self._buffer.count
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether `take_messages` would hand out some of them. Not while it is paused, nor while the broker cannot be
+        asked whether it still knows of them."""
+        return not self.is_paused and self._buffer.has_ready
 
     @property
     def may_have_some(self) -> bool:
         """Whether `take_messages` has any, or may have, now that others have been settled."""
-        return self._waiting_count > 0 or self._behind.count > 0
+        return self._buffer.count > 0 or self._behind.count > 0
 
     @property
     def held_count(self) -> int:
@@ -246,12 +242,17 @@ class Consuming:
         """End now, without another word to the broker: what is held goes to others when the lease runs out."""
         self._finish(None)
 
+    def detach(self) -> None:
+        """The connection is lost: what nobody has begun waits for the next answer to JOIN."""
+        self._is_open = self._is_joined = False
+        self._lease.detach()
+
     # --- the line ----------------------------------------------------------------------------------------------------
 
     def opened(self, now_ns: int) -> None:
+        self.detach()
         self._life += 1
         self._is_open = True
-        self._is_joined = False
         self._settler.hurry()
         for attempts in self._attempts.values():
             attempts.abandon()
@@ -288,7 +289,7 @@ class Consuming:
             self._on_settle_outcome(token, outcome, now_ns)
         elif isinstance(token, Asked) and token.life == self._life:
             if isinstance(outcome, Lost):
-                self._is_open = self._is_joined = False
+                self.detach()
                 self._attempts[token.doing].abandon()
             elif isinstance(outcome, Refused):
                 self._on_refused(token, outcome, now_ns)
@@ -329,7 +330,7 @@ class Consuming:
             asks.append(Ask(SettleAll(*self._place, outcomes, self._arrived), (), token))
 
     def _pull(self, asks: list[Ask], now_ns: int) -> None:
-        waiting = self._waiting_count + self._behind.count
+        waiting = self._buffer.count + self._behind.count
         self._ahead.look(waiting, self.counts.handed_out + waiting - self._shelf.held, now_ns, is_idle=self.is_paused)
         messages, size = self._room()
         if messages < 1 or size < 1:
@@ -341,7 +342,9 @@ class Consuming:
         if due_ns is None or now_ns < due_ns or not self._attempts[Doing.PULL].may_ask(now_ns):
             return
         self._room_since_ns = None
-        wait_ms = min(self.options.wait_ms, self.lease_ms // 2)
+        wait_ms = self.lease_ms // 2
+        if self.options.wait_ms is not None:
+            wait_ms = min(self.options.wait_ms, wait_ms)
         self._pulling = messages
         pull = Pull(*self._place, messages, size, wait_ms, self._arrived, limits.RUN_MESSAGES_MAX)
         self._ask(asks, Doing.PULL, pull, now_ns)
@@ -351,7 +354,7 @@ class Consuming:
         shelf, options = self._shelf, self.options
         if shelf.owed - shelf.held > 2 * options.prefetch_messages + limits.LOT_MESSAGES_MAX:
             return 0, 0  # the broker confirms slower than we settle
-        waiting = self._waiting_count + self._behind.count
+        waiting = self._buffer.count + self._behind.count
         messages = min(options.prefetch_messages - shelf.held, self._ahead.limit - waiting)
         return messages, options.prefetch_bytes - shelf.held_bytes
 
@@ -371,9 +374,12 @@ class Consuming:
             self._ask(asks, Doing.HEARTBEAT, Heartbeat(*self._place, self._arrived), now_ns)
 
     def _beat_due_ns(self) -> int:
-        """A third of a lease after the last word. A pull that waits for half a lease, with nothing held, may do so."""
-        is_waiting = self._attempts[Doing.PULL].is_in_flight and not self._shelf.owed
-        return self._spoke_ns + self.lease_ms * NS_PER_MS * (2 if is_waiting else 1) // 3
+        """A third of a lease after the last word, and before another copy may lead. A pull that waits for half a lease,
+        with nothing held, may do so."""
+        third_ns = self.lease_ms * NS_PER_MS // 3
+        if self._attempts[Doing.PULL].is_in_flight and not self._shelf.owed:
+            return self._spoke_ns + 2 * third_ns
+        return min(self._spoke_ns + third_ns, self._lease.confirm_due_ns())
 
     def _leave(self, asks: list[Ask], now_ns: int) -> None:
         due_ns = self._leave_due_ns()
@@ -393,7 +399,8 @@ class Consuming:
 
     def _on_answer(self, token: Asked, outcome: Answer, now_ns: int) -> None:
         message = outcome.message
-        self._renewed_ns = token.sent_ns if token.doing is not Doing.JOIN else self._renewed_ns
+        if token.doing is not Doing.JOIN:
+            self._lease.renew(token.sent_ns, self.lease_ms)
         if isinstance(message, Pulled):
             self._on_pulled(token, message, outcome.attachments, now_ns)
             return
@@ -401,7 +408,7 @@ class Consuming:
         if isinstance(message, Joined):
             self._on_joined(token, message, now_ns)
         elif isinstance(message, Renewed):
-            self._on_renewed(message, now_ns)
+            self._on_renewed(token, message, now_ns)
         elif isinstance(message, Done):
             self._finish(None)
 
@@ -412,6 +419,7 @@ class Consuming:
             self._finish(error)
             return
         self._ledger.is_strict = self._terms.order == "strict"
+        self._ledger.attempts_max = self._terms.attempts_max
         if objection := self.options.objection(self._terms):
             self._finish(Refused(Code.STALE_CONFIG, f"group {self.group} {objection}"))
             return
@@ -420,10 +428,12 @@ class Consuming:
         self._config_version = told.config_version
         self._is_joined = True
         self._joined_ns = now_ns
-        if self._renewed_ns is not None and now_ns - self._renewed_ns > self.lease_ms * NS_PER_MS:
-            self._lapse()
-        self._renewed_ns = token.sent_ns
+        self._join_sent_ns = token.sent_ns
+        was_over = self._lease.is_over(now_ns)
+        if not self._lease.join(token.sent_ns, told) or was_over:
+            self._lapse(-1 if was_over else told.number)
         self._tell(HasJoined(told.config_version, told.lease_ms, is_first))
+        self._push()
         if told.has_gap:
             self.counts.gaps += 1
             self._tell(Gap())
@@ -447,17 +457,18 @@ class Consuming:
             return
         self._unreadable = 0
         attempts.granted()
+        self._lease.confirm(token.sent_ns, told.leads_ms)
         self._arrived = told.number
         self.counts.repeated += unpacked.repeated
         self.counts.filtered += unpacked.filtered
         self.counts.absent += unpacked.absent
-        self._wait_for_user(unpacked.runs)
+        self._buffer.put(unpacked.runs)
         if unpacked.behind:
-            self._wait_for_user(self._behind.add(unpacked.runs, unpacked.behind, unpacked.linked))
+            self._buffer.put(self._behind.add(unpacked.runs, unpacked.behind, unpacked.linked))
         fresh = sum(run.end - run.first for run in (*unpacked.runs, *unpacked.behind))
         self._ahead.arrived(self._pulling, fresh + unpacked.filtered)
-        if self._is_draining or token.stumbles != self._ledger.stumbles:
-            self._give_back()
+        if self._is_draining or token.stumbles != self._ledger.stumbles or token.sent_ns < self._join_sent_ns:
+            self._give_back()  # the last: it was handed to a member that may have been given up before we joined again
         self._push()
 
     def _on_unreadable(self, error: RemoteProtocolError, now_ns: int) -> None:
@@ -468,7 +479,8 @@ class Consuming:
         else:
             self._attempts[Doing.PULL].put_off(now_ns)
 
-    def _on_renewed(self, told: Renewed, now_ns: int) -> None:
+    def _on_renewed(self, token: Asked, told: Renewed, now_ns: int) -> None:
+        self._lease.confirm(token.sent_ns, told.leads_ms)
         if told.config_version != self._config_version:
             self._rejoin(now_ns)
         if told.is_paused != self.is_paused_by_broker:
@@ -477,14 +489,17 @@ class Consuming:
 
     def _on_settle_outcome(self, token: Settling, outcome: Outcome, now_ns: int) -> None:
         if isinstance(outcome, Answer) and isinstance(outcome.message, Settled):
-            self._renewed_ns = token.sent_ns
+            self._lease.renew(token.sent_ns, self.lease_ms)
             self.counts.settled += outcome.message.settled
             self.counts.stale += outcome.message.stale
             self._settler.confirmed(token, outcome.message)
+            if self._on_event is not None:
+                for event in dead_letters(token, outcome.message):
+                    self._tell(event)
             return
         self._settler.returned(token, now_ns)
         if isinstance(outcome, Lost):
-            self._is_open = self._is_joined = False
+            self.detach()
         elif isinstance(outcome, Refused):
             if outcome.code not in _JOIN_AGAIN:  # after the JOIN it goes first, before a pull brings the same again
                 self._settler.put_off(now_ns, outcome.retry_after_ms)
@@ -507,8 +522,10 @@ class Consuming:
         """What follows from a refusal, beyond trying again later."""
         if refused.code in _JOIN_AGAIN:
             if refused.code is Code.NOT_A_MEMBER:
-                self._lapse()
+                self._lapse(-1)
             self._rejoin(now_ns)
+        elif refused.code is Code.NOT_MASTER:
+            self._lease.detach()
         elif refused.code is Code.FENCED:
             sentence = f"another process consumes as {self.consumer} in group {self.group}: {refused.sentence}"
             self._finish(Refused(Code.FENCED, sentence))
@@ -524,47 +541,32 @@ class Consuming:
             if now_ns - self._joined_ns < _REJOIN_MS * NS_PER_MS:
                 self._attempts[Doing.JOIN].put_off(now_ns)
 
-    def _wait_for_user(self, runs: Sequence[Run]) -> None:
-        self._waiting.extend(runs)
-        self._waiting_count += sum(run.end - run.first for run in runs)
-
-    def _admit(self, now_ns: int | None) -> bool:
+    def _admit(self, now_ns: int) -> bool:
         """Of each key that has a run here the next, once the one before it is acked; False: of none. Not where others
         may have the key by now: the broker gives up a consumer that it has not heard for a lease."""
-        since_ns = self._renewed_ns
-        is_leased = since_ns is not None and (now_ns is None or now_ns - since_ns < self.lease_ms * NS_PER_MS)
-        ready = self._behind.look(may_begin=is_leased)
-        self._wait_for_user(ready)
+        ready = self._behind.look(may_begin=now_ns < self._lease.end_ns)
+        self._buffer.put(ready)
         return bool(ready)
 
     def _push(self) -> None:
-        if self._on_messages is not None and not self.is_paused and self._waiting_count:
-            self._on_messages(self.take_messages(self._waiting_count))  # no more: who follows is let in by the clock
+        if self._on_messages is not None and not self.is_paused and self._buffer.count:
+            taken = self.take_messages(self._buffer.count)  # no more: who follows is let in by the clock
+            if taken:
+                self._on_messages(taken)
 
-    def _lapse(self) -> None:
-        """The lease may have run out. What nobody has begun goes back by name: if it is still ours, nobody else would
-        ever get it, and if it is not, nothing happens."""
+    def _lapse(self, known: int) -> None:
+        """The lease may have run out (-1), or the broker knows of no response behind this one: handouts that are not
+        durable may be others' by now. What nobody has begun of them goes back by name: if it is still ours, nobody else
+        would ever get it, and if it is not, nothing happens."""
         for lot in self._shelf:
-            lot.is_lapsed = not lot.is_final
-        self.counts.lapsed += self._give_back()
+            is_known = lot.is_final if known < 0 else lot.is_durable or lot.number <= known
+            lot.is_lapsed = lot.is_lapsed or not is_known
+        if any(lot.is_lapsed for lot in self._shelf):
+            self.counts.lapsed += self._give_back()
 
     def _give_back(self) -> int:
         """What nobody has begun, and how many that was. What cannot go back is lost if we drain, and kept otherwise."""
-        count = 0
-        kept: deque[Run] = deque()
-        for run in (*self._waiting, *self._behind.give_up()):
-            length = run.end - run.first
-            if not run.lot.is_final:
-                run.lot.say(run.first, run.end, RELEASE)
-                count += length
-            elif self._is_draining:
-                run.lot.say(run.first, run.end, ACK)
-                self.counts.forgone += length
-            else:
-                kept.append(run)
-        self._waiting = kept
-        self._waiting_count = sum(run.end - run.first for run in kept)
-        return count
+        return self._buffer.give_back(self._behind.give_up(), is_last=self._is_draining)
 
     def _tell(self, event: ConsumingEvent) -> None:
         if self._on_event is not None:
@@ -575,9 +577,9 @@ class Consuming:
             return
         self.is_finished = True
         self.error = error
-        self._waiting.clear()
-        self._waiting_count = 0
+        self._buffer.clear()
         self._behind.give_up()
+        self._lease.end()
         self._ledger.ended = "the consumer has ended, and what it held goes to others" if error is None else str(error)
         self._settler.end(error or Stale(self._ledger.ended))
         self._tell(Ended(error))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, get_args
 
 from fairway import limits
+from fairway.batch import MessageId
 from fairway.errors import FairwayError, Misuse
 from fairway.names import Consumer, Group, Subject
 from fairway.protocol.messages import Whence
@@ -31,7 +32,7 @@ class ConsumingOptions:
     prefetch_bytes: int = 8 * limits.MIB
     linger_ms: float = 5.0  # how long settlements wait for company while others are in flight
     settle_messages: int = 1_000  # so many settlements wait for nobody
-    wait_ms: int = 30_000  # of a pull, at the broker
+    wait_ms: int | None = None  # of a pull, at the broker; None: as long as the lease and the broker allow
 
     def __post_init__(self) -> None:
         Subject.parse_joinable(self.subject)
@@ -42,7 +43,7 @@ class ConsumingOptions:
             raise Misuse("a new group starts at EARLIEST or LATEST; seek afterwards")
         if self.prefetch_messages < 1 or self.prefetch_bytes < 1 or self.settle_messages < 1:
             raise Misuse("prefetch and settle_messages are at least 1")
-        if self.linger_ms < 0 or self.wait_ms < 0:
+        if self.linger_ms < 0 or (self.wait_ms is not None and self.wait_ms < 0):
             raise Misuse("linger_ms and wait_ms are at least 0")
         if self.order not in (None, *get_args(Order)):
             raise Misuse(f"order is one of {', '.join(get_args(Order))}, not {self.order!r}")
@@ -105,4 +106,19 @@ class Ended:
     error: FairwayError | None
 
 
-ConsumingEvent: TypeAlias = HasJoined | Gap | Paused | Ended
+@dataclass(frozen=True, slots=True)
+class DeadLettered:
+    """This consumer has rejected a message, or has failed on the last attempt, and the broker has stored that."""
+
+    subject: str
+    group: str
+    broker_group: str  # in a cluster
+    sequence: int
+    id: MessageId | None  # None: it was handed out twice, and only the sequence is known
+    attempt: int
+    reason: str
+    is_rejected: bool  # otherwise it was the last attempt
+    is_certain: bool  # False: the broker says that some outcomes of the same request came too late to count
+
+
+ConsumingEvent: TypeAlias = HasJoined | Gap | Paused | DeadLettered | Ended

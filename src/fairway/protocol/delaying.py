@@ -1,4 +1,5 @@
-"""What is said about messages that are not due yet: cancel, put off, list, count, and what became of them so far.
+"""What is said about messages that are not due yet: cancel, put off, list, count, send to another group, and what
+became of them so far.
 
 They are sent by PRODUCE, as a batch with due times. Until its time has come a message is pending at a delay server, and
 these questions are asked there: on the broker's own port where `fairway up` runs both, otherwise on the delay server's.
@@ -99,9 +100,32 @@ class Stretch(Message, frozen=True):
     count: Natural
 
 
+class InTransit(Message, frozen=True):
+    """Messages that are due, in batches that were made for one broker group: only that group can say whether it has
+    them."""
+
+    group: str
+    messages: Natural
+    is_reachable: bool  # whether there is a connection to it
+
+
 class Tallied(Message, frozen=True):
     count: Natural
     stretches: list[Stretch] = []  # noqa: RUF012  (msgspec copies an empty default)  # in order; none is empty
+    in_transit: list[InTransit] = []  # noqa: RUF012  # by group; all there are, whichever pending ones were meant
+
+
+class Resend(Message, frozen=True):
+    """Send to other broker groups what was made for one that is gone. Whatever that one has stored is there twice."""
+
+    group: str
+
+
+class Resent(Message, frozen=True):
+    """Durable: these messages have another target."""
+
+    messages: Natural
+    left: Natural = 0  # no group takes them now, or they cannot be read: ask again
 
 
 # --- the past ---------------------------------------------------------------------------------------------------------

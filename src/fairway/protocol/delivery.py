@@ -142,9 +142,9 @@ class Message(msgspec.Struct, gc=False, eq=False):
 
     @property
     def is_lapsed(self) -> bool:
-        """Whether the lease may have run out, so that others may have it by now: release it rather than begin."""
-        lot = self._lot
-        return lot.has_lapsed(self.sequence) if lot.heirs else lot.is_lapsed  # asked of every message: no call
+        """Whether the lease may have run out, so that others may have it by now: release it rather than begin. It may
+        become False again, when the broker confirms that the message is still yours."""
+        return self._lot.has_lapsed(self.sequence)
 
     @property
     def is_final(self) -> bool:
@@ -165,18 +165,34 @@ class Message(msgspec.Struct, gc=False, eq=False):
 
     def retry(self, after: After | None = None, reason: str = "") -> None:
         """Failed: again after so many seconds (or a timedelta); by the group's backoff unless told."""
-        self._lot.settle(self.sequence, RETRY, Note(after_ms_of(after), reason))
+        self._fail(RETRY, Note(after_ms_of(after), reason))
 
     def reject(self, reason: str = "") -> None:
         """Never again: to dead letter at once."""
-        self._lot.settle(self.sequence, REJECT, Note(None, reason))
+        self._fail(REJECT, Note(None, reason))
 
     def release(self) -> None:
         """Hand it back untouched, to whoever pulls next; counts as no attempt."""
         self._lot.settle(self.sequence, RELEASE, None)
 
+    def _fail(self, code: int, note: Note) -> None:
+        lot = self._lot
+        if lot.ledger.is_watched and lot.is_last(code):
+            lot.last_ids[self.sequence - lot.first] = self.id
+        lot.settle(self.sequence, code, note)
+
     def __repr__(self) -> str:
         return f"<Message {self.sequence} of {self.subject}, attempt {self.attempt}, {len(self.payload)} bytes>"
+
+
+def may_begin(message: Message) -> bool:
+    """Whether a message that was taken from its session may go to the program: certainly nobody else has it."""
+    return message._lot.may_begin(message.sequence)
+
+
+def is_last_attempt(message: Message) -> bool:
+    """Whether the message is a dead letter if this attempt fails, as far as its consumer knows the configuration."""
+    return message._lot.is_last(RETRY)
 
 
 def ack_all(messages: Sequence[Message]) -> None:

@@ -62,6 +62,10 @@ class Diversion(Protocol):
     def way(self) -> Way: ...
 
     @property
+    def stream_key(self) -> bytes:
+        """What the secrets of the producer's streams are to be derived from: it is kept with what is handed over."""
+
+    @property
     def fault(self) -> FairwayError | None:
         """Why nothing can be kept ever again; None while all is well."""
 

@@ -19,6 +19,7 @@ VERSION_MAX: Final = 1
 GREETING_VERSION: Final = 0  # in the header of HELLO and its answer
 FEATURE_CHARS_MAX: Final = 32  # so that all of them and a name fit into a HELLO
 INBOX: Final = "inbox"  # a feature: PRODUCE to a group's private inbox
+FEED: Final = "registry-feed"  # a feature: REGISTER has the act FEED
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Options:
     heartbeat_ms: int = limits.HEARTBEAT_MS
     requests_max: int = limits.CONNECTION_REQUESTS_MAX
     handshake_ms: int = limits.HANDSHAKE_MS
+    has_heartbeat: bool = True  # False: this side never pings, because its transport reports the other side's end
 
     def __post_init__(self) -> None:
         if not limits.HELLO_FRAME_BYTES_MAX <= self.frame_bytes_max <= limits.FRAME_BYTES_MAX:

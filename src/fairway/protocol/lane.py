@@ -30,6 +30,7 @@ from typing import Final
 
 from fairway import batch
 from fairway.batch import MessageId
+from fairway.batch.secret import derived_secret
 from fairway.errors import Code, FairwayError, NotSent, OutcomeUnknown, Refused
 from fairway.protocol.backoff import Backoff
 from fairway.protocol.filling import Filling
@@ -47,16 +48,19 @@ _LATER: Final = frozenset(
 # Refusals that concern the stream and not the batch: it may leave under another one, if it is clean. Behind another
 # batch that is not stored they say nothing: a broker that could not take the first one of a stream a moment ago, and
 # can take the second, knows nothing of the stream yet.
-_STREAM: Final = frozenset({Code.SEQUENCE_GAP, Code.UNKNOWN_PRODUCER})
+_STREAM: Final = frozenset({Code.SEQUENCE_GAP, Code.UNKNOWN_PRODUCER, Code.FOREIGN_STREAM})
 
 
 class Stream:
-    """What the broker knows of a lane: one producer id, numbers from 0 on."""
+    """What the broker knows of a lane: one producer id, numbers from 0 on, and the secret that goes with them."""
 
-    __slots__ = ("cut_at", "is_broken", "next", "producer_id")
+    __slots__ = ("cut_at", "is_broken", "next", "pinned_request", "producer_id", "request")
 
-    def __init__(self, rng: Rng) -> None:
+    def __init__(self, rng: Rng, subject: str, key: bytes) -> None:
         self.producer_id = rng.bits(64) or 1  # 0 names nobody
+        secret = derived_secret(key, self.producer_id)
+        self.request = Produce(subject, secret=secret)
+        self.pinned_request = Produce(subject, is_pinned=True, secret=secret)  # of a doubtful batch
         self.next = 0
         self.is_broken = False  # a range of it will never be stored, or nobody knows
         self.cut_at = NEVER_NS  # certainly nothing is stored from this sequence on
@@ -126,10 +130,11 @@ class Lane:
         backoff: Backoff,
         window: int,
         settle: Callable[[Parcel, BatchReceipt | FairwayError], None],
+        key: bytes,
     ) -> None:
+        """`key`: what the secrets of its streams are derived from."""
         self.subject = subject
         self.broker_group = ""  # for receipts, in a cluster
-        self.request = Produce(subject)
         self.filling: Filling | None = None
         self.waiting: deque[Parcel] = deque()
         self.sent: dict[Parcel, None] = {}
@@ -144,8 +149,12 @@ class Lane:
         self._backoff = backoff
         self._window = window
         self._settle = settle
-        self._stream = Stream(rng)
+        self._key = key
+        self._stream = self._new_stream()
         self._unnumbered = 0  # messages in `waiting` that have not left yet
+
+    def _new_stream(self) -> Stream:
+        return Stream(self._rng, self.subject, self._key)
 
     @property
     def has_room(self) -> bool:
@@ -208,7 +217,7 @@ class Lane:
         self.waiting.extendleft(reversed(self.sent))
         self.sent.clear()
         if self._stream.is_broken:
-            self._stream = Stream(self._rng)
+            self._stream = self._new_stream()
         for parcel in self.waiting:
             if parcel.stream is None:
                 break  # nor has any behind it a number
@@ -226,7 +235,7 @@ class Lane:
         What is under way stays here, too, until it is answered, which interests nobody any more: the same bytes under
         the same number may be sent twice.
         """
-        heir = Lane(self.subject, self._rng, self._backoff, self._window, self._settle)
+        heir = Lane(self.subject, self._rng, self._backoff, self._window, self._settle, self._key)
         heir.filling, self.filling = self.filling, None
         heir.broker_group = self.broker_group
         copies: dict[Stream, Stream] = {}  # what becomes of the old ones is not known to those who go another way
@@ -274,7 +283,7 @@ class Lane:
 
     def restart(self) -> None:
         """All that was handed over is where it belongs, under whatever number: begin a new stream."""
-        self._stream = Stream(self._rng)
+        self._stream = self._new_stream()
 
     @property
     def is_empty(self) -> bool:
@@ -407,6 +416,12 @@ def _of(parcel: Parcel) -> Stream:
     if parcel.stream is None:
         raise OutcomeUnknown("a batch came back that never left")
     return parcel.stream
+
+
+def request_of(parcel: Parcel) -> Produce:
+    """What goes with a parcel that leaves."""
+    stream = _of(parcel)
+    return stream.pinned_request if parcel.is_doubtful else stream.request
 
 
 def _unknown(parcel: Parcel, sentence: str) -> OutcomeUnknown:

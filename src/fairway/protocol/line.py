@@ -65,14 +65,17 @@ class Line:
         *,
         now_ns: int = 0,
         on_trouble: Callable[[str, int], None] | None = None,
+        on_open: Callable[[int], None] | None = None,
     ) -> None:
-        """`on_trouble` is told each time a connection cannot be had or is lost: for a circuit breaker, or a log."""
+        """`on_trouble` is told each time a connection cannot be had or is lost, `on_open` each time one is made,
+        handshake included: for a circuit breaker, or a log."""
         self.options = options or LineOptions()
         self.is_closed = False
         self.connections = 0  # opened so far, handshake included
         self.trouble: str | None = None  # why there is no open connection; None while there is one, or none was tried
         self.peer: HandshakeDone | None = None  # what was agreed on with the broker that was last talked to
         self._on_trouble = on_trouble
+        self._on_open = on_open
         self._backoff = Backoff(rng, first_ms=self.options.backoff_first_ms, most_ms=self.options.backoff_most_ms)
         self._dial_at_ns: int | None = now_ns
         self._connection: Connection | None = None
@@ -89,20 +92,25 @@ class Line:
         self._is_moved = False  # somebody knows better where to dial
         self._moves_on = False
         self._sessions: list[Session] = []
+        self._on_lost: dict[int, Callable[[], None]] = {}  # by the id of the session
         self._asked: dict[int, tuple[Session, Ask]] = {}  # by correlation id
         self._errands: list[Errand] = []
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
-    def add(self, session: Session, now_ns: int) -> None:
-        """A session begins; if the line is open it is told so at once."""
+    def add(self, session: Session, now_ns: int, on_lost: Callable[[], None] | None = None) -> None:
+        """A session begins; if the line is open it is told so at once. `on_lost` is called when a connection ends, also
+        where the session has asked nothing that could be lost with it."""
         self._sessions.append(session)
+        if on_lost is not None:
+            self._on_lost[id(session)] = on_lost
         if self.is_open:
             session.opened(now_ns)
 
     def remove(self, session: Session) -> None:
         """A session ends. What it has asked is still answered by the broker, and nobody is told."""
         self._sessions = [each for each in self._sessions if each is not session]
+        self._on_lost.pop(id(session), None)
         self._asked = {number: pair for number, pair in self._asked.items() if pair[0] is not session}
 
     @property
@@ -120,6 +128,11 @@ class Line:
     def is_open(self) -> bool:
         """Whether requests can be made now."""
         return self._connection is not None and self._connection.is_open
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Those that both sides have; none while it is not open."""
+        return self._connection.features if self._connection is not None and self._connection.is_open else ()
 
     def dial_due(self) -> int | None:
         """When to connect; None: not now (it is connected), or never again (it is closed)."""
@@ -262,6 +275,8 @@ class Line:
             self.connections += 1
             self._opened_ns = now_ns
             self.trouble = None
+            if self._on_open is not None:
+                self._on_open(now_ns)
             for session in tuple(self._sessions):
                 session.opened(now_ns)
         elif isinstance(event, PeerLeaving):
@@ -282,6 +297,8 @@ class Line:
         asked, self._asked = self._asked, {}
         for session, ask in asked.values():
             session.answered(ask.token, Lost(closed.sentence), now_ns)
+        for tell in tuple(self._on_lost.values()):
+            tell()
 
     def _part(self, sentence: str, now_ns: int) -> None:
         """There is no connection: when to try again."""

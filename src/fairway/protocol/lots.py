@@ -25,9 +25,12 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from fairway import limits
+from fairway.batch import MessageId
 from fairway.errors import FairwayError, Misuse, RemoteProtocolError
+from fairway.protocol.lease import Lease
 from fairway.protocol.messages import Lot as LotMessage
 from fairway.protocol.messages import Settle, Settlement, Span
+from fairway.world.clock import Clock
 
 ABSENT: Final = 0  # not meant: another message of the same batch
 WAITING: Final = 1
@@ -72,12 +75,16 @@ class Ledger:
     """What all lots of a consumer share: whose they are, and which of them have something to send."""
 
     __slots__ = (
-        "broker_group", "dirty", "ended", "group", "is_called", "is_strict", "on_change", "shelf", "stumbles",
-        "subject",
+        "attempts_max", "broker_group", "clock", "dirty", "ended", "group", "is_called", "is_strict", "is_watched",
+        "lease", "on_change", "shelf", "stumbles", "subject",
     )  # fmt: skip
 
-    def __init__(self, subject: str, group: str, on_change: Callable[[], None] | None, broker_group: str = "") -> None:
+    def __init__(
+        self, subject: str, group: str, clock: Clock, on_change: Callable[[], None] | None, broker_group: str = ""
+    ) -> None:
         self.subject = subject
+        self.clock = clock
+        self.lease = Lease()
         self.broker_group = broker_group  # that they are from; empty where there is but one
         self.group = group
         self.on_change = on_change
@@ -87,6 +94,8 @@ class Ledger:
         self.shelf = Shelf()
         self.is_strict = False  # what follows upon a message that failed must not be begun
         self.stumbles = 0  # how often one has
+        self.attempts_max = 0  # of the group's configuration; 0: not known yet
+        self.is_watched = False  # somebody is told of dead letters
 
     def stumble(self) -> None:
         """In a group of strict order a message failed: nothing that is here goes before it. Called from any thread."""
@@ -126,14 +135,18 @@ class Lot:
         "is_inbox",
         "is_lapsed",
         "is_unsure",
+        "last_ids",
         "ledger",
         "left",
         "notes",
+        "number",
         "serial",
         "state",
     )
 
-    def __init__(self, ledger: Ledger, told: LotMessage, *, is_inbox: bool, is_final: bool, serial: int = 0) -> None:
+    def __init__(
+        self, ledger: Ledger, told: LotMessage, *, is_inbox: bool, is_final: bool, serial: int = 0, number: int = 0
+    ) -> None:
         self.ledger = ledger
         self.first = told.first
         self.attempt = told.attempt
@@ -144,10 +157,12 @@ class Lot:
         self.is_unsure = False  # the broker may have forgotten that we have it
         self.is_dirty = False
         self.serial = serial
+        self.number = number  # of the response that it came in
         self.bytes_each = 0
         self.state = _state_of(told)
         self.left = len(self.state) - self.state.count(ABSENT)  # not DONE; the line's thread alone counts
         self.notes: dict[int, Note] = {}
+        self.last_ids: dict[int, MessageId] = {}  # by index: of those that go to dead letter, where somebody is told
         self.failed: set[int] = set()  # indices of those that were settled otherwise than by ACK
         self.heirs: list[Heir] = []
         self.echoes: list[Heir] = []
@@ -184,6 +199,10 @@ class Lot:
         if not self.is_dirty:
             self.touch()
 
+    def is_last(self, code: int) -> bool:
+        """Whether a message with this outcome goes to dead letter, by the configuration that the consumer knows."""
+        return code == REJECT or (code == RETRY and 0 < self.ledger.attempts_max <= self.attempt)
+
     def complaint(self, sequence: int) -> Misuse:
         """Why this message cannot be settled now."""
         code = self.state[sequence - self.first]
@@ -193,8 +212,31 @@ class Lot:
         return Misuse(f"{name} was {_WORDS.get(code, 'settled')} before: settle each message once")
 
     def has_lapsed(self, sequence: int) -> bool:
-        heir = self._heir_of(sequence)
-        return self.is_lapsed if heir is None else heir.has_lapsed(sequence)
+        """Whether others may have the message by now."""
+        if self.heirs and (heir := self._heir_of(sequence)) is not None:
+            return heir.has_lapsed(sequence)
+        return self.is_lapsed or self.is_over(self.ledger.clock.monotonic_ns())
+
+    def may_begin(self, sequence: int) -> bool:
+        """Whether certainly nobody else has the message, though the broker may be another one by now."""
+        return not (self.has_lapsed(sequence) or self.is_detached)
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether no crash and no change of masters makes the broker forget that it was handed out."""
+        return self.is_final or self.fence > 0
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the broker may have forgotten the handout, and nobody can be asked now."""
+        return not (self.ledger.lease.is_attached or self.is_durable)
+
+    def is_over(self, now_ns: int) -> bool:
+        """Whether the lease may have run out, or another copy of the broker may lead that does not know of it."""
+        if self.is_final:
+            return False
+        lease = self.ledger.lease
+        return now_ns >= (lease.end_ns if self.fence else lease.sure_ns)
 
     # --- the line's thread
 
@@ -347,6 +389,8 @@ class Lot:
         here, there = sequence - self.first, sequence - older.first
         if there in older.notes:
             self.notes[here] = older.notes.pop(there)
+        if there in older.last_ids:
+            self.last_ids[here] = older.last_ids.pop(there)
         if there in older.hooks:
             self.hooks.setdefault(here, []).extend(older.hooks.pop(there))
         if code != ACK:

@@ -59,6 +59,7 @@ class Verb(enum.IntEnum):
     GIVE = 44  # what has rotted on the master
     SNAPSHOT = 45  # of a delay server, for a replica that lacks more than the logs have
     FETCH = 46  # a part of one
+    RESEND = 47  # delayed messages that were made for a broker group that is gone
 
 
 FIRST_REQUEST_VERB = 16  # below it: the connection's own
@@ -124,12 +125,21 @@ class Goodbye(Message, frozen=True):
     retry_after_ms: Natural | None = None  # when to come back
 
 
+class StoredPart(Message, frozen=True):
+    """A batch that stands in places of a producer stream that a refused one was meant for."""
+
+    first: Natural  # producer sequence
+    count: Natural
+    crc: Natural  # as the stored batch has it in its header
+
+
 class Refusal(Message, frozen=True):
     """Instead of an answer; its frame is marked. Nothing was appended and nothing changed."""
 
     code: str  # the value of an `errors.Code`, or one that only a later version knows
     sentence: str
     retry_after_ms: Natural | None = None
+    stored: list[StoredPart] | None = None  # `sequence_conflict`: what is there, in order; None: it is not known
 
 
 class Done(Message, frozen=True):
@@ -143,6 +153,12 @@ class Produce(Message, frozen=True):
     """One batch is attached. A subject exists from its first batch on."""
 
     subject: str
+    is_pinned: bool = False  # it may be stored here already, so nobody else may get it: a group that drains takes it
+    secret: bytes = b""  # of the batch's stream: shown from its first batch on, or never
+
+    def __repr__(self) -> str:
+        """Without the secret: a repr ends up in logs."""
+        return f"Produce(subject={self.subject!r}, is_pinned={self.is_pinned}, secret=<{len(self.secret)} bytes>)"
 
 
 class Produced(Message, frozen=True):
@@ -176,6 +192,9 @@ class Joined(Message, frozen=True):
     config_version: Natural
     lease_ms: Natural
     has_gap: bool = False  # a broadcast consumer came back too late: messages were missed
+    epoch: Natural = 0  # of the broker; another one than before: it may have forgotten handouts; 0: it does not tell
+    leads_ms: Natural | None = None  # after this request no other copy leads for so long; nil: there is no other copy
+    number: Natural = 0  # of the last response to this consumer that the broker knows of: what came later is forgotten
 
 
 class Pull(Message, frozen=True):
@@ -215,6 +234,7 @@ class Pulled(Message, frozen=True):
     lots: list[Lot]
     batches: list[AttachedBatch]
     is_inbox: bool = False  # the sequences are those of the group's inbox subject
+    leads_ms: Natural | None = None  # as in Joined
 
 
 class Settlement(enum.IntEnum):
@@ -271,6 +291,7 @@ class Renewed(Message, frozen=True):
     lease_ms: Natural
     config_version: Natural  # in force; another one than at JOIN says: join again
     is_paused: bool = False  # pulls wait until somebody resumes the group or this consumer
+    leads_ms: Natural | None = None  # as in Joined
 
 
 class Leave(Message, frozen=True):

@@ -29,6 +29,7 @@ from typing import Final, Generic, Literal, TypeVar, cast
 
 from fairway import batch, limits
 from fairway.batch import Codec, MessageId
+from fairway.batch.secret import new_secret
 from fairway.errors import BufferFull, CircuitOpen, DiskFull, FairwayError, Misuse, OutcomeUnknown, Refused, invariant
 from fairway.names import Subject
 from fairway.protocol.backoff import NS_PER_MS, Backoff
@@ -36,7 +37,7 @@ from fairway.protocol.breaker import Breaker
 from fairway.protocol.diversion import Diversion, Handed, Way
 from fairway.protocol.filling import Columns, Extras, Filling, check_extras, check_size
 from fairway.protocol.frames import Bytes
-from fairway.protocol.lane import NEVER_NS, Lane, Parcel, not_sent
+from fairway.protocol.lane import NEVER_NS, Lane, Parcel, not_sent, request_of
 from fairway.protocol.lending import Borrowed, Repay
 from fairway.protocol.line import Errand
 from fairway.protocol.messages import Produced
@@ -111,6 +112,7 @@ class Producing(Generic[PendingT, BatchT]):
         self.size_bytes = 0
         self._clock = clock
         self._rng = rng
+        self._stream_key = new_secret(rng)
         self._run_later = run_later
         self._pending_type = pending_type
         self._batch_type = batch_type
@@ -138,8 +140,10 @@ class Producing(Generic[PendingT, BatchT]):
         self.is_crammed = False  # the buffer was found full, and the other way is the answer to that
 
     def divert(self, diversion: Diversion) -> None:
-        """From now on there is another way than the one to the broker."""
+        """From now on there is another way than the one to the broker. To be called before anything is added: whoever
+        goes that way shows the secrets of streams, too."""
         self._diversion = diversion
+        self._stream_key = diversion.stream_key
 
     # --- adding ------------------------------------------------------------------------------------------------------
 
@@ -306,7 +310,7 @@ class Producing(Generic[PendingT, BatchT]):
             room = self._choose_way(self._diversion, room, now_ns)
         for lane in tuple(self._ready):
             leaving = self._work(lane, room - len(asks), now_ns)
-            asks += [Ask(lane.request, (parcel.data,), parcel) for parcel in leaving]
+            asks += [Ask(request_of(parcel), (parcel.data,), parcel) for parcel in leaving]
             if len(asks) < room:
                 del self._ready[lane]
             self._set_alarm(lane, now_ns)
@@ -476,7 +480,7 @@ class Producing(Generic[PendingT, BatchT]):
     def _new_lane(self, lanes: dict[str, Lane], subject: str) -> Lane:
         name = str(Subject.parse(subject))  # plain, as messages and receipts carry it
         backoff = Backoff(self._rng, first_ms=self.options.backoff_first_ms, most_ms=self.options.backoff_most_ms)
-        lane = lanes[name] = Lane(name, self._rng, backoff, self.options.window, self._settled)
+        lane = lanes[name] = Lane(name, self._rng, backoff, self.options.window, self._settled, self._stream_key)
         lane.broker_group = self.broker_group
         return lane
 

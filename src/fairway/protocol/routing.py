@@ -129,6 +129,9 @@ class Act(enum.IntEnum):
     PUT = 7
     REMOVE = 8
     WATCH = 9  # answered when the node or its children are no longer as at `number`, or after `wait_ms`
+    FEED = (
+        10  # answered with what has changed below the node since `number`, or after `wait_ms`; with feature FEED only
+    )
 
 
 class Register(Message, frozen=True):
@@ -152,6 +155,6 @@ class Registered(Message, frozen=True):
     value: bytes = b""
     version: Natural = 0
     owner: Natural = 0
-    children: list[str] = []  # noqa: RUF012
+    children: list[str] = []  # noqa: RUF012  # of FEED: paths
     number: Natural = 0
-    exists: bool = False
+    exists: bool = False  # of FEED: these are all changes since then; else anything may have changed

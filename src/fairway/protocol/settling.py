@@ -8,13 +8,14 @@ have been lost is sent again; how many were not ours to settle comes back as a c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fairway.errors import FairwayError, Misuse
 from fairway.protocol.backoff import NS_PER_MS, Backoff
+from fairway.protocol.consumption import DeadLettered
 from fairway.protocol.delivery import Message
-from fairway.protocol.lots import ACK, DONE, GONE, OPEN, WAITING, Hook, Ledger, Lot, Piece, Stale
+from fairway.protocol.lots import ACK, DONE, GONE, OPEN, REJECT, WAITING, Hook, Ledger, Lot, Piece, Stale
 from fairway.protocol.messages import Settle, Settled
 from fairway.world.rng import Rng
 
@@ -176,6 +177,26 @@ class Settler:
         for lot in lots:
             for hook in lot.hooks_of(0, len(lot.state)):
                 hook(error)
+
+
+def dead_letters(token: Settling, told: Settled) -> Iterator[DeadLettered]:
+    """The messages of a request that go to dead letter, now that the broker has stored it."""
+    for piece in token.pieces:
+        lot = piece.lot
+        if lot.is_last(piece.code):
+            reason = "" if piece.note is None else piece.note.reason
+            for index in (index for start, end in piece.runs for index in range(start, end)):
+                yield DeadLettered(
+                    lot.ledger.subject,
+                    lot.ledger.group,
+                    lot.ledger.broker_group,
+                    lot.first + index,
+                    lot.last_ids.pop(index, None),
+                    lot.attempt,
+                    reason,
+                    piece.code == REJECT,
+                    told.stale == 0,
+                )
 
 
 class _Countdown:

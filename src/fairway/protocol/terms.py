@@ -1,4 +1,5 @@
-"""What a consumer must know of its group's configuration: how messages are settled, and which are wanted.
+"""What a consumer must know of its group's configuration: how messages are settled, which are wanted, and how
+often one may fail.
 
 The rest of the configuration is the broker's affair. `Joined` carries all of it, as a MessagePack map. A program may
 state policies that it counts on: a group that is new is made with them, and one that has others is an error.
@@ -72,6 +73,7 @@ class Terms(msgspec.Struct, frozen=True):
     coalesce: Coalesce = "none"
     rate_per_s: float = 0.0
     rate_per_key: float = 0.0
+    attempts_max: int = 16  # a message that fails so often is a dead letter
 
     @property
     def is_at_most_once(self) -> bool:

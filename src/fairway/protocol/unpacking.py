@@ -56,7 +56,10 @@ class Unpacker:
         ]
         pages.sort(key=lambda page: page.first_sequence)
         is_final = terms.is_at_most_once
-        lots = [Lot(self._ledger, told, is_inbox=pulled.is_inbox, is_final=is_final) for told in pulled.lots]
+        lots = [
+            Lot(self._ledger, told, is_inbox=pulled.is_inbox, is_final=is_final, number=pulled.number)
+            for told in pulled.lots
+        ]
         overlaps = [self._shelve(lot, pages) for lot in lots]
         runs: list[Run] = []
         behind: list[Run] = []

@@ -17,11 +17,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fairway.errors import Misuse
-from fairway.registry.port import Exists, Lost, Missing, NotAllowed, RegistryError, SessionOver, Stale
+from fairway.registry.kazoo_requests import AddWatch, ReadMany
+from fairway.registry.port import Exists, Lost, Missing, NotAllowed, RegistryError, SessionOver, Stale, Unsupported
+from fairway.registry.tree import is_below
 from fairway.world.clock import Clock
 from fairway.world.workers import Workers
 
@@ -49,6 +51,8 @@ class KazooLine:
         self.on_connected: Callable[[int, int, float], None] = lambda *_: None
         self.on_suspended: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
+        self.on_below: Callable[[str], None] = lambda _: None  # a node in a tree that is watched has changed
+        self._trees: tuple[str, ...] = ()
         self._loop = asyncio.get_running_loop()
         self._clock = clock
         self._is_dropped = False
@@ -73,6 +77,7 @@ class KazooLine:
             return waits_ms, dials_ms
 
         client._connection._connect = connected
+        self._hear_of_trees()
         client.add_listener(self._on_state)
         client.start_async()
 
@@ -92,6 +97,21 @@ class KazooLine:
 
         client.handler.create_connection = dialed
         connection._expand_client_hosts = ordered
+
+    def _hear_of_trees(self) -> None:
+        """Kazoo knows only watches that fire once. Look at each event before it does, on its thread."""
+        from kazoo.protocol.serialization import Watch
+
+        connection = self._client._connection
+        read = connection._read_watch_event
+
+        def read_event(data: bytes, offset: int) -> None:
+            path = Watch.deserialize(data, offset)[0].path
+            if any(is_below(path, root) for root in self._trees):
+                self._post(self.on_below, path)
+            read(data, offset)
+
+        connection._read_watch_event = read_event
 
     def _on_state(self, state: str) -> None:
         from kazoo.protocol.states import KazooState
@@ -117,6 +137,23 @@ class KazooLine:
         """The answer, or an error of the port's families."""
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._link(getattr(self._client, f"{request}_async")(*args, **options), answer)
+        return answer
+
+    def watch_tree(self, path: str) -> asyncio.Future[Any]:
+        """Hear of every change below a node on this connection (`on_below`); `Unsupported` by servers before 3.6."""
+        if path not in self._trees:
+            self._trees = (*self._trees, path)
+        return self._call(AddWatch(path))
+
+    def read_many(self, paths: Sequence[str]) -> asyncio.Future[Any]:
+        """Of each node (value, stat), or an error of kazoo's; `Unsupported` by servers before 3.6."""
+        return self._call(ReadMany(paths))
+
+    def _call(self, request: AddWatch | ReadMany) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        result = self._client.handler.async_result()
+        self._link(result, answer)
+        self._client._call(request, result)
         return answer
 
     def ask_quorum(self, path: str) -> asyncio.Future[Any]:
@@ -216,10 +253,12 @@ def translated(error: Exception, path: str) -> RegistryError:
             return Missing(f"there is no registry node {path}")
         case kazoo.BadVersionError():
             return Stale(f"registry node {path} has another version")
-        case kazoo.NotEmptyError():
-            return NotAllowed(f"registry node {path} has nodes below it: remove them first")
-        case kazoo.NoChildrenForEphemeralsError():
-            return NotAllowed(f"no registry node {path}: what is above it goes with a session")
+        case kazoo.NotEmptyError() | kazoo.NoChildrenForEphemeralsError():
+            is_full = isinstance(error, kazoo.NotEmptyError)
+            why = "it has nodes below it: remove them first" if is_full else "what is above it goes with a session"
+            return NotAllowed(f"registry node {path}: {why}")
+        case kazoo.UnimplementedError():
+            return Unsupported(f"registry node {path}: the servers of ZooKeeper are older than 3.6")
         case kazoo.ConnectionClosedError():  # kazoo says so also of a request that it may still send
             return Lost(f"registry node {path}: the connection to ZooKeeper is closed")
         case kazoo.SessionExpiredError():

@@ -2,6 +2,7 @@
 
     /fairway/groups/G                  one broker group (or group of delay servers): epoch, master, in-sync set
     /fairway/groups/G/members/D-S      ephemeral: the copy in data directory D lives, in session S, and listens there
+                                       (D-S-N: after it has given up its place N times)
     /fairway/subjects/S                which broker groups carry the subject, and how it is to be treated
     /fairway/metas/N                   ephemeral: a meta server
 
@@ -22,6 +23,7 @@ GROUPS = f"{ROOT}/groups"
 SUBJECTS = f"{ROOT}/subjects"
 METAS = f"{ROOT}/metas"
 MASTER: Final = "master"  # the role of a member
+IN_TRANSIT: Final = "in_transit/"  # of a figure of a delay server: before the name of a broker group
 NAME_SEPARATOR: Final = "-"  # between the directory and the session of a member
 
 
@@ -38,6 +40,7 @@ class GroupRecord(msgspec.Struct, frozen=True):
     is_draining: bool = False  # by command: no new subjects, no new messages
     members: list[str] = []  # every copy that was ever here and was not decommissioned
     is_done: bool = False  # by command: it is drained, was asked what it owes, and owed nothing
+    is_closed: bool = False  # while it is asked: it takes nothing, not even what it may have stored already
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -55,6 +58,7 @@ class Member(msgspec.Struct, frozen=True):
     why_read_only: str = ""
     started_ms: int = 0
     kind: str = "broker"  # or "delay": what the group is, should its node be lost
+    is_closed: bool = False  # of the master: it has seen that the group takes nothing any more
 
 
 class SubjectRecord(msgspec.Struct, frozen=True):
@@ -87,9 +91,11 @@ def member_path(group: str, name: str) -> str:
     return f"{GROUPS}/{group}/members/{name}"
 
 
-def place_name(directory: str, session: int) -> str:
-    """Of the node of a copy that lives: no session has the name of another's."""
-    return f"{directory}{NAME_SEPARATOR}{session:x}"
+def place_name(directory: str, session: int, left: int = 0) -> str:
+    """Of the node of a copy that lives: no session has the name of another's. `left`: how often this session has
+    removed such a node; no node has the name of a removed one, for its removal may be carried out late."""
+    name = f"{directory}{NAME_SEPARATOR}{session:x}"
+    return f"{name}{NAME_SEPARATOR}{left}" if left else name
 
 
 def by_directory(members: Iterable[Member]) -> dict[str, Member]:

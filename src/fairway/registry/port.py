@@ -8,6 +8,9 @@ It is what ZooKeeper offers, less what nobody here needs. What a caller may rely
   session was told of before the read began.
 - A watch is called on the loop after its node or the list of its children has changed: once or several times for one
   change, perhaps late, perhaps for nothing, never never. After trouble with the session all watches are called.
+- A tree watch is called with the path of each node below its own that was made, changed or removed, under the same
+  terms. When it begins, and after trouble with the session, it is called with its own path: anything below may have
+  changed.
 - A session that ends is followed by a new one, by itself; the ephemeral nodes of the old one are gone by then or soon
   after, and it is for their owners to make them again (`on_session`).
 - `certain_until_ns` is on the monotonic clock: up to then no other session can have seen this one end, whatever happens
@@ -17,7 +20,7 @@ It is what ZooKeeper offers, less what nobody here needs. What a caller may rely
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from fairway.errors import FairwayError
@@ -61,6 +64,10 @@ class SessionOver(RegistryError):
     """The session had ended before the change was made: it was not."""
 
 
+class Unsupported(RegistryError):
+    """The servers of the registry are too old for the request. Nothing was changed."""
+
+
 class SessionState(enum.Enum):
     OPEN = "open"  # and everything is well; after OVER it is a new one
     SUSPENDED = "suspended"  # no connection: it may be ending
@@ -85,6 +92,9 @@ class Registry(Protocol):
 
     async def get(self, path: str, *, fresh: bool = False) -> Node | None: ...
 
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        """As `get`, for many nodes in few questions. They need not be of one moment."""
+
     async def children(self, path: str) -> list[str]:
         """Their names, sorted; none where the node is missing."""
 
@@ -100,6 +110,9 @@ class Registry(Protocol):
         """Remove a node without children; `Missing`, `Stale`. None: whatever its version."""
 
     def watch(self, path: str, changed: Callable[[], None]) -> Watch: ...
+
+    def watch_tree(self, path: str, changed: Callable[[str], None]) -> Watch:
+        """One watch for everything below a node; what it costs does not depend on how much that is."""
 
     async def close(self) -> None:
         """End the session; its ephemeral nodes go."""

@@ -8,7 +8,7 @@ that one is over.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ class Connection:
         self.is_heard = False  # and the ensemble has not been told yet
         self.floor = 0  # how many changes a read on it knows of, at least
         self.watched: dict[str, None] = {}
+        self.trees: dict[str, None] = {}
         self.waiting: dict[asyncio.Future[Any], Callable[[], Any] | None] = {}  # for answers; what was not heard yet
 
     def close(self) -> None:
@@ -87,6 +88,13 @@ class SimRegistry:
         found: Node | None = await self._ask(path, self._ensemble.get, checked_path(path), fresh)
         return found
 
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        wanted = [checked_path(path) for path in paths]
+        if not wanted:
+            return []
+        found: list[Node | None] = await self._ask(wanted[0], self._ensemble.get_many, wanted)
+        return found
+
     async def children(self, path: str) -> list[str]:
         found: list[str] = await self._ask(path, self._ensemble.children, checked_path(path))
         return found
@@ -110,6 +118,12 @@ class SimRegistry:
         watching = self._watches.add(checked_path(path), changed)
         if self.connection is not None:
             self._arm(self.connection, path)
+        return watching
+
+    def watch_tree(self, path: str, changed: Callable[[str], None]) -> Watching:
+        watching = self._watches.add_tree(checked_path(path), changed)
+        if self.connection is not None:
+            self._arm_tree(self.connection, path)
         return watching
 
     async def close(self) -> None:
@@ -183,6 +197,9 @@ class SimRegistry:
     def changed(self, connection: Connection, path: str) -> None:
         self._arrive(lambda: self._watches.tell([path]) if connection is self.connection else None)
 
+    def changed_below(self, connection: Connection, path: str) -> None:
+        self._arrive(lambda: self._watches.tell_below([path]) if connection is self.connection else None)
+
     def told_over(self, connection: Connection) -> None:
         self._arrive(lambda: self._over(connection))
 
@@ -239,6 +256,15 @@ class SimRegistry:
 
         answer.add_done_callback(armed)
 
+    def _arm_tree(self, connection: Connection, path: str) -> None:
+        answer = self._send(connection, partial(self._ensemble.watch_tree, connection, path))
+
+        def armed(_: object) -> None:
+            if not answer.cancelled() and answer.exception() is None:
+                self._watches.tell_tree(path)
+
+        answer.add_done_callback(armed)
+
     # --- the session -------------------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
@@ -282,6 +308,8 @@ class SimRegistry:
         self._tell(SessionState.OPEN)
         for path in self._watches.paths:
             self._arm(connection, path)
+        for root in self._watches.trees:
+            self._arm_tree(connection, root)
 
     async def _question(self, connection: Connection) -> None:
         """Is all well? And wait until it is time for the next one."""

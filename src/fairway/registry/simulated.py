@@ -32,7 +32,7 @@ from fairway.errors import Misuse
 from fairway.registry.leases import Leases
 from fairway.registry.port import Node, RegistryError
 from fairway.registry.sim_client import Connection, SimRegistry
-from fairway.registry.tree import Change, Tree, touched
+from fairway.registry.tree import Change, Tree, changed, is_below, touched
 from fairway.world.clock import Clock, SimClock
 from fairway.world.sim_wire import Conditions, Way, Wire
 from fairway.world.simulation import Simulation
@@ -295,6 +295,10 @@ class SimEnsemble:
     def get(self, connection: Connection, path: str, is_fresh: bool) -> Node | None:
         return self._server(connection, is_fresh).get(path)
 
+    def get_many(self, connection: Connection, paths: list[str]) -> list[Node | None]:
+        tree = self._server(connection, False)
+        return [tree.get(path) for path in paths]
+
     def children(self, connection: Connection, path: str) -> list[str]:
         return self._server(connection, False).children(path)
 
@@ -319,6 +323,11 @@ class SimEnsemble:
         connection.watched[path] = None
         connection.floor = self._end
 
+    def watch_tree(self, connection: Connection, path: str) -> None:
+        """The same, of every node below."""
+        connection.trees[path] = None
+        connection.floor = self._end
+
     def _change(self, connection: Connection, changes: list[Change]) -> None:
         self._commit(changes)
         connection.floor = self._end
@@ -334,13 +343,22 @@ class SimEnsemble:
                 if path in connection.watched:
                     late_s = self._rng.below(self._weather.watch_late_us + 1) / 1e6
                     self.loop.call_later(late_s, self._emit, connection, path, self._end)
+            self._emit_below(connection, changed(changes))
         if len(self._log) > _LOG_MAX:
             self._trim()
 
-    def _emit(self, connection: Connection, path: str, position: int) -> None:
+    def _emit_below(self, connection: Connection, paths: list[str]) -> None:
+        """Tell of each change in a tree that is watched; late, and in any order."""
+        for path in paths:
+            if any(is_below(path, root) for root in connection.trees):
+                late_s = self._rng.below(self._weather.watch_late_us + 1) / 1e6
+                self.loop.call_later(late_s, self._emit, connection, path, self._end, True)
+
+    def _emit(self, connection: Connection, path: str, position: int, is_tree: bool = False) -> None:
         if not connection.is_closed:
             self._advance(self._servers[connection.client.name], position)
-            connection.back.send(connection.client.changed, connection, path)
+            told = connection.client.changed_below if is_tree else connection.client.changed
+            connection.back.send(told, connection, path)
 
     # --- servers that are behind -------------------------------------------------------------------------------------
 

@@ -7,24 +7,33 @@ A directory belongs to one process, by the same lock that guards a broker's. Tha
 which lasts as long as it does, and lends others to whom it serves (`open_session`). Those are on disk with their nodes:
 a client that holds a certain session does not lose it because the meta server was restarted. It has the session's whole
 time, from the restart on, to be heard of again. The session of the process before, and what went with it, is gone.
+
+Rows have checksums (`seal`), which are checked when the file is opened; from then on the tree in memory is what is
+read. A registry that a disk has damaged is refused, with what is wrong with it: an epoch or an in-sync set that is not
+what it was would cost messages. A file of version 1 has no checksums: it gets them when it is opened.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from fairway.errors import DiskFull, Misuse, StorageFault
+from fairway.registry import seal
 from fairway.registry.leases import Leases
 from fairway.registry.port import Node, RegistryError, SessionOver, SessionState
-from fairway.registry.tree import Change, Tree, checked_path, checked_value, checked_version, touched
+from fairway.registry.seal import Key, Row, Seal, node_digest, session_digest
+from fairway.registry.tree import Change, Tree, changed, checked_path, checked_value, checked_version, touched
 from fairway.registry.watching import Watches, Watching
 from fairway.world.clock import Clock, RealClock
 from fairway.world.real_disk import RealDisk
 from fairway.world.rng import RealRng, Rng
-from fairway.world.sqlite_file import SqliteFile, Statement
+from fairway.world.sqlite_file import SqliteFile, Statement, look
+from fairway.world.sqlite_wal import has_lost_commits
 
 T = TypeVar("T")
 
@@ -36,16 +45,32 @@ SESSIONS_MAX = 10_000  # a cluster has some dozens: more are somebody's mistake
 _LOOK_S = 0.1  # how often we see whose time is up
 _AWAY_NS = 1_000_000_000  # later than this: we were away ourselves
 _FOR_EVER_NS = 1 << 62
-_VERSION = 1
+_VERSION = 2  # 1 had no digests
+_SEAL_SCHEMA = "CREATE TABLE seal (id INTEGER PRIMARY KEY, rows INTEGER NOT NULL, digest BLOB NOT NULL)"
 _SCHEMA = (
     """CREATE TABLE nodes (path TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL,
-                           owner INTEGER NOT NULL, numbered INTEGER NOT NULL)""",
-    "CREATE TABLE sessions (id INTEGER PRIMARY KEY, timeout_ms INTEGER NOT NULL, is_lent INTEGER NOT NULL)",
+                           owner INTEGER NOT NULL, numbered INTEGER NOT NULL, digest BLOB NOT NULL)""",
+    """CREATE TABLE sessions (id INTEGER PRIMARY KEY, timeout_ms INTEGER NOT NULL, is_lent INTEGER NOT NULL,
+                              digest BLOB NOT NULL)""",
+    _SEAL_SCHEMA,
+    "INSERT INTO seal VALUES (1, 0, zeroblob(16))",  # of no rows
 )
-_PUT = "INSERT OR REPLACE INTO nodes VALUES (?, ?, ?, ?, ?)"
+_UPGRADE = (
+    "ALTER TABLE nodes ADD COLUMN digest BLOB NOT NULL DEFAULT x''",
+    "ALTER TABLE sessions ADD COLUMN digest BLOB NOT NULL DEFAULT x''",
+    _SEAL_SCHEMA,
+)
+# By the table itself: what a damaged index would lead to is not looked at.
+_NODES = "SELECT path, value, version, owner, numbered{} FROM nodes NOT INDEXED"
+_SESSIONS = "SELECT id, timeout_ms, is_lent{} FROM sessions NOT INDEXED"
+_SEALS = "SELECT rows, digest FROM seal"
+_CHECK = "PRAGMA integrity_check(1)"
+_PUT = "INSERT OR REPLACE INTO nodes VALUES (?, ?, ?, ?, ?, ?)"
 _DROP = "DELETE FROM nodes WHERE path = ?"
-_OPEN = "INSERT INTO sessions VALUES (?, ?, ?)"
+_OPEN = "INSERT INTO sessions VALUES (?, ?, ?, ?)"
+_SEAL = "UPDATE seal SET rows = ?, digest = ? WHERE id = 1"
 _CLOSE = "DELETE FROM sessions WHERE id = ?"
+_LOG_PROBLEM = f"a frame of its log ({FILE_NAME}-wal) fails its checksum, and acknowledged changes follow it"
 
 _log = logging.getLogger("fairway.registry")
 
@@ -63,14 +88,17 @@ class _Keeper:
         self.ending: dict[int, None] = {}  # over, and their nodes are still there
         self._disk = disk
         self._tree = Tree()
+        self._seal = Seal()
 
     def do_load(self) -> list[tuple[int, int]]:
-        """Read the tree; the sessions that were lent, and for how long each."""
-        rows = self.file.read("SELECT path, value, version, owner, numbered FROM nodes ORDER BY path")
-        for path, value, version, owner, numbered in rows:
-            self._tree.apply([Change(path, Node(path, bytes(value), version, owner), numbered)])
+        """Read the tree; the sessions that were lent, and for how long each. `StorageFault` where anything is not as it
+        was written."""
+        nodes, sessions = _sound_rows(self.file)
+        for path, value, version, owner, numbered, _ in sorted(nodes):
+            self._tree.apply([Change(path, Node(path, value, version, owner), numbered)])
+        self._seal.apply({row[0]: row[-1] for row in (*nodes, *sessions)})
         lent = []
-        for session, timeout_ms, is_lent in self.file.read("SELECT id, timeout_ms, is_lent FROM sessions"):
+        for session, timeout_ms, is_lent, _ in sessions:
             if is_lent:
                 lent.append((session, timeout_ms))
             else:
@@ -78,10 +106,11 @@ class _Keeper:
         return lent
 
     def do_open(self, session: int, timeout_ms: int, is_lent: bool) -> None:
-        self.file.write([(_OPEN, (session, timeout_ms, is_lent))])
+        digest = session_digest(session, timeout_ms, is_lent)
+        self._do_write({session: digest}, [(_OPEN, (session, timeout_ms, is_lent, digest))])
 
     def do_end(self, session: int) -> None:
-        self._do_change(self._tree.end(session), (_CLOSE, (session,)))
+        self._do_change(self._tree.end(session), closed=session)
 
     def do_create(self, path: str, value: bytes, owner: int, is_numbered: bool) -> Node:
         return self._do_change(self._tree.create(path, value, owner=owner, is_numbered=is_numbered))
@@ -98,16 +127,27 @@ class _Keeper:
     def do_children(self, path: str) -> list[str]:
         return self._tree.children(path)
 
-    def _do_change(self, changes: list[Change], *more: Statement) -> Node:
-        self.file.write([*map(_statement, changes), *more])
+    def _do_change(self, changes: list[Change], closed: int | None = None) -> Node:
+        digests: dict[Key, bytes | None] = {change.path: _digest(change) for change in changes}
+        statements = list(map(_statement, changes))
+        if closed is not None:
+            digests[closed] = None
+            statements.append((_CLOSE, (closed,)))
+        self._do_write(digests, statements)
         self._tree.apply(changes)
-        self.file.post(self._tell, touched(changes))
+        self.file.post(self._tell, touched(changes), changed(changes))
         last = changes[-1].node if changes else None
         return last or Node("", b"", 0, 0)
 
-    def _tell(self, paths: list[str]) -> None:
+    def _do_write(self, digests: Mapping[Key, bytes | None], statements: list[Statement]) -> None:
+        """The rows and their seal, all or none."""
+        self.file.write([*statements, (_SEAL, self._seal.after(digests))])
+        self._seal.apply(digests)
+
+    def _tell(self, paths: list[str], below: list[str]) -> None:
         for session in list(self.sessions.values()):
             session.watches.tell(paths)
+            session.watches.tell_below(below)
 
     # --- on the loop -------------------------------------------------------------------------------------------------
 
@@ -150,6 +190,8 @@ class _Keeper:
                     await self.end(number)
                 except DiskFull as fault:  # it is in `ending`, and tried again
                     _log.warning("a session's nodes cannot be removed: %s", fault)
+            if not self.file.is_folded:
+                await self.file.run(self.file.fold)
 
     def close(self) -> None:
         self.file.close()
@@ -160,7 +202,100 @@ def _statement(change: Change) -> Statement:
     if change.node is None:
         return _DROP, (change.path,)
     node = change.node
-    return _PUT, (node.path, node.value, node.version, node.owner, change.numbered)
+    return _PUT, (node.path, node.value, node.version, node.owner, change.numbered, _digest(change))
+
+
+def _digest(change: Change) -> bytes | None:
+    node = change.node
+    return None if node is None else node_digest(node.path, node.value, node.version, node.owner, change.numbered)
+
+
+# --- a file that is opened -------------------------------------------------------------------------------------------
+
+
+def _sound_rows(file: SqliteFile) -> tuple[list[Row], list[Row]]:
+    """All nodes and all sessions. What is wrong beside the rows (an index, the list of free pages) is made anew."""
+    nodes, sessions = _sealed_rows(file)
+    if file.read(_CHECK) != [("ok",)]:
+        for statement in ("REINDEX", "VACUUM"):
+            file.read(statement)
+        nodes, sessions = _sealed_rows(file)
+        found = file.read(_CHECK)
+        if found != [("ok",)]:
+            raise _damaged(file.path, [str(found[0][0])])
+        _log.warning("%s was damaged beside its rows, and was made anew from them: check the disk", file.path)
+    return nodes, sessions
+
+
+def _sealed_rows(file: SqliteFile) -> tuple[list[Row], list[Row]]:
+    nodes, sessions = file.read(_NODES.format(", digest")), file.read(_SESSIONS.format(", digest"))
+    problems = seal.problems(nodes, sessions, file.read(_SEALS))
+    if problems:
+        raise _damaged(file.path, problems)
+    return nodes, sessions
+
+
+def _damaged(path: str, problems: Sequence[str]) -> StorageFault:
+    more = f" (and {len(problems) - 1:,} more)" if len(problems) > 1 else ""
+    return StorageFault(
+        f"{path} is damaged: {problems[0]}{more}. Stop all brokers and delay servers, then restore a backup of it; "
+        "without one, move the file away, and the servers begin with an empty registry (docs/registry.md). In both "
+        f"cases move {FILE_NAME}-wal and {FILE_NAME}-shm away too, if they are there"
+    )
+
+
+def _upgrade(file: SqliteFile, found: int) -> list[Statement]:
+    """From version 1: rows get their digests. It had none: what SQLite finds to be damaged is refused, and what it does
+    not find was served by version 1 as well."""
+    state = file.read(_CHECK)
+    if state != [("ok",)]:
+        raise _damaged(file.path, [str(state[0][0])])
+    sealed = Seal()
+    statements: list[Statement] = [(sql, ()) for sql in _UPGRADE]
+    for row in file.read(_NODES.format("")):
+        digest = node_digest(*row)
+        sealed.apply({row[0]: digest})
+        statements.append(("UPDATE nodes SET digest = ? WHERE path = ?", (digest, row[0])))
+    for row in file.read(_SESSIONS.format("")):
+        digest = session_digest(*row)
+        sealed.apply({row[0]: digest})
+        statements.append(("UPDATE sessions SET digest = ? WHERE id = ?", (digest, row[0])))
+    _log.info("%s is of version %d: its rows get checksums", file.path, found)
+    return [*statements, ("INSERT INTO seal VALUES (1, ?, ?)", sealed.row)]
+
+
+class RegistrySurvey(msgspec.Struct, frozen=True):
+    """What `fairway verify` says of a registry in SQLite."""
+
+    file: str
+    version: int  # 1: its rows have no checksums yet
+    nodes: int
+    sessions: int
+    problems: list[str]
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.problems
+
+
+def survey(directory: str) -> RegistrySurvey:
+    """Read every row and check it; also beside the process that owns the directory. Changes nothing."""
+    path = f"{directory}/{FILE_NAME}"
+    try:
+        if has_lost_commits(path):
+            return RegistrySurvey(path, 0, 0, 0, [_LOG_PROBLEM])
+        [[(version,)], state] = look(path, "PRAGMA user_version", _CHECK)
+        if version > _VERSION:
+            return RegistrySurvey(path, version, 0, 0, ["a later version of Fairway wrote it: use that one, or newer"])
+        is_sealed = version == _VERSION
+        queries = [each.format(", digest" if is_sealed else "") for each in (_NODES, _SESSIONS)]
+        nodes, sessions, *seals = look(path, *queries, *([_SEALS] if is_sealed else []))
+    except StorageFault as fault:
+        return RegistrySurvey(path, 0, 0, 0, [str(fault)])
+    problems = [] if state == [("ok",)] else [f"SQLite says: {state[0][0]}"]
+    if is_sealed:
+        problems += seal.problems(nodes, sessions, seals[0])
+    return RegistrySurvey(path, version, len(nodes), len(sessions), problems)
 
 
 class SqliteSession:
@@ -197,6 +332,10 @@ class SqliteSession:
         checked_path(path)
         return await self._run(lambda: self._keeper.do_get(path))
 
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        wanted = [checked_path(path) for path in paths]
+        return await self._run(lambda: [self._keeper.do_get(path) for path in wanted])
+
     async def children(self, path: str) -> list[str]:
         checked_path(path)
         return await self._run(lambda: self._keeper.do_children(path))
@@ -223,6 +362,11 @@ class SqliteSession:
     def watch(self, path: str, changed: Callable[[], None]) -> Watching:
         return self.watches.add(checked_path(path), changed)
 
+    def watch_tree(self, path: str, changed: Callable[[str], None]) -> Watching:
+        watching = self.watches.add_tree(checked_path(path), changed)
+        self._keeper.loop.call_soon(watching.call, path)
+        return watching
+
     async def close(self) -> None:
         if not self._is_over:
             self.on_session = lambda _: None
@@ -244,16 +388,23 @@ class SqliteRegistry(SqliteSession):
 
     def __init__(self, keeper: _Keeper, number: int) -> None:
         super().__init__(keeper, number, is_lent=False)
+        self._fault: StorageFault | None = None
+        self._failed = asyncio.Event()
+        keeper.file.on_fault = self._fail
         self._looking = keeper.loop.create_task(keeper.look(), name="registry-leases")
 
     @classmethod
     async def open(cls, directory: str, *, clock: Clock | None = None, rng: Rng | None = None) -> SqliteRegistry:
         """`DirectoryLocked` if another process has it."""
-        disk = RealDisk(directory)
+        disk = RealDisk(directory, post=asyncio.get_running_loop().call_soon_threadsafe)
         try:
             disk.lock()
-            file = SqliteFile(f"{directory}/{FILE_NAME}")
-            await file.open(_SCHEMA, _VERSION)
+            path = f"{directory}/{FILE_NAME}"
+            if has_lost_commits(path):  # SQLite would drop them, and shorten the log when it closes the file
+                raise _damaged(path, [_LOG_PROBLEM])
+            file = SqliteFile(path)
+            await file.open(_SCHEMA, _VERSION, lambda found: _upgrade(file, found))
+            disk.watch(file.poison)
         except BaseException:
             disk.close()
             raise
@@ -268,6 +419,14 @@ class SqliteRegistry(SqliteSession):
             raise
         registry = keeper.sessions[own.session_id] = cls(keeper, own.session_id)
         return registry
+
+    def _fail(self, fault: StorageFault) -> None:
+        self._fault = fault
+        self._failed.set()
+
+    async def failed(self) -> None:
+        """Return when the file cannot be written any more: then `close` raises what happened."""
+        await self._failed.wait()
 
     async def open_session(self, timeout_ms: int) -> SqliteSession:
         """A session for somebody whom this process serves; it is over when it was not used or touched for so long."""
@@ -290,8 +449,11 @@ class SqliteRegistry(SqliteSession):
         self._looking.cancel()
         await asyncio.wait([self._looking])
         try:
-            await super().close()
+            if self._fault is None:
+                await super().close()
         finally:
             self._keeper.close()
+            if self._fault is not None:
+                raise self._fault
             if not self._looking.cancelled() and isinstance(fault := self._looking.exception(), StorageFault):
                 raise fault

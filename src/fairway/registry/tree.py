@@ -52,6 +52,16 @@ def above(path: str) -> str:
     return path.rpartition("/")[0] or ROOT_PATH
 
 
+def is_below(path: str, root: str) -> bool:
+    """Whether a node is in the tree of another, and not that one itself."""
+    return path.startswith(root if root == ROOT_PATH else f"{root}/") and path != root
+
+
+def changed(changes: Iterable[Change]) -> list[str]:
+    """The nodes that changed, in order, and not those above them."""
+    return [change.path for change in changes if change.is_news]
+
+
 def touched(changes: Iterable[Change]) -> list[str]:
     """The nodes whose watches are to be called, in order: those that changed, and those whose list of children did."""
     paths: dict[str, None] = {}

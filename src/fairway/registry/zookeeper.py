@@ -3,7 +3,10 @@
 Ephemeral nodes, versions and sessions are ZooKeeper's own. What this adds:
 
 *Watches* of ZooKeeper fire once, and are forgotten with the connection. Ours last: a watch that fired is armed anew,
-then called; on every new connection all are armed anew, then called. Whoever reads when called misses nothing.
+then called; on every new connection all are armed anew, then called. Whoever reads when called misses nothing. Only so
+many are armed at a time: the question that keeps the session alive would wait behind them, and the connection be given
+up for want of an answer. A tree watch is one persistent, recursive watch of ZooKeeper 3.6, however much there is below;
+older servers have one watch per node instead (`tree_emulation`).
 
 *Certainty* (`certainty`): T/6 after the last question another is asked, and it is one that a majority must answer. A
 question that has no answer after T/3 breaks the connection: then T/6 are left to find another server before certainty
@@ -24,20 +27,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fairway.errors import Misuse, Unreachable
 from fairway.registry.certainty import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, Certainty
 from fairway.registry.kazoo_line import KazooLine, translated
-from fairway.registry.port import Exists, Lost, Missing, Node, NotAllowed, RegistryError, SessionOver, SessionState
+from fairway.registry.port import (
+    Exists,
+    Lost,
+    Missing,
+    Node,
+    NotAllowed,
+    RegistryError,
+    SessionOver,
+    SessionState,
+    Unsupported,
+)
 from fairway.registry.tree import ROOT_PATH, checked_path, checked_value, checked_version
+from fairway.registry.tree_emulation import TreeEmulation
 from fairway.registry.watching import Watches, Watching
 from fairway.world.clock import Clock, RealClock
 
 SESSION_MS = 10_000  # short enough to take over soon, long enough for a collector's pause or a server's failover
 SESSION_MS_MIN = 100
 OPEN_S = 15.0
+
+READ_MANY = 100  # nodes in one question: some 30 kB of answer
+ARMING_MAX = 64  # watches on their way to the servers, or single reads of `get_many`: some 10 ms of theirs
 
 _PATIENCE = 3  # sessions without a connection
 _RETRY_S = 0.5  # after a question that was refused, a watch that could not be armed, a client that died
@@ -47,6 +64,8 @@ _log = logging.getLogger("fairway.registry")
 
 class ZooKeeperRegistry:
     """A `Registry`. All of it lives on the loop that opened it."""
+
+    line_class = KazooLine
 
     def __init__(self, hosts: str, root: str, session_ms: int, options: Mapping[str, Any], clock: Clock) -> None:
         self.on_session: Callable[[SessionState], None] = lambda _: None
@@ -64,6 +83,10 @@ class ZooKeeperRegistry:
         self._watchers: dict[str, Callable[[Any], None]] = {}  # kazoo's: the same one for the same path
         self._arming: dict[str, asyncio.Task[None]] = {}
         self._fired: set[str] = set()  # while they were being armed
+        self._arming_trees: dict[str, asyncio.Task[None]] = {}
+        self._emulations: dict[str, TreeEmulation] = {}
+        self._room = asyncio.Semaphore(ARMING_MAX)
+        self._is_old = False  # the servers, as far as it is known: before 3.6
         self._connected = asyncio.Event()
         self._is_closed = False
         self._keeping: asyncio.Task[None] | None = None
@@ -136,6 +159,27 @@ class ZooKeeperRegistry:
             return None
         return Node(path, value or b"", stat.version, stat.ephemeralOwner)
 
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        found: list[Node | None] = []
+        for first in range(0, len(paths), READ_MANY):
+            found += await self._get_some(paths[first : first + READ_MANY])
+        return found
+
+    async def _get_some(self, paths: Sequence[str]) -> list[Node | None]:
+        places = [self._at(path) for path in paths]
+        if not self._is_old:
+            try:
+                answers = await self._answer(paths[0], lambda: self._line.read_many(places))
+            except Unsupported:
+                self._is_old = True
+            else:
+                return [_node(path, answer) for path, answer in zip(paths, answers, strict=True)]
+        return [*await asyncio.gather(*(self._get_in_turn(path) for path in paths))]
+
+    async def _get_in_turn(self, path: str) -> Node | None:
+        async with self._room:
+            return await self.get(path)
+
     async def children(self, path: str) -> list[str]:
         try:
             return sorted(await self._ask(path, "get_children", self._at(path)))
@@ -168,6 +212,14 @@ class ZooKeeperRegistry:
             self._arm(path)
         return watching
 
+    def watch_tree(self, path: str, changed: Callable[[str], None]) -> Watching:
+        watching = self._watches.add_tree(checked_path(path), changed)
+        if path in self._emulations:
+            self._watches.tell_tree(path)
+        elif self._connected.is_set():
+            self._arm_tree(path)
+        return watching
+
     async def close(self) -> None:
         if self._is_closed:
             return
@@ -175,7 +227,9 @@ class ZooKeeperRegistry:
         self._session = 0
         self._certainty.end()
         self._watches.clear()
-        for task in (self._keeping, self._renewing, *self._arming.values()):
+        for emulation in self._emulations.values():
+            emulation.cancel()
+        for task in (self._keeping, self._renewing, *self._arming.values(), *self._arming_trees.values()):
             if task is not None:
                 task.cancel()
         await self._line.stop()
@@ -214,10 +268,11 @@ class ZooKeeperRegistry:
     # --- the session -------------------------------------------------------------------------------------------------
 
     def _make_line(self) -> KazooLine:
-        line = KazooLine(self._hosts, self._asked_ms, self._options, self._clock)
+        line = self.line_class(self._hosts, self._asked_ms, self._options, self._clock)
         line.on_connected = self._on_connected
         line.on_suspended = self._on_suspended
         line.on_lost = self._on_lost
+        line.on_below = self._on_below
         return line
 
     def _on_connected(self, asked_ns: int, session: int, session_ms: float) -> None:
@@ -230,6 +285,9 @@ class ZooKeeperRegistry:
         self._tell(SessionState.OPEN)
         for path in self._watches.paths:
             self._arm(path)
+        for root in self._watches.trees:
+            if root not in self._emulations:
+                self._arm_tree(root)
 
     def _on_suspended(self) -> None:
         self._connected.clear()
@@ -307,8 +365,9 @@ class ZooKeeperRegistry:
     async def _arm_until_done(self, path: str) -> None:
         try:
             while path in self._watches:
-                self._fired.discard(path)
-                is_armed = await self._arm_once(path)
+                async with self._room:
+                    self._fired.discard(path)
+                    is_armed = await self._arm_once(path)
                 self._watches.tell([path])
                 if path in self._fired:
                     continue
@@ -329,3 +388,40 @@ class ZooKeeperRegistry:
             _log.debug("no watch on registry node %s: %s", path, error)
             return False
         return True
+
+    def _arm_tree(self, root: str) -> None:
+        """From now on; on each connection anew."""
+        before = self._arming_trees.pop(root, None)
+        if before is not None:
+            before.cancel()
+        self._arming_trees[root] = self._loop.create_task(self._arm_tree_until_done(root), name="registry-tree")
+
+    async def _arm_tree_until_done(self, root: str) -> None:
+        while root in self._watches.trees and self._connected.is_set():  # else the next connection arms it
+            try:
+                await self._answer(root, lambda: self._line.watch_tree(self._at(root)))
+            except Unsupported as error:
+                _log.warning("%s: one watch per node is armed", error)
+                self._is_old = True
+                self._emulations[root] = TreeEmulation(self, root, lambda path: self._watches.tell_below([path]))
+                self._watches.tell_tree(root)
+                return
+            except RegistryError as error:
+                _log.debug("no watch below registry node %s: %s", root, error)
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self._watches.tell_tree(root)
+                return
+
+    def _on_below(self, path: str) -> None:
+        self._watches.tell_below([path[len(self._root) :]])
+
+
+def _node(path: str, answer: Any) -> Node | None:
+    if isinstance(answer, Exception):
+        error = translated(answer, path)
+        if isinstance(error, Missing):
+            return None
+        raise error
+    value, stat = answer
+    return Node(path, value or b"", stat.version, stat.ephemeralOwner)

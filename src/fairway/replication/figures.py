@@ -64,7 +64,11 @@ def _least(leader: Leader | None) -> int:
 def _read_only(leader: Leader | None) -> list[tuple[Mapping[str, str], float]]:
     if leader is None:
         return []
-    reasons = {"draining": leader.record.is_draining, "min_in_sync": not leader.has_enough_copies}
+    reasons = {
+        "draining": leader.record.is_draining,
+        "given_up": leader.is_closed,
+        "min_in_sync": not leader.has_enough_copies,
+    }
     return [({"why": why}, is_so) for why, is_so in reasons.items()]
 
 

@@ -153,12 +153,16 @@ class Leader:
 
     # --- what the server asks ----------------------------------------------------------------------------------------
 
+    def certain_until_ns(self) -> int:
+        """Until when no other copy can lead; in the past: one may."""
+        registry = self._registry
+        return 0 if self.is_over or registry.session_id != self._session else registry.certain_until_ns()
+
     def is_certain(self) -> bool:
         """Whether no other copy can lead yet; whoever is told no is deposed by that."""
         if self.is_over:
             return False
-        registry = self._registry
-        if registry.session_id == self._session and self._clock.monotonic_ns() < registry.certain_until_ns():
+        if self._clock.monotonic_ns() < self.certain_until_ns():
             return True
         self._depose("the registry has not answered for so long that another copy may lead by now")
         return False
@@ -173,10 +177,12 @@ class Leader:
     def in_sync(self) -> list[str]:
         return self.record.in_sync
 
-    def why_read_only(self) -> str:
-        """Why no messages are taken; empty: they are."""
+    def why_read_only(self, *, is_pinned: bool = False) -> str:
+        """Why no messages are taken; empty: they are. `is_pinned`: only those that this group may have already."""
         copies, least = len(self.record.in_sync), self.record.min_in_sync
-        if self.record.is_draining:
+        if self.is_closed:
+            return f"group {self.group} is given up, by command, and takes nothing any more: send elsewhere"
+        if self.record.is_draining and not is_pinned:
             return f"group {self.group} is being drained, by command: send elsewhere"
         if self.has_enough_copies:
             return ""
@@ -186,11 +192,17 @@ class Leader:
         )
 
     @property
+    def is_closed(self) -> bool:
+        """Whether the group is given up: nothing is taken that might be lost with it."""
+        return self.record.is_closed or self.record.is_done
+
+    @property
     def has_enough_copies(self) -> bool:
         return len(self.record.in_sync) >= self.record.min_in_sync
 
-    def check_writable(self) -> None:
-        why = self.why_read_only()
+    def check_writable(self, *, is_pinned: bool) -> None:
+        """`Refused` where a batch is not taken."""
+        why = self.why_read_only(is_pinned=is_pinned)
         if why:
             raise Refused(Code.READ_ONLY, why, retry_after_ms=_RETRY_AFTER_MS)
 

@@ -2,8 +2,10 @@
 
     turn:   register ─► read the group's node and who lives ─► decide (`replication.law`) ─► act ─► wait for news
 
-A copy opens its directory once, as one that follows. To lead is to go on with what is open; a master that is deposed
-lets go of everything and begins again as a follower, so that what it had and nobody else has can be cut off.
+A copy opens its directory once, as one that follows. To lead is to go on with what is open. A master that is deposed
+lets go of everything, takes its own node away so that the next master need not wait for it, and then opens its
+directory again as a follower, so that what it had and nobody else has can be cut off. The directory is recovered beside
+the loop: probes are answered meanwhile.
 
 To take over: stop following (from then on nothing is acknowledged to anybody), compare-and-set the group's node, write
 the new epoch into both logs, and wait until all that is in them is committed. Then clients are let in.
@@ -240,6 +242,7 @@ class GroupMember(ABC, Generic[ServerT]):
         if self._remedy is not None:
             await self._apply_remedy(self._remedy)
         if self.server is None:
+            await self._place.leave()  # first: whoever is to lead waits for it, and recovery takes seconds
             await self._node.read(fresh=True)
             if self._world.clock.monotonic_ns() < self._rest_until_ns:
                 return self.membership.look_ms
@@ -353,6 +356,7 @@ class GroupMember(ABC, Generic[ServerT]):
             why_read_only="" if leader is None else leader.why_read_only() or self._why_closed(server),
             started_ms=self._started_ms,
             kind=self.kind,
+            is_closed=leader is not None and leader.is_closed,
         )
         now_ns = self._world.clock.monotonic_ns()
         before = self._place.shown

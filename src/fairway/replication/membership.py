@@ -13,6 +13,7 @@ from fairway.replication.leader import LeaderOptions
 from fairway.storage.store import Store
 from fairway.world.clock import Clock
 from fairway.world.disk import Disk
+from fairway.world.job_runner import JobRunner
 from fairway.world.net import Net
 from fairway.world.rng import Rng
 
@@ -42,6 +43,7 @@ class MemberWorld:
     net: Net
     rng: Rng
     registry: Registry
+    jobs: JobRunner  # the directory is recovered beside the loop
 
 
 class Server(Protocol):

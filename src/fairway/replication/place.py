@@ -1,9 +1,9 @@
 """A copy's place in the registry: the ephemeral node that says that it lives, where, and what it does.
 
-The node is named after the data directory and the session, so that no life has the name of another: whoever led under
-a node that is gone must no longer lead, and a request to remove the node of the life before may be carried out late,
-when its sender has long made another one. Under the same name it would take that one away, and with it the right to
-lead.
+The node is named after the data directory, the session, and how often the place was given up, so that no life has the
+name of another: whoever led under a node that is gone must no longer lead, and a request to remove the node of the life
+before may be carried out late, when its sender has long made another one. Under the same name it would take that one
+away, and with it the right to lead.
 
 Two processes with copies of one directory cannot both have a place: a copy that was in sync once would otherwise lend
 its good name to one that is not. So whoever has made a node looks for others of its directory, and goes if it finds
@@ -37,6 +37,7 @@ class Place:
         self._patience_ns = _SESSIONS * session_ms * _NS_PER_MS
         self._node: Node | None = None
         self._taken_since_ns: int | None = None
+        self._left = 0  # how often it was given up
 
     @property
     def session(self) -> int:
@@ -61,6 +62,7 @@ class Place:
     async def leave(self) -> None:
         """The others see at once that this copy is gone."""
         node, self._node, self.shown = self._node, None, None
+        self._left += node is not None
         if node is not None and node.owner == self._registry.session_id:
             await self._remove(node)
 
@@ -70,7 +72,7 @@ class Place:
                 await self._registry.remove(node.path)
 
     def _path(self, shown: Member) -> str:
-        return member_path(self._group, place_name(shown.directory, self._registry.session_id))
+        return member_path(self._group, place_name(shown.directory, self._registry.session_id, self._left))
 
     async def _enter(self, shown: Member) -> bool:
         if not await self._is_vacant(shown) or not self._registry.session_id:

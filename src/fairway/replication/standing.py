@@ -9,10 +9,11 @@ from fairway.errors import Code, FairwayError, Refused
 from fairway.protocol import Message
 from fairway.protocol.messages import Produce
 from fairway.replication.leader import QUESTIONS, Leader
-from fairway.replication.peer import Question
+from fairway.replication.peer import NS_PER_MS, Question
 from fairway.replication.tally import Tally
 
 _RETRY_AFTER_MS = 100  # about what a change of masters takes where the old one says goodbye
+_FOR_EVER_MS = 86_400_000  # a registry in the same process: its sessions end with it
 
 
 class Standing:
@@ -37,6 +38,12 @@ class Standing:
     def is_master(self) -> bool:
         return self.leader is not None and self.is_open
 
+    def leads_ms(self, since_ns: int) -> int | None:
+        """For how long after that moment certainly no other copy leads; None: for as long as anybody may ask."""
+        until_ns = 0 if self.leader is None else self.leader.certain_until_ns()
+        leads_ms = max(until_ns - since_ns, 0) // NS_PER_MS
+        return leads_ms if leads_ms < _FOR_EVER_MS else None
+
     def admit(self, message: Message) -> Leader | None:
         """`Refused` if it cannot be answered here; the leader where it is a question for it."""
         leader = self.leader
@@ -53,7 +60,7 @@ class Standing:
             what = "hands over to another" if self.is_leaving else "is about to lead"
             raise Refused(Code.NOT_MASTER, f"this copy of group {self.group} {what}", retry_after_ms=_RETRY_AFTER_MS)
         if isinstance(message, Produce):
-            leader.check_writable()
+            leader.check_writable(is_pinned=message.is_pinned)
         return None
 
     def _not_master(self) -> Refused:

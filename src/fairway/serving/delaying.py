@@ -13,7 +13,7 @@ from fairway import batch
 from fairway.errors import Code, Refused
 from fairway.names import Subject
 from fairway.protocol import Message, RequestReceived
-from fairway.protocol.delaying import Cancel, History, Pending, Reschedule, Tally
+from fairway.protocol.delaying import Cancel, History, Pending, Reschedule, Resend, Tally
 from fairway.protocol.messages import Produce
 from fairway.scheduling import Actor, Expiry, Verdict
 from fairway.serving.exposition import Exposition
@@ -21,7 +21,7 @@ from fairway.serving.requests import ServedRequest
 
 Asked: TypeAlias = ServedRequest[Message]
 
-QUESTIONS = (Cancel, Reschedule, Pending, Tally, History)  # a union written where it is asked costs 1 µs
+QUESTIONS = (Cancel, Reschedule, Pending, Tally, History, Resend)  # a union written where it is asked costs 1 µs
 NO_DESK = Refused(
     Code.BAD_REQUEST,
     "this broker keeps no delayed messages: run `fairway up`, or give the client the address of a delay server, "
@@ -40,6 +40,10 @@ class DelayDesk(Protocol):
 
     def show(self, out: Exposition) -> None:
         """The figures of what is behind it."""
+
+    @property
+    def damaged(self) -> int:
+        """Records of delayed messages that the disk has lost."""
 
 
 def concerns_delay(received: RequestReceived) -> bool:

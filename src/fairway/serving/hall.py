@@ -70,6 +70,7 @@ class Hall:
         self._deserted = asyncio.Event()
         self._deserted.set()
         self._is_closing = False
+        self.on_closed: Callable[[Session], None] | None = None  # told of each session that has ended
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -97,6 +98,8 @@ class Hall:
         self._sessions.pop(session, None)
         self.incoming.forget(session)
         self.outgoing.forget(session)
+        if self.on_closed is not None:
+            self.on_closed(session)
         if not self._sessions:
             self._deserted.set()
 

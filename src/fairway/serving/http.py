@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
+from fairway.errors import FairwayError
+
 HEAD_BYTES_MAX = 8_192  # request line and headers; a scraper sends some hundred
 CONNECTIONS_MAX = 64  # a scraper and a few probes; the next one is closed without a word
 CONNECTION_S_MAX = 10.0  # from the connection to the last byte of the answer, however slow the other side is
@@ -88,7 +90,10 @@ class HttpSession(asyncio.Protocol):
         page = self._door.pages.get(target.partition(b"?")[0].decode("ascii", "replace"))
         if page is None:
             return Page(404, f"there are only {', '.join(self._door.pages)}\n")
-        return page()
+        try:
+            return page()
+        except FairwayError as error:  # whoever looks must be told what is wrong
+            return Page(503, f"{error}\n")
 
 
 def _encode(page: Page) -> bytes:

@@ -54,7 +54,9 @@ class Asker(Protocol):
 class ServedRequest(Generic[MessageT]):
     """One request of one connection, as the scheduler sees it."""
 
-    __slots__ = ("_let_go", "attachments", "correlation", "deadline_ns", "message", "session", "wait_until_ns")
+    __slots__ = (
+        "_let_go", "attachments", "correlation", "deadline_ns", "message", "received_ns", "session", "wait_until_ns",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class ServedRequest(Generic[MessageT]):
         *,
         deadline_ns: int,
         wait_until_ns: int = 0,
+        received_ns: int = 0,
         let_go: Callable[[], None] | None = None,
     ) -> None:
         self.session = session
@@ -73,6 +76,7 @@ class ServedRequest(Generic[MessageT]):
         self.attachments = attachments
         self.deadline_ns = deadline_ns
         self.wait_until_ns = wait_until_ns
+        self.received_ns = received_ns
         self._let_go = let_go  # called once, when the request has come to its end
 
     @property
@@ -141,6 +145,7 @@ def admit(
     *,
     deadline_ns: int,
     wait_until_ns: int = 0,
+    received_ns: int = 0,
 ) -> ServedRequest[MessageT]:
     """The request as actors see it; what it holds is taken from the allowance until it is answered."""
     size = received.control_bytes * _CONTROL_GROWTH + sum(map(len, received.attachments))
@@ -152,6 +157,7 @@ def admit(
         tuple(map(bytes, received.attachments)),  # a view would keep all that came with it in memory
         deadline_ns=deadline_ns,
         wait_until_ns=wait_until_ns,
+        received_ns=received_ns,
         let_go=partial(waiting.give_back, size),
     )
 

@@ -60,7 +60,7 @@ class Fixed:
         self._addresses = tuple(addresses)
         self.who = who
         self.where = scheme + ",".join(map(str, self._addresses))
-        self.remedy = remedy or f"Is it running there (`fairway up --port {self._addresses[0].port}`)?"
+        self.remedy = remedy or f"Is it running there (`fairway up --data data --port {self._addresses[0].port}`)?"
 
     def addresses(self) -> Sequence[Address]:
         return self._addresses

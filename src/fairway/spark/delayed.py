@@ -1,6 +1,6 @@
 """`format("fairway.delayed")`: what is pending at a delay server when it is asked, a row for each message.
 
-Tasks divide the stretch of due times among themselves and walk through it page by page, as `fairway delayed list` does.
+Tasks divide the stretch of due times among themselves and walk through it page by page, as `fairway delay list` does.
 A message that is rescheduled meanwhile may come twice or not at all, one that becomes due meanwhile may be missing:
 what is pending changes under whoever looks at it, and a delay server keeps no picture of a moment.
 """

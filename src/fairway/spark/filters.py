@@ -1,14 +1,22 @@
-"""Filters that reach the source: ranges of sequences and times, subjects, broker groups, keys. What is understood is
-not read at all, or not handed to Spark; the rest is given back, and Spark looks for itself."""
+"""Filters that Spark pushes down to the source: ranges of sequences and times, subjects, broker groups, keys. The
+reader leaves out the rows that a filter rules out; Spark applies the filters that the reader gives back.
+
+Spark 4.1 to 4.3 keep what a pushed filter has left of a read with the relation, not with the scan. Every scan of that
+`load()` then reads the same few rows: an unfiltered `count()` after a filtered one, both sides of a self-join, both
+parts of a union. The filters are gone from the plans by then, so the results are wrong and nothing says so. The reader
+takes filters only where Spark keeps them with the scan (ADR 0021). The options `starting`, `ending`, `keys` and `tags`
+belong to the `load()` itself, and narrow a read in every version.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql.datasource import (
+    DataSourceReader,
     EqualNullSafe,
     EqualTo,
     Filter,
@@ -20,6 +28,9 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
+
+# The version of Spark that lets a reader take limits (SPARK-58551) plans each scan by itself, filters included.
+IS_PUSHED_BY_SCAN: Final = hasattr(DataSourceReader, "pushLimit")
 
 _NEVER_NULL = frozenset({"subject", "broker_group", "sequence", "id", "payload", "created_at", "appended_at"})
 

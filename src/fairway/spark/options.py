@@ -27,7 +27,7 @@ READ_OPTIONS: Final = {
     each.lower(): each
     for each in (
         "url", "subject", "path", "starting", "ending", "minPartitions", "maxMessagesPerTrigger", "maxBytesPerTrigger",
-        "group", "failOnDataLoss", "includeHeaders", "from", "tags", "patienceSeconds", "pollMs",
+        "group", "failOnDataLoss", "includeHeaders", "from", "keys", "tags", "patienceSeconds", "pollMs",
     )
 }  # fmt: skip
 WRITE_OPTIONS: Final = {
@@ -94,6 +94,7 @@ class ReadOptions:
     group: str | None
     fail_on_data_loss: bool
     include_headers: bool
+    keys: tuple[str, ...] | None  # None: any, and none
     tags: tuple[str, ...]
     patience_s: int
     poll_ms: int
@@ -144,6 +145,7 @@ def read_options(raw: Mapping[str, str]) -> ReadOptions:
         group=_group(options),
         fail_on_data_loss=flag_of(options, "failOnDataLoss", True),
         include_headers=flag_of(options, "includeHeaders", True),
+        keys=_keys(options),
         tags=tuple(each.strip() for each in options.get("tags", "").split(",") if each.strip()),
         patience_s=count_of(options, "patienceSeconds") or PATIENCE_S,
         poll_ms=count_of(options, "pollMs") or POLL_MS,
@@ -219,6 +221,23 @@ def named(option: str, raw: str, parse: object) -> str:
 
 def _group(options: Mapping[str, str]) -> str | None:
     return named("group", options["group"], Group.parse) if "group" in options else None
+
+
+def _keys(options: Mapping[str, str]) -> tuple[str, ...] | None:
+    """A list with commas; keys that have commas or spaces of their own come as JSON."""
+    raw = options.get("keys")
+    if raw is None:
+        return None
+    if not raw.lstrip().startswith("["):
+        keys: Any = [each.strip() for each in raw.split(",") if each.strip()]
+    else:
+        try:
+            keys = json.loads(raw)
+        except ValueError as error:
+            raise Misuse(f'option keys is not JSON ({error}): write ["c-1", "c-2"], or c-1,c-2') from None
+    if not keys or not all(isinstance(each, str) for each in keys):
+        raise Misuse(f'option keys={raw!r}: name a key or more, such as c-1,c-2, or as JSON ["c-1", "c-2"]')
+    return tuple(keys)
 
 
 def _places(options: Mapping[str, str], name: str, default: Where, subjects: tuple[str, ...]) -> Places:

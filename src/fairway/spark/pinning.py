@@ -41,21 +41,23 @@ class Ways:
         self._url = url
         self._patience_s = patience_s
         self._atlas = Atlas(url, patience_s) if urls.parse_any(url).meta else None
-        self._sendings: dict[Place, Sending] = {}
+        self._sendings: dict[tuple[Place, bool], Sending] = {}  # and whether an earlier run has begun to send there
         self._asked: dict[str, Caller] = {}  # which groups remember what
 
-    def sending(self, stream_id: int, subject: str, probe: Callable[[], bytes], *, is_due: bool) -> Sending:
-        """Where the rows of a stream go, at once or to a delay server."""
+    def sending(self, stream_id: int, request: Produce, probe: Callable[[], bytes], *, is_due: bool) -> Sending:
+        """Where the rows of a stream go, at once or to a delay server; `request` is what a batch of it goes with."""
+        is_pinned = False
         if self._atlas is not None:
-            pin = _Pin(self._atlas, self._caller, stream_id, subject, is_due)
-            place = self._place(pin.find(probe, self._atlas.now_ns + self._patience_s * NS))
+            pin = _Pin(self._atlas, self._caller, stream_id, request, is_due)
+            group, is_pinned = pin.find(probe, self._atlas.now_ns + self._patience_s * NS)
+            place = self._place(group)
         elif is_due:
             place = delay_places(self._url, self._patience_s)[0]
         else:
             place = Place(self._url, self._patience_s)
-        found = self._sendings.get(place)
+        found = self._sendings.get((place, is_pinned))
         if found is None:
-            found = self._sendings[place] = Sending(place)
+            found = self._sendings[place, is_pinned] = Sending(place, is_pinned=is_pinned)
         return found
 
     def _place(self, group: str) -> Place:
@@ -89,41 +91,43 @@ class _Pin:
     """One stream's way to its group."""
 
     def __init__(
-        self, atlas: Atlas, caller: Callable[[str], Caller], stream_id: int, subject: str, is_due: bool
+        self, atlas: Atlas, caller: Callable[[str], Caller], stream_id: int, request: Produce, is_due: bool
     ) -> None:
         self._atlas = atlas
         self._caller = caller
         self._stream_id = stream_id
-        self._subject = subject
+        self._request = request
+        self._subject = request.subject
         self._is_due = is_due
 
-    def find(self, probe: Callable[[], bytes], until_ns: int) -> str:
-        """The group that remembers the stream, or one that takes it."""
+    def find(self, probe: Callable[[], bytes], until_ns: int) -> tuple[str, bool]:
+        """The group that remembers the stream, or one that takes it; and whether it remembers the stream."""
         while True:
             route = self._atlas.receivers(self._subject, is_due=self._is_due)
-            if len(route.groups) == 1:
-                return route.groups[0]
+            if len(route.groups) == 1 and route.writable:
+                return route.groups[0], False
             if route.groups:
                 found = self._among(route, probe())
                 if found is not None:
                     return found
             self._wait(route, until_ns)
 
-    def _among(self, route: SubjectRoute, probe: bytes) -> str | None:
+    def _among(self, route: SubjectRoute, probe: bytes) -> tuple[str, bool] | None:
         """None: nobody takes messages now."""
         answers = {group: self._answer(self._caller(group), probe) for group in route.groups}
         remembering = [group for group, code in answers.items() if code in _REMEMBERED]
         if remembering:
-            return remembering[0]
+            return remembering[0], True
         here = [group for group, code in answers.items() if code not in _NOT_HERE]
         if not here:  # each of them will say why
-            return route.groups[0]
+            return route.groups[0], False
         able = [group for group in route.writable if group in here]
-        return chosen(self._stream_id, able) if able else None
+        return (chosen(self._stream_id, able), False) if able else None
 
     def _answer(self, caller: Caller, probe: bytes) -> Code:
         since_ns = caller.now_ns
-        ticket = caller.put(Produce(self._subject), [probe])
+        request = Produce(self._subject, is_pinned=True, secret=self._request.secret)
+        ticket = caller.put(request, [probe])  # a group that is drained answers, too
         while True:
             outcome = caller.outcome(ticket)
             if not isinstance(outcome, Refused):

@@ -29,13 +29,15 @@ class NotTheSame(FairwayError):
 class Sending:
     """Batches under way to one group of servers, in order."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, is_pinned: bool = False) -> None:
+        """`is_pinned`: an earlier run of the task has stored some of it there, so the rest goes there, too."""
         self._caller = caller_to(place)
+        self._is_pinned = is_pinned
         self._under_way: deque[Ticket] = deque()
         self.messages = self.duplicates = 0
 
-    def send(self, subject: str, data: bytes) -> None:
-        self._under_way.append(self._caller.put(Produce(subject), [data]))
+    def send(self, subject: str, data: bytes, secret: bytes) -> None:
+        self._under_way.append(self._caller.put(Produce(subject, self._is_pinned, secret), [data]))
         if len(self._under_way) >= IN_FLIGHT:
             self._settle_first()
 
@@ -78,6 +80,11 @@ def explained(outcome: object, message: object) -> FairwayError:
     if subject.is_inbox and outcome.code in _NOBODY:
         group, of = Subject.parse_inbox(subject)
         return Misuse(_NOBODY[outcome.code].format(group=group, subject=of, refused=outcome))
+    if outcome.code is Code.FOREIGN_STREAM:
+        return FairwayError(
+            f"somebody else has taken a stream of this task in {subject}: nothing was added. A write with a writeId of "
+            f"its own begins new streams. ({outcome})"
+        )
     if outcome.code is Code.SEQUENCE_CONFLICT:
         return NotTheSame(
             f"this task ran before and stored other rows in {subject}: nothing was added. The query must give the same "

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
+from fairway.spark.filters import IS_PUSHED_BY_SCAN
 from fairway.world import host
 
 # Arrow in Java checks bounds and nulls each time it reads a value, a third of what a row costs on Spark's side. What
@@ -17,7 +18,7 @@ _UNCHECKED = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check
 SETTINGS: dict[str, str] = {
     "spark.driver.defaultJavaOptions": _UNCHECKED,
     "spark.executor.defaultJavaOptions": _UNCHECKED,
-    "spark.sql.python.filterPushdown.enabled": "true",  # filters reach the source: whole ranges are never read
+    "spark.sql.python.filterPushdown.enabled": str(IS_PUSHED_BY_SCAN).lower(),  # see `filters`
     "spark.python.unix.domain.socket.enabled": "true",  # a task costs 25 ms in place of 55
     "spark.sql.session.timeZone": "UTC",  # what is in the log is in UTC
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",  # rows to the sink: as many as a batch holds

@@ -24,13 +24,15 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
-from fairway import limits
+from fairway import batch, limits
+from fairway.batch.secret import derived_secret
 from fairway.errors import FairwayError, Misuse
 from fairway.names import Group, Subject
+from fairway.protocol.messages import Produce
 from fairway.spark.encoding import Encoder
 from fairway.spark.options import WriteOptions
 from fairway.spark.pinning import PROBE_SEQUENCE, Ways
-from fairway.spark.sending import Sending
+from fairway.spark.sending import NotTheSame, Sending
 from fairway.world.clock import RealClock
 from fairway.world.rng import RealRng
 from fairway.world.wire import spare_the_collector
@@ -48,6 +50,7 @@ _COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
 }
 _ANYTHING: Final = frozenset({"tags", "id"})
 _IGNORED: Final = frozenset({"broker_group", "sequence", "appended_at"})  # what was read here may be written back
+_QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"  # local properties of tasks
 _CARRIED: Final = ("payload", "key", "tags", "headers", "created_at")
 
 
@@ -72,6 +75,12 @@ class Identity(NamedTuple):
         )
         digest = hashlib.sha256(f"{name}\0{chunk}".encode()).digest()
         return int.from_bytes(digest[:8], "little") or 1
+
+    def secret(self, producer_id: int) -> bytes:
+        """What the broker is shown of a stream. A task that runs again finds it, who reads a producer id does not: the
+        name of the query stands in no message."""
+        key = hashlib.sha256(f"fairway-sink-key-1\0{self.query}".encode()).digest()
+        return derived_secret(key, producer_id)
 
 
 class _Route:
@@ -160,8 +169,10 @@ class _Writing:
         try:
             for route, data in self._batches(frames):
                 if route.sending is None:
-                    route.sending = ways.sending(route.stream_id, route.subject, route.probe, is_due=route.is_due)
-                route.sending.send(route.subject, data)
+                    request = Produce(route.subject, secret=self._identity.secret(route.stream_id))
+                    route.sending = ways.sending(route.stream_id, request, route.probe, is_due=route.is_due)
+                secret = self._identity.secret(batch.peek(data).producer_id)
+                route.sending.send(route.subject, data, secret)
             return Stored(*ways.finish())
         finally:
             ways.close()
@@ -243,9 +254,27 @@ def _task(query: str, batch: int) -> Identity:
     return Identity(query, batch, context.partitionId() if context is not None else 0)
 
 
+class MicroBatch(NamedTuple):
+    """Which micro-batch of which streaming query a task works for."""
+
+    query: str
+    number: int
+
+
+def _micro_batch() -> MicroBatch | None:
+    """Spark says it in properties that tasks inherit from the thread of the query: for `writeStream`, and for a write
+    in `foreachBatch` by the thread that Spark calls. None: no query, or Spark does not say."""
+    context = TaskContext.get()
+    if context is None:
+        return None
+    query, number = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+    return None if query is None or number is None else MicroBatch(query, int(number))
+
+
 class BatchWriter(DataSourceArrowWriter):
     """`df.write.format("fairway")`: appends. A job that runs again appends again, unless the option writeId says that
-    it is the same one."""
+    it is the same one. In `foreachBatch` the micro-batch is what runs again, and a write is named as that of
+    `writeStream` is."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
@@ -256,8 +285,19 @@ class BatchWriter(DataSourceArrowWriter):
         self._created_ms = 0 if options.write_id else RealClock().wall_ms()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
-        identity = _task(f"write\0{self._write_id}", 0)
-        return _Writing(self._options, self._columns, identity, self._created_ms).write(iterator)
+        batch = _micro_batch() if self._options.write_id is None else None
+        if batch is None:
+            identity = _task(f"write\0{self._write_id}", 0)
+            return _Writing(self._options, self._columns, identity, self._created_ms).write(iterator)
+        identity = _task(f"query\0{batch.query}", batch.number)
+        try:
+            return _Writing(self._options, self._columns, identity, 0).write(iterator)
+        except NotTheSame as error:
+            subject = self._options.subject or "a subject"
+            raise NotTheSame(
+                f"{error} Or this is the second write to {subject} in one foreachBatch: give each of them a name that "
+                'holds the number of the micro-batch, .option("writeId", f"late-{batch_id}")'
+            ) from error
 
     def commit(self, messages: list[Any]) -> None:
         """Nothing: every batch was durable when its task ended."""
@@ -274,14 +314,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._columns = _checked(schema, options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
-        context = TaskContext.get()
-        query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
-        batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
-        if query is None or batch is None:
+        batch = _micro_batch()
+        if batch is None:
             raise FairwayError(
                 "this Spark does not say which query and micro-batch a task belongs to: use 4.2 or later"
             )
-        identity = _task(f"query\0{self._options.write_id or query}", int(batch))
+        identity = _task(f"query\0{self._options.write_id or batch.query}", batch.number)
         return _Writing(self._options, self._columns, identity, 0).write(iterator)
 
     def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803

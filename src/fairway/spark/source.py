@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from fairway.protocol.messages import Whence
 from fairway.spark import reading, schema, splits
 from fairway.spark.brokers import Extent
-from fairway.spark.filters import Narrowing
+from fairway.spark.filters import IS_PUSHED_BY_SCAN, Narrowing
 from fairway.spark.frames import Sieve
 from fairway.spark.looking import Looker
 from fairway.spark.options import ReadOptions, Where, read_options, write_options
@@ -57,11 +57,14 @@ class FairwaySource(DataSource):
 class BatchReader(DataSourceReader):
     """What is stored when the query is planned, between two places."""
 
-    def __init__(self, options: ReadOptions, schema_: StructType) -> None:
+    def __init__(
+        self, options: ReadOptions, schema_: StructType, *, is_pushed_by_scan: bool = IS_PUSHED_BY_SCAN
+    ) -> None:
         self._options = options
         self._columns = schema.columns_of(schema_)
-        self._narrowing = Narrowing()
-        self.pushFilters = _Pushing(self._narrowing)  # type: ignore[method-assign]
+        self._narrowing = Narrowing(keys=None if options.keys is None else frozenset(options.keys))
+        if is_pushed_by_scan:
+            self.pushFilters = _Pushing(self._narrowing)  # type: ignore[method-assign]
 
     def partitions(self) -> list[InputPartition]:
         looker = Looker(self._options)
@@ -108,7 +111,7 @@ class BatchReader(DataSourceReader):
         return looker.resolve({part: places.place(part) for part in extents})
 
     def _within_times(self, looker: Looker, ranges: list[Range]) -> list[Range]:
-        """Cut off what was stored too early or too late; times of storing never decrease in a subject."""
+        """Cut off what was stored too early or too late; effective times of storing never decrease."""
         begin_ms, end_ms = self._narrowing.begin_ms, self._narrowing.end_ms
         parts = [each.part for each in ranges]
         if begin_ms is not None:
@@ -128,11 +131,13 @@ class BatchReader(DataSourceReader):
 class _Pushing:
     """`pushFilters`, for sessions that push filters and for those that do not.
 
-    Spark refuses a reader that overrides the method unless `spark.sql.python.filterPushdown.enabled` is set, which it
-    is not by default. It looks at the method's function; this one shows it the function of the base class.
+    Spark refuses a reader that overrides the method unless `spark.sql.python.filterPushdown.enabled` is set, and Spark
+    does not set it. pyspark's planner compares the `__func__` of the method with the function of the base class, so
+    this object shows that function. Without `staticmethod` Python would bind the function to this object, and the
+    comparison would fail.
     """
 
-    __func__ = DataSourceReader.pushFilters
+    __func__ = staticmethod(DataSourceReader.pushFilters)
 
     def __init__(self, narrowing: Narrowing) -> None:
         self._narrowing = narrowing

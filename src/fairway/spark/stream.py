@@ -207,7 +207,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._look.place(group),
             until.logs[group].id,
             self._columns,
-            Sieve(None, self._options.tags),
+            Sieve(self._options.keys, self._options.tags),
             self._options.fail_on_data_loss and group not in others,
         )
 

@@ -223,7 +223,10 @@ class AioOutbox:
     async def _run(self, relay: AioRelay, post: AnyAioPost) -> None:
         while not self._relaying.is_set():
             try:
-                async with self._engine.connect():  # before others do that are made from it (`engines.apart`)
+                async with (
+                    self._engine.connect() as connection
+                ):  # before others that are made from it (`engines.apart`)
+                    await connection.run_sync(self._writer.rows.look)
                     break
             except DATABASE_TROUBLE as problem:
                 relay.note(f"the database: {first_line(problem)}")

@@ -35,6 +35,7 @@ from fairway.sql.inserting import AsyncBound, Bound, connection_of
 from fairway.sql.making import make, make_async
 from fairway.world.clock import Clock, RealClock
 from fairway.world.rng import RealRng
+from fairway.world.timekeeper import AGE_HOLD_MS, Timekeeper
 
 KEEP: Final = timedelta(days=30)
 _EXPIRE_EVERY: Final = 500  # messages recorded; each time up to 1,000 old rows go, so the table does not grow for ever
@@ -83,6 +84,7 @@ class SqlInbox:
         self._rows = InboxRows(table)
         self._session: Callable[..., Any] = session or (Session if isinstance(engine, Engine) else AsyncSession)
         self._clock = clock or RealClock()
+        self._aging = Timekeeper(self._clock, hold_ms=AGE_HOLD_MS)  # a clock that jumps ahead makes nothing old
         self._rng = RealRng()
         self._is_made = False
         self._since_expiry = 0
@@ -288,7 +290,7 @@ class SqlInbox:
             return await connection.run_sync(self._expire_in)
 
     def _expire_in(self, connection: Connection) -> int:
-        count = self._rows.expire(connection, self._clock.wall_ms() - (self._keep_ms or 0))
+        count = self._rows.expire(connection, self._aging.now_ms() - (self._keep_ms or 0))
         self.counts.expired += count
         return count
 

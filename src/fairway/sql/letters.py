@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from typing import Final, NamedTuple, Protocol
 
 from fairway import batch, limits
@@ -52,8 +52,8 @@ class Row:
     """One batch, as it stands in the table."""
 
     __slots__ = (
-        "body", "created_ms", "error", "group", "id", "is_due", "lone", "messages", "place", "stream", "subject",
-        "wake_ms",
+        "body", "created_ms", "error", "group", "id", "is_due", "lone", "messages", "place", "secret", "stream",
+        "subject", "wake_ms",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +68,7 @@ class Row:
         body: bytes,
         error: str | None = None,
         group: str | None = None,
+        secret: str | None = None,
     ) -> None:
         self.id = id
         self.wake_ms = wake_ms
@@ -79,6 +80,7 @@ class Row:
         self.body = body
         self.error = error
         self.group = group  # of brokers, in a cluster
+        self.secret = secret  # of its stream
         self.lone: Lone | None = None  # what it was made of, where it was made here
         self.is_due = batch.is_delayed(body)
 
@@ -92,6 +94,14 @@ class Row:
     @property
     def route(self) -> Route:
         return Route(self.subject, self.is_due)
+
+    @property
+    def shown(self) -> bytes:
+        """What a broker is shown of its stream. Something else than hexadecimal digits is no secret of ours."""
+        try:
+            return bytes.fromhex(self.secret or "")
+        except ValueError:
+            return b""
 
     def key(self) -> str | None:
         """Of its first message."""
@@ -200,7 +210,9 @@ def sealed(letters: Sequence[Letter], streams: Streams, created_ms: int, wake_ms
     if len(letters) == 1:  # nearly every transaction
         [only] = letters
         stream = streams.take(only.route)
-        return [(_alone(only, created_ms, wake_ms, stream.producer_id, stream.next), stream)]
+        row = _alone(only, created_ms, wake_ms, stream.producer_id, stream.next)
+        row.secret = stream.secret
+        return [(row, stream)]
     found: list[tuple[Row, Stream]] = []
     taken: dict[Route, tuple[Stream, int]] = {}
     for route, part in _parts(letters):
@@ -208,6 +220,7 @@ def sealed(letters: Sequence[Letter], streams: Streams, created_ms: int, wake_ms
         if place < 0:
             place = stream.next
         row = _row(route, part, created_ms, wake_ms, stream.producer_id, place)
+        row.secret = stream.secret
         taken[route] = stream, place + row.messages
         found.append((row, stream))
     return found
@@ -265,6 +278,22 @@ def together(some: Sequence[Lone]) -> bytes:
         columns.payloads, producer_id=first.stream, first_sequence=first.place, created_ms=first.created_ms,
         keys=columns.keys, tags=columns.tags, headers=columns.headers, ids=columns.ids, created_deltas_ms=deltas_ms,
     )  # fmt: skip
+
+
+def together_again(rows: Sequence[Row]) -> bytes | None:
+    """The batch that these rows made, each of one message, if they travelled as one; None: they cannot have."""
+    some: list[Lone] = []
+    for row in rows:
+        if row.messages != 1 or row.is_due or row.stream is None or row.place is None:
+            return None
+        opened = batch.decode(row.body)
+        made = Letter(
+            row.route, False, opened.payloads[0], opened.key(0), tuple(opened.tags(0)), opened.headers(0) or None,
+            opened.id(0), 0,
+        )  # fmt: skip
+        some.append(Lone(made, row.stream, row.place, opened.created_ms(0)))
+    is_row = all(one.is_followed_by(other) for one, other in pairwise(some))
+    return together(some) if len(some) > 1 and is_row else None
 
 
 def unstamped(letters: Sequence[Letter], created_ms: int) -> list[Row]:

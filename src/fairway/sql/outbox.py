@@ -81,7 +81,10 @@ class Sender:
                 self.counts.left += row.messages
                 continue
             settled = partial(self._settled, row.id, row.messages, stream)
-            parcel = Parcel(row.subject, row.body, settled, is_resent=True, group=row.group or "", lone=row.lone)
+            group = row.group or ""
+            parcel = Parcel(
+                row.subject, row.body, settled, is_resent=True, group=group, lone=row.lone, secret=row.shown
+            )  # fmt: skip
             found.append((parcel, row.is_due))
         return found
 
@@ -282,9 +285,10 @@ class Outbox:
         )  # fmt: skip
 
     def touch(self) -> None:
-        """Connect by the program's own engine, before others do that are made from it (`engines.apart`)."""
-        with self._engine.connect():
-            pass
+        """Connect by the program's own engine, before others do that are made from it (`engines.apart`). And see which
+        columns the table has, where no transaction could tell."""
+        with self._engine.connect() as connection:
+            self._writer.rows.look(connection)
 
     def delete(self, ids: Sequence[str], engine: Engine) -> None:
         with engine.begin() as connection:

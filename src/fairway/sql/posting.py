@@ -8,8 +8,9 @@ Whoever gave a parcel is told how it ended, and the row in the database is there
 Messages that have a row each and follow one another in their stream travel as one batch, right after their commits: a
 quarter of the work for the broker, and less for everybody who reads them later. Which rows a batch was made of is
 written down nowhere. It need not be: each message keeps the place that its row names, so whoever sends a row by itself
-later, after a crash, is told that its place is taken. But a place that is taken says nothing of its neighbours: a batch
-of several that is refused is left to relays (ADR 0019).
+later, after a crash, is told that its place is taken, and by which batch: a relay makes that batch again from the rows
+and compares. But a place that is taken says nothing of its neighbours: a batch of several that is refused is left to
+relays (ADR 0019).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from fairway.errors import Code, InvariantViolated, Refused
+from fairway.errors import Code, InvariantViolated, Refused, StoredRange
+from fairway.protocol.conflict import TAKEN, is_receipt
 from fairway.protocol.line import Line
 from fairway.protocol.messages import Produce, Produced
 from fairway.protocol.session import Ask, Lost, Outcome
@@ -37,6 +39,7 @@ class Fate(enum.Enum):
 
     STORED = "stored"  # now, or before
     LATER = "later"  # the same may be granted another time; or nobody knows
+    TAKEN = "taken"  # something else is at its place, or something that nobody knows: see `Parcel.stored`
     GAP = "gap"  # a batch that comes before it in its stream is not stored, or the broker has forgotten the stream
     REFUSED = "refused"  # it will never be granted
 
@@ -45,9 +48,7 @@ _LATER: Final = frozenset(
     {Code.BUSY, Code.READ_ONLY, Code.NOT_MASTER, Code.EXPIRED, Code.DRAINING, Code.TOO_MANY_CONNECTIONS}
 )
 _FATES: Final = {
-    # Its place in its stream is taken; nobody but this row was ever given that place. So it is stored: together with
-    # others, or so long ago that the broker no longer has its checksum.
-    Code.SEQUENCE_CONFLICT: Fate.STORED,
+    **dict.fromkeys(TAKEN, Fate.TAKEN),
     Code.SEQUENCE_GAP: Fate.GAP,
     Code.UNKNOWN_PRODUCER: Fate.GAP,  # never heard of, or forgotten
     **dict.fromkeys(_LATER, Fate.LATER),
@@ -57,7 +58,9 @@ _FATES: Final = {
 class Parcel:
     """One batch under way. `settled` is called once, by whoever drives the line, and must not wait."""
 
-    __slots__ = ("data", "fate", "group", "is_repeat", "is_resent", "lone", "sentence", "settled", "subject")
+    __slots__ = (
+        "data", "fate", "group", "is_repeat", "is_resent", "lone", "secret", "sentence", "settled", "stored", "subject",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -68,8 +71,10 @@ class Parcel:
         is_resent: bool = False,
         group: str = "",
         lone: Lone | None = None,
+        secret: bytes = b"",
     ) -> None:
         self.subject = subject
+        self.secret = secret  # of its stream
         self.group = group  # of brokers, in a cluster: there, and nowhere else
         self.data = data
         self.settled = settled
@@ -78,6 +83,7 @@ class Parcel:
         self.fate: Fate | None = None
         self.sentence = ""
         self.is_repeat = False  # the broker had it before
+        self.stored: tuple[StoredRange, ...] | None = None  # what has its place, as far as the broker knows
 
     @property
     def count(self) -> int:
@@ -88,9 +94,12 @@ class Parcel:
     def size_bytes(self) -> int:
         return len(self.data)
 
-    def fate_of(self, code: Code) -> Fate:
+    def fate_of(self, refused: Refused) -> Fate:
         """What a refusal means."""
-        return _FATES.get(code, Fate.REFUSED)
+        if is_receipt(refused, self.data):
+            return Fate.STORED
+        self.stored = refused.stored
+        return _FATES.get(refused.code, Fate.REFUSED)
 
     def settle(self, fate: Fate, sentence: str = "") -> None:
         self.fate = fate
@@ -106,7 +115,7 @@ class Bundle(Parcel):
 
     def __init__(self, parts: Sequence[Parcel]) -> None:
         data = together([part.lone for part in parts if part.lone is not None])
-        super().__init__(parts[0].subject, data, is_resent=True, group=parts[0].group)
+        super().__init__(parts[0].subject, data, is_resent=True, group=parts[0].group, secret=parts[0].secret)
         self._parts = parts
 
     @property
@@ -117,8 +126,8 @@ class Bundle(Parcel):
     def size_bytes(self) -> int:
         return sum(len(part.data) for part in self._parts)
 
-    def fate_of(self, code: Code) -> Fate:
-        return Fate.LATER
+    def fate_of(self, refused: Refused) -> Fate:
+        return Fate.STORED if is_receipt(refused, self.data) else Fate.LATER
 
     def settle(self, fate: Fate, sentence: str = "") -> None:
         self.fate = fate
@@ -191,7 +200,9 @@ class Posting:
             parcel.lone = None  # from now on these bytes, and no others: it may be stored
             self._under_way[parcel] = None
             room -= 1
-            yield Ask(Produce(parcel.subject), (parcel.data,), parcel)
+            # Its row names the group, and the row may have been sent there before: no other group may get it.
+            request = Produce(parcel.subject, is_pinned=bool(parcel.group), secret=parcel.secret)
+            yield Ask(request, (parcel.data,), parcel)
 
     def _next(self) -> Parcel:
         """The next one of those that wait, with those that can travel with it."""
@@ -219,7 +230,7 @@ class Posting:
         elif isinstance(outcome, Lost):
             self._end(token, Fate.LATER, outcome.sentence)
         elif isinstance(outcome, Refused):
-            fate = token.fate_of(outcome.code)
+            fate = token.fate_of(outcome)
             token.is_repeat = fate is Fate.STORED
             self._end(token, fate, str(outcome))
         elif isinstance(outcome.message, Produced):

@@ -7,6 +7,10 @@
                 the broker still says so afterwards, the gap is there for ever: nothing more can be stored in that
                 stream, and what is left of it may have another. (If the broker has forgotten the stream, something may
                 be stored already: then it is twice, under the id that it has always had)
+    taken       something is at its place, or the stream is somebody else's. If a batch is there that was made of this
+                row and others, and those are here to prove it, all of them are stored. Otherwise nothing is dropped:
+                the row is given another stream, and logged. (If the broker cannot tell what it has there, the row may
+                be stored already: then it is twice, under the id that it has always had)
     refused     set aside with the reason
 
 In a cluster a row also names the group of brokers that it is sent to, from before it is first sent until that group has
@@ -22,6 +26,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Final
 
 from sqlalchemy import Connection
@@ -33,6 +38,7 @@ from fairway.sql.posting import PARCEL_BYTES_MAX, Fate, Parcel
 from fairway.sql.rows import Before, OutboxRows
 from fairway.sql.streams import Route, Stream, Streams
 from fairway.sql.tables import PARKED_MS
+from fairway.sql.taken_places import judge_taken, log_moved
 from fairway.sql.untangling import Untangling
 from fairway.world.clock import Clock
 from fairway.world.lineage import forks
@@ -98,7 +104,7 @@ class Work:
     parcels: list[Parcel] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.parcels = [Parcel(row.subject, row.stamped, group=row.group or "") for row in self.rows]
+        self.parcels = [Parcel(row.subject, row.stamped, group=row.group or "", secret=row.shown) for row in self.rows]
 
     @property
     def to_post(self) -> list[tuple[Parcel, bool]]:
@@ -125,7 +131,7 @@ class Relaying:
 
     def _start(self) -> None:
         self._forks = forks()
-        self._streams = Streams(self._clock, self._rng)
+        self._streams = Streams(self._clock, self._rng, has_secrets=lambda: self._rows.keeps_secrets)
         self._untangling = Untangling(self._rows, int(self.options.retry_s * 1_000))
         self._in_order = False  # how rows were taken last
         self._settled = RelayCounts()
@@ -182,6 +188,7 @@ class Relaying:
             route = Route(row.subject, row.is_due, row.group or "")
             stream = streams.get(route) or streams.setdefault(route, self._streams.take(route))
             row.stream, row.place = stream.producer_id, stream.next + self._taken.get(stream, 0)
+            row.secret = stream.secret
             self._taken[stream] = self._taken.get(stream, 0) + row.messages
 
     def taken(self) -> None:
@@ -201,12 +208,17 @@ class Relaying:
         by_fate: dict[Fate, list[tuple[Row, Parcel]]] = {fate: [] for fate in Fate}
         for row, parcel in zip(work.rows, work.parcels, strict=True):
             by_fate[parcel.fate or Fate.LATER].append((row, parcel))
+        taken = judge_taken(by_fate.pop(Fate.TAKEN), partial(self._rows.at, connection))
         stored = by_fate.pop(Fate.STORED)
-        if stored:
-            self._rows.delete(connection, [row.id for row, _ in stored])
-            counts.sent = sum(row.messages for row, _ in stored)
-            counts.repeats = sum(row.messages for row, parcel in stored if parcel.is_repeat)
-        unsent = {row.stream for some in by_fate.values() for row, _ in some}
+        if stored or taken.stored:
+            self._rows.delete(connection, [*(row.id for row, _ in stored), *taken.stored])
+            counts.repeats = sum(row.messages for row, parcel in stored if parcel.is_repeat) + len(taken.stored)
+            counts.sent = sum(row.messages for row, _ in stored) + len(taken.stored)
+        if taken.moved:
+            left = self._rows.leave_streams(connection, [row for row, _ in taken.moved], now_ms)
+            counts.restarted += len(left)
+            log_moved([(row, parcel) for row, parcel in taken.moved if row.id in left])
+        unsent = {row.stream for some in [*by_fate.values(), taken.moved] for row, _ in some}
         self._streams.leave(unsent)  # what comes behind would meet a gap
         self._untangling.begin_again(unsent)
         self._untangling.rest({row.stream for row, _ in by_fate[Fate.LATER]}, now_ms)
@@ -214,6 +226,7 @@ class Relaying:
         aside = [(row, PARKED_MS, parcel.sentence) for row, parcel in by_fate[Fate.REFUSED]]
         aside += [(row, PARKED_MS, problem) for row, problem in work.broken]
         counts.set_aside = sum(row.messages for row, _, _ in aside)
+        gaps += taken.doubtful
         self._rows.note(connection, [*aside, *self._put_off(work, by_fate[Fate.LATER], gaps, now_ms)])
         for stream in broken:
             restarted = self._rows.abandon(connection, stream, now_ms)

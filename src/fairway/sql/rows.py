@@ -16,11 +16,12 @@ from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Dialect, Engine, Table
+from sqlalchemy.exc import NoSuchTableError
 
 from fairway.errors import Misuse
 from fairway.sql.letters import Row
 from fairway.sql.riding import Rider, Statement
-from fairway.sql.tables import COLUMNS, ERROR_CHARS_MAX, GROUP, PARKED_MS
+from fairway.sql.tables import COLUMNS, ERROR_CHARS_MAX, GROUP, PARKED_MS, SECRET
 from fairway.world.clock import Clock
 
 ROWS_MAX: Final = 500  # per INSERT; SQLite takes 32,766 parameters, PostgreSQL 65,535
@@ -38,11 +39,12 @@ MARKS: Final = {
 }  # fmt: skip
 
 
+_ADDED: Final = frozenset({GROUP, SECRET})  # by later versions
 _TEXT: Final = (1043, 0)  # PostgreSQL's number of the type, and whether a value is given as bytes
 _INT8: Final = (20, 1)
 _BINARY: Final = {
     "id": _TEXT, "wake_ms": _INT8, "subject": _TEXT, "messages": _INT8, "created_ms": _INT8, "stream": _INT8,
-    "place": _INT8, "body": (17, 1), GROUP: _TEXT,
+    "place": _INT8, "body": (17, 1), GROUP: _TEXT, SECRET: _TEXT,
 }  # fmt: skip
 _int8: Final = struct.Struct(">q").pack
 
@@ -101,6 +103,28 @@ class Before(enum.Enum):
     FREE = "free"  # anybody may take it
 
 
+class _Form:
+    """The statements that depend on the columns that a table has."""
+
+    def __init__(self, table: Table, some: sa.ColumnElement[bool], extra: Sequence[str]) -> None:
+        """`extra`: besides those that every table has."""
+        self.extra = tuple(extra)
+        self.columns = (*COLUMNS, *extra)
+        self.inserts: dict[int, str] = {}
+        self.riding: dict[int, Statement] = {}
+        columns = table.c
+        named = [*(columns[name] for name in COLUMNS), columns.error, *(columns[name] for name in extra)]
+        self.reading = sa.select(*named)
+        self.reading_some = self.reading.where(some)
+        given: dict[str, Any] = {"stream": sa.bindparam("into"), "place": sa.bindparam("at")}
+        given |= {name: sa.bindparam(f"own_{name}") for name in extra}
+        self.stamping = sa.update(table).where(columns.id == sa.bindparam("one")).values(given)
+
+    def of(self, row: Row) -> tuple[str | None, ...]:
+        """A row's values in the extra columns."""
+        return tuple(row.group if name == GROUP else row.secret for name in self.extra)
+
+
 class OutboxRows:
     """The statements for one table, as one kind of database takes them.
 
@@ -111,40 +135,32 @@ class OutboxRows:
     def __init__(self, table: Table, dialect: Dialect, *, is_cluster: bool = False) -> None:
         self.table = table
         self._is_cluster = is_cluster
-        self._knows_groups = False  # the table has that column: older ones have not, until somebody adds it
+        self._known: frozenset[str] = frozenset()  # columns that older tables have not, until somebody adds them
         self._name = dialect.identifier_preparer.format_table(table)
         self._paramstyle = dialect.paramstyle
         # aiomysql 0.3 asks PyMySQL to quote bytes by a function that PyMySQL 1.2 no longer has.
         self._is_hex = dialect.driver == "aiomysql"
-        self._inserts: dict[int, str] = {}
-        self._riding: dict[int, Statement] = {}
         columns = table.c
-        self._columns = (*COLUMNS, GROUP) if is_cluster else COLUMNS
         self._some = some = _some(columns.id, dialect)
+        self._form = _Form(table, some, [GROUP] if is_cluster else [])
         self._sizes = sa.select(columns.id, sa.func.length(columns.body))
-        self._reading = sa.select(*(columns[name] for name in COLUMNS), columns.error).where(some)
-        if is_cluster:
-            self._reading = self._reading.add_columns(columns[GROUP])
         self._deleting = sa.delete(table).where(some)
         self._leasing = sa.update(table).where(some).values(wake_ms=sa.bindparam("wake"), error=None)
         self._noting = sa.update(table).where(some).values(wake_ms=sa.bindparam("wake"), error=sa.bindparam("sentence"))
         self._unstamping = sa.update(table).where(some)
-        one = columns.id == sa.bindparam("one")
-        self._stamping = sa.update(table).where(one).values(stream=sa.bindparam("into"), place=sa.bindparam("at"))
-        if is_cluster:
-            self._stamping = self._stamping.values({GROUP: sa.bindparam("whose")})
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def insert(self, connection: Any, rows: Sequence[Row]) -> None:
         """In the transaction that the driver's connection is in."""
-        cursor = connection.cursor()
+        cursor, form = connection.cursor(), self._form
         try:
             if len(rows) == 1:
-                cursor.execute(self._insert(1), self._values(rows[0]))
+                cursor.execute(self._insert(form, 1), self._values(form, rows[0]))
                 return
             for some in _portions(rows):
-                cursor.execute(self._insert(len(some)), tuple(chain.from_iterable(map(self._values, some))))
+                values = tuple(chain.from_iterable(self._values(form, row) for row in some))
+                cursor.execute(self._insert(form, len(some)), values)
         finally:
             cursor.close()
 
@@ -155,36 +171,35 @@ class OutboxRows:
             return None
         if sum(len(row.body) for row in rows) > INSERT_BYTES_MAX:
             return None
-        statement = self._riding.get(len(rows))
+        form = self._form
+        statement = form.riding.get(len(rows))
         if statement is None:
-            statement = self._riding[len(rows)] = self._statement(len(rows))
-        return Rider(statement, [value for row in rows for value in self._binary(row)])
+            statement = form.riding[len(rows)] = self._statement(form, len(rows))
+        return Rider(statement, [value for row in rows for value in self._binary(form, row)])
 
-    def _statement(self, rows: int) -> Statement:
+    def _statement(self, form: _Form, rows: int) -> Statement:
         name = self._name.replace("%%", "%")  # SQLAlchemy writes for a driver that looks for %s in the text
-        text = insert_text(name, "numeric_dollar", rows, columns=self._columns)
-        types, formats = zip(*(_BINARY[column] for column in self._columns), strict=True)
+        text = insert_text(name, "numeric_dollar", rows, columns=form.columns)
+        types, formats = zip(*(_BINARY[column] for column in form.columns), strict=True)
         return Statement(text.encode(), types * rows, formats * rows)
 
-    def _binary(self, row: Row) -> tuple[bytes | None, ...]:
+    def _binary(self, form: _Form, row: Row) -> tuple[bytes | None, ...]:
         place = (None, None) if row.stream is None or row.place is None else (_int8(row.stream), _int8(row.place))
         values = (
             row.id.encode(), _int8(row.wake_ms), row.subject.encode(), _int8(row.messages), _int8(row.created_ms),
             *place, row.body,
         )  # fmt: skip
-        if not self._is_cluster:
-            return values
-        return (*values, None if row.group is None else row.group.encode())
+        return (*values, *(None if text is None else text.encode() for text in form.of(row)))
 
-    def _values(self, row: Row) -> tuple[Any, ...]:
+    def _values(self, form: _Form, row: Row) -> tuple[Any, ...]:
         values = (*row.values[:-1], row.body.hex()) if self._is_hex else row.values
-        return (*values, row.group) if self._is_cluster else values
+        return (*values, *form.of(row))
 
-    def _insert(self, rows: int) -> str:
-        text = self._inserts.get(rows)
+    def _insert(self, form: _Form, rows: int) -> str:
+        text = form.inserts.get(rows)
         if text is None:
-            text = insert_text(self._name, self._paramstyle, rows, is_hex=self._is_hex, columns=self._columns)
-            self._inserts[rows] = text
+            text = insert_text(self._name, self._paramstyle, rows, is_hex=self._is_hex, columns=form.columns)
+            form.inserts[rows] = text
         return text
 
     def delete(self, connection: Connection, ids: Sequence[str]) -> int:
@@ -202,10 +217,11 @@ class OutboxRows:
     def claim(self, connection: Connection, now_ms: int, lease_ms: int, rows_max: int, bytes_max: int) -> Claimed:
         """Rows whose time has come. No other relay gets them before the lease ends; the caller commits."""
         columns = self.table.c
+        self.look(connection)
         query = self._sizes.where(columns.wake_ms <= now_ms).order_by(columns.wake_ms, columns.id).limit(rows_max)
         if self._is_cluster:
             query = query.where(columns.stream.is_(None) | columns[GROUP].is_not(None))
-        elif self._has_groups(connection):
+        elif GROUP in self._known:
             query = query.where(columns[GROUP].is_(None))
         return self._claimed(connection, query, {}, now_ms + lease_ms, bytes_max)
 
@@ -231,7 +247,9 @@ class OutboxRows:
         if not ids:
             return Claimed([])
         some = {"ids": sorted(ids)}
-        rows = {row.id: row for row in map(_row, connection.execute(self._reading, some))}  # with what was said of them
+        rows = {
+            row.id: row for row in map(_row, connection.execute(self._form.reading_some, some))
+        }  # with what was said of them
         connection.execute(self._leasing, some | {"wake": wake_ms})
         return Claimed([rows[each] for each in ids], len(ids) < len(sizes))
 
@@ -256,11 +274,13 @@ class OutboxRows:
 
     def stamp(self, connection: Connection, rows: Sequence[Row]) -> None:
         """Write down under which streams these rows are sent."""
-        given = [{"one": row.id, "into": row.stream, "at": row.place, "whose": row.group} for row in rows]
-        if not self._is_cluster:
-            for each in given:
-                del each["whose"]
-        connection.execute(self._stamping, given)
+        form = self._form
+        given = [
+            {"one": row.id, "into": row.stream, "at": row.place}
+            | {f"own_{name}": value for name, value in zip(form.extra, form.of(row), strict=True)}
+            for row in rows
+        ]
+        connection.execute(form.stamping, given)
 
     def note(self, connection: Connection, noted: Sequence[tuple[Row, int, str]]) -> None:
         """Rows that could not be sent: when they are to be looked at again, and why. Nobody holds them any more."""
@@ -274,15 +294,35 @@ class OutboxRows:
         """Let a relay choose another stream for them: they are stored nowhere, or nobody can say."""
         return connection.execute(self._unstamped(connection, self._unstamping, wake_ms), {"ids": sorted(ids)}).rowcount
 
+    def leave_streams(self, connection: Connection, rows: Sequence[Row], wake_ms: int) -> set[str]:
+        """The same for rows that are still at the place the caller knows; the ids of those. A relay whose lease has
+        ended may come too late: another relay has moved the row, and the row may be stored in its new stream."""
+        columns = self.table.c
+        is_there = (columns.id == sa.bindparam("one"), columns.stream == sa.bindparam("old"))
+        update = sa.update(self.table).where(*is_there, columns.place == sa.bindparam("old_place"))
+        update = self._unstamped(connection, update, wake_ms)
+        found = set()
+        for row in sorted(rows, key=lambda row: row.id):
+            if connection.execute(update, {"one": row.id, "old": row.stream, "old_place": row.place}).rowcount:
+                found.add(row.id)
+        return found
+
     def _unstamped(self, connection: Connection, update: sa.Update, wake_ms: int) -> sa.Update:
+        self.look(connection)
         free: dict[str, Any] = {"wake_ms": wake_ms, "stream": None, "place": None, "error": None}
-        return update.values(free | ({GROUP: None} if self._has_groups(connection) else {}))
+        return update.values(free | dict.fromkeys(self._known))
 
     def abandon(self, connection: Connection, stream: int, wake_ms: int) -> int:
         """The same for all that is still to be sent in a stream."""
         columns = self.table.c
         statement = sa.update(self.table).where(columns.stream == stream, columns.wake_ms < PARKED_MS)
         return connection.execute(self._unstamped(connection, statement, wake_ms)).rowcount
+
+    def at(self, connection: Connection, stream: int, first: int, end: int) -> list[Row]:
+        """The rows whose places in a stream begin there, in order, whoever holds them."""
+        columns = self.table.c
+        query = self._form.reading.where(columns.stream == stream, columns.place >= first, columns.place < end)
+        return [_row(found) for found in connection.execute(query.order_by(columns.place))]
 
     def before(self, connection: Connection, row: Row, now_ms: int) -> Before:
         """Whether a batch that comes before this one in its stream is still to be sent."""
@@ -351,17 +391,30 @@ class OutboxRows:
         """`Misuse` where there is no such table."""
         if not sa.inspect(connection).has_table(self.table.name, schema=self.table.schema):
             raise Misuse(f"there is no table {self._name} in {connection.engine.url.render_as_string()}: {REMEDY}")
-        if self._is_cluster and not self._has_groups(connection):
+        self.look(connection)
+        if self._is_cluster and GROUP not in self._known:
             raise Misuse(
                 f"the table {self._name} is of an earlier version, and has no place for broker groups of a cluster: "
                 f"call outbox.create() once, `fairway outbox create`, or add the column {GROUP} with your migrations"
             )
 
-    def _has_groups(self, connection: Connection) -> bool:
-        if not self._knows_groups:
+    @property
+    def keeps_secrets(self) -> bool:
+        """Whether the table has a column for them, as far as is known."""
+        return SECRET in self._known
+
+    def look(self, connection: Connection) -> None:
+        """See which columns the table has, as long as some of ours are missing: somebody may add them."""
+        if self._known == _ADDED:
+            return
+        try:
             found = sa.inspect(connection).get_columns(self.table.name, schema=self.table.schema)
-            self._knows_groups = any(column["name"] == GROUP for column in found)
-        return self._knows_groups
+        except NoSuchTableError:
+            return
+        known = _ADDED & {column["name"] for column in found}
+        if SECRET in known and not self.keeps_secrets:
+            self._form = _Form(self.table, self._some, [GROUP, SECRET] if self._is_cluster else [SECRET])
+        self._known = known
 
 
 def _some(column: sa.Column[str], dialect: Dialect) -> sa.ColumnElement[bool]:
@@ -372,9 +425,12 @@ def _some(column: sa.Column[str], dialect: Dialect) -> sa.ColumnElement[bool]:
     return column.in_(sa.bindparam("ids", expanding=True))
 
 
-def _row(found: Sequence[Any]) -> Row:
-    """In the order of `COLUMNS`, with the error behind them, and the group in a cluster."""
-    return Row(*found)
+def _row(found: Any) -> Row:
+    """In the order of `COLUMNS`, with the error behind them, and what else there is."""
+    named = found._mapping
+    row = Row(*found[: len(COLUMNS) + 1])
+    row.group, row.secret = named.get(GROUP), named.get(SECRET)
+    return row
 
 
 def bytes_max(connection: Connection) -> int | None:

@@ -11,9 +11,10 @@ and never used again. There are as many streams as transactions that commit at t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
+from fairway.batch.secret import new_secret
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
 
@@ -29,13 +30,14 @@ class Route(NamedTuple):
 
 
 class Stream:
-    """One producer id, and places from 0 on."""
+    """One producer id, and places from 0 on; `secret` is what a broker is shown of it, in hexadecimal digits."""
 
-    __slots__ = ("is_left", "next", "producer_id", "route", "used_ns")
+    __slots__ = ("is_left", "next", "producer_id", "route", "secret", "used_ns")
 
-    def __init__(self, route: Route, producer_id: int) -> None:
+    def __init__(self, route: Route, producer_id: int, secret: str | None = None) -> None:
         self.route = route
         self.producer_id = producer_id
+        self.secret = secret
         self.next = 0
         self.used_ns = 0
         self.is_left = False  # never to be used again
@@ -44,9 +46,11 @@ class Stream:
 class Streams:
     """Those of one process. For any number of threads: a deque gives each stream to one of them only."""
 
-    def __init__(self, clock: Clock, rng: Rng) -> None:
+    def __init__(self, clock: Clock, rng: Rng, *, has_secrets: Callable[[], bool] = lambda: False) -> None:
+        """`has_secrets`: whether rows have room for them."""
         self._clock = clock
         self._rng = rng
+        self._has_secrets = has_secrets
         self._idle: dict[Route, deque[Stream]] = {}
 
     def take(self, route: Route) -> Stream:
@@ -60,7 +64,8 @@ class Streams:
                 break
             if not stream.is_left and stream.used_ns > oldest_ns:
                 return stream
-        return Stream(route, self._rng.bits(63) or 1)  # 63 bits: what databases call BIGINT has a sign
+        secret = new_secret(self._rng).hex() if self._has_secrets() else None
+        return Stream(route, self._rng.bits(63) or 1, secret)  # 63 bits: what databases call BIGINT has a sign
 
     def give_back(self, stream: Stream, messages: int) -> None:
         """Its transaction has committed so many messages in it, or was certainly rolled back with none."""

@@ -12,6 +12,11 @@
     error       why it could not be sent when that was last tried; none while somebody holds the row
     broker_group  in a cluster, written with stream and place: where the batch is sent, and nowhere else, for only that
                 group can tell whether it has it. NULL: with one broker; or a relay chooses
+    secret      of the stream, in hexadecimal digits: whoever sends the row shows it to the broker, which takes nothing
+                in that stream from anybody else. NULL: the stream has none, or a relay chooses
+
+Tables of earlier versions have no `broker_group`, or no `secret`. Without the first they serve no cluster; without the
+second the streams of their rows are open to everybody. `create` adds what is missing.
 
 The one index is what relays go by. Rows that were set aside lie at its far end, where nobody looks for work.
 """
@@ -25,12 +30,14 @@ from sqlalchemy.dialects import mysql, postgresql
 
 from fairway import limits
 from fairway.batch.identity import TEXT_CHARS
+from fairway.batch.secret import SECRET_BYTES
 from fairway.errors import Misuse
 
 NAME: Final = "fairway_outbox"
 PARKED_MS: Final = 1 << 62  # the wake time of what was set aside
 COLUMNS: Final = ("id", "wake_ms", "subject", "messages", "created_ms", "stream", "place", "body")  # of a new row
 GROUP: Final = "broker_group"  # one more in a cluster
+SECRET: Final = "secret"  # noqa: S105  a column too, in tables that have it
 ERROR_CHARS_MAX: Final = limits.SENTENCE_CHARS_MAX
 
 _NAME_CHARS_MAX: Final = 48  # leaves room for the name of the index in the 63 characters of PostgreSQL
@@ -59,6 +66,7 @@ def outbox_table(metadata: sa.MetaData, name: str = NAME, schema: str | None = N
         sa.Column("body", sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"), nullable=False),
         sa.Column("error", sa.Text),
         sa.Column(GROUP, _text(limits.NAME_CHARS_MAX)),
+        sa.Column(SECRET, _text(2 * SECRET_BYTES)),
         sa.Index(f"ix_{name}_wake_ms", "wake_ms"),
         schema=schema,
         mysql_engine="InnoDB",

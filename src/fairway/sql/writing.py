@@ -83,7 +83,7 @@ class Writer:
     def _start(self) -> None:
         """Ids and streams of this process; a forked child has others."""
         self._forks = forks()
-        self._streams = Streams(self._clock, self._rng)
+        self._streams = Streams(self._clock, self._rng, has_secrets=lambda: self.rows.keeps_secrets)
         self._origin = Origin(self._rng)
 
     def close(self) -> None:

@@ -5,7 +5,8 @@ An action is a fixed part, ranges of sequences, and a detail that only its kind 
 one record per append, so that a thousand acks share one header, one checksum and one sync.
 
 Actions speak of groups and consumers by number. A segment begins with a NAMES record, the groups and members that there
-are at that moment, so that whoever reads from the middle of the log need not go back further to know them all.
+are at that moment, so that whoever reads from the middle of the log need not go back further to know them all. Now and
+then a GROUPS record states what all actions before it amount to, so that they may go (`action_retention`).
 
 The log's segments are reserved on disk in advance, and a ballast file holds room for one more: a full disk stops
 produce, not acks."""
@@ -32,6 +33,7 @@ BALLAST = f"{DIRECTORY}/ballast"
 _FIXED = struct.Struct("<BxHIIIIIqqQ")
 _RANGE = struct.Struct("<QQ")  # first sequence, count
 RANGE_BYTES = _RANGE.size
+_LENGTH = struct.Struct("<Q")  # of a picture, before it
 _NAMES_SHARE = 4  # a quarter of a segment, at most: what is reserved there is for acks
 
 
@@ -79,8 +81,12 @@ class ActionView(Protocol):
     def picture(self) -> bytes:
         """For the checkpoint: everything up to the end of the log as it is now."""
 
-    def restore(self, picture: bytes) -> None:
-        """Begin with a picture; `RemoteProtocolError` where it cannot be read, and then nothing was taken in."""
+    def is_whole(self, first_base: int) -> bool:
+        """Whether the view lacks nothing, in a log of which only what lies from `first_base` on is left."""
+
+    def restore(self, picture: bytes, end: int) -> None:
+        """Begin with a picture of the log up to `end`; `RemoteProtocolError` where the picture cannot be read, and then
+        nothing was taken in."""
 
 
 Names: TypeAlias = Callable[[], Iterable[Action]]  # a GROUP_CONFIG for each group, a JOIN for each member
@@ -158,6 +164,19 @@ def unpack(body: bytes) -> Iterator[Action]:
         yield Action(known, group, subject, time, consumer, attempt, due, lot, spans, body[at : at + detail])
 
 
+def pack_groups(picture: bytes) -> bytes:
+    """The body of a GROUPS record."""
+    return record.padded(_LENGTH.pack(len(picture)) + picture)
+
+
+def unpack_groups(body: bytes) -> bytes:
+    """The picture of the groups that a GROUPS record holds."""
+    size = _LENGTH.unpack_from(body)[0] if len(body) >= _LENGTH.size else len(body)
+    if size > len(body) - _LENGTH.size:
+        raise RemoteProtocolError("a picture of the groups cannot be read: it is cut short")
+    return body[_LENGTH.size : _LENGTH.size + size]
+
+
 class ActionLog:
     """Actions in; read back by recovery. Lives on the loop of its store."""
 
@@ -173,6 +192,7 @@ class ActionLog:
         on_cut: Callable[[int], None] = lambda _: None,
         durability: Durability = Durability.SYNC,
         names: Names = tuple,
+        is_ahead: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self._disk = disk
         self._clock = clock
@@ -191,12 +211,17 @@ class ActionLog:
             durability=durability,
             reserved=True,
             release_ballast=self._release_ballast,
+            is_ahead=is_ahead,
         )
 
     def append(self, actions: Iterable[Action]) -> Header:
         """Gather actions as one record; durable once `log.flusher.durable(header.end)` says so."""
         gathered = list(actions)
         return self.log.append(Kind.ACTIONS, pack(gathered), self._clock.wall_ms(), count=len(gathered))
+
+    def state_groups(self, picture: bytes) -> Header:
+        """Gather a GROUPS record: what all actions before it amount to."""
+        return self.log.append(Kind.GROUPS, pack_groups(picture), self._clock.wall_ms())
 
     def _begin_segment(self) -> None:
         """Too many names are left out: then a reader goes back further. A copy has the master's."""

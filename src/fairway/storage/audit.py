@@ -121,7 +121,7 @@ class CheckpointAudit:
         name = checkpoints.file_name(number)
         try:
             read = checkpoints.read(disk, number, identity)
-            DedupeWindow.unpack(read.streams)
+            DedupeWindow.unpack(read.streams, read.verifiers)
             self._tables[name] = read.messages.end, {each: after for each, _, after in subjects.unpack(read.subjects)}
         except RemoteProtocolError as error:
             self.reports.append(CheckpointReport(name, str(error)))

@@ -24,12 +24,13 @@ _CRC = struct.Struct("<I4x")
 HEADER_BYTES = _COVERED.size + _CRC.size
 
 
-class LogMark(msgspec.Struct, frozen=True):
+class LogMark(msgspec.Struct, frozen=True, omit_defaults=True):
     """How far a log is covered."""
 
     first_base: int  # retention deleted what lies before it
     end: int
     newest_ms: dict[int, int]  # by segment: append time of its last record
+    set_back_ms: dict[int, int] = {}  # of its first record, by segment, where append times go back
 
 
 class RotMark(msgspec.Struct, frozen=True):
@@ -54,6 +55,10 @@ class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     streams: bytes
     rotten: list[RotMark]
     groups: bytes = b""  # the broker's view of the action log, if there is one
+    aging_ms: int = 0  # by which things were old when it was made, where append times are ahead of that; else 0
+    verifiers: bytes = b""  # of streams that were begun with a secret
+    action_bounds: dict[int, int] = {}  # by action segment: how far the messages reach that it speaks of
+    pictures: list[int] = []  # where the action log states the groups
 
 
 def file_name(number: int) -> str:

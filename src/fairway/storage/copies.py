@@ -13,12 +13,12 @@ from fairway.errors import DiskFull, Misuse, Refused, StorageFault, invariant
 from fairway.storage import copying, following
 from fairway.storage.action_log import ActionLog, ActionView
 from fairway.storage.catching_up import CatchUp
-from fairway.storage.checkpoint import RotMark
+from fairway.storage.checkpoint import LogMark, RotMark
 from fairway.storage.flusher import Durability, Outcome
 from fairway.storage.log import Damaged, Log
 from fairway.storage.message_log import MessageLog
 from fairway.storage.opening import Opened
-from fairway.storage.record import Record
+from fairway.storage.record import Kind, Record
 from fairway.world.disk import Disk
 
 
@@ -37,6 +37,7 @@ class Copies(ABC):
         self._durability = durability
         self._checkpointed_ends = opened.checkpointed_ends
         self._checkpointed_epoch = opened.checkpointed_epoch
+        self._action_retention = opened.action_retention
         self._is_held = False
         self._logs: tuple[Log, Log] = (logs[0].log, logs[1].log)
         self._catch_up = CatchUp(disk, self._logs)
@@ -127,7 +128,10 @@ class Copies(ABC):
     def _apply(self, log: int, found: Record) -> None:
         if log == 0:
             self.messages.views.apply(found)
-        elif self._action_view is not None:
+            return
+        if found.header.kind == Kind.GROUPS:
+            self._action_retention.note_picture(found.header.position)
+        if self._action_view is not None:
             self._action_view.replay(found)
 
     def lead(self, epoch: int) -> None:
@@ -201,3 +205,9 @@ class Copies(ABC):
 def first_base(log: Log) -> int:
     """Where the log begins."""
     return log.segments[0].base if log.segments else log.end
+
+
+def mark(log: Log, end: int) -> LogMark:
+    """What a checkpoint says of a log that it covers up to `end`."""
+    set_back_ms = {each.base: each.set_back_ms for each in log.segments if each.set_back_ms}
+    return LogMark(first_base(log), end, {each.base: each.newest_ms for each in log.segments}, set_back_ms)

@@ -5,10 +5,14 @@ A stream numbers its messages without gaps. The window keeps, per stream, the ne
 
     begins where the stream is expected to go on               → new: store it
     same range, same bytes as one in the window                → the original receipt (to be answered when that commits)
-    any other overlap with what was stored                     → SEQUENCE_CONFLICT (likewise: senders that give a place
-                                                                 to one message only take it for a receipt)
+    any other overlap with what was stored                     → SEQUENCE_CONFLICT, with what is stored there (likewise)
     begins beyond what is expected                             → SEQUENCE_GAP
     stream not in the window, and it does not begin at 0       → UNKNOWN_PRODUCER, never a silent store
+    another secret than the stream was begun with              → FOREIGN_STREAM, and not a word about the stream
+
+A stream that was begun with a secret has a verifier (`batch.secret`). A STREAM record states it in each segment of the
+log, before the first batch of the stream there and once more behind it: so it outlives retention, a lost checkpoint and
+any single rotten record. A stream that was begun without a secret never gets a verifier.
 
 A view: rebuilt from the log, carried by the checkpoint. Bounded per stream, in the number of streams, and in days. More
 batches of a stream may be on their way to the disk than its window holds (a relay sends a thousand at once). So what
@@ -25,7 +29,8 @@ from typing import TypeAlias
 import msgspec
 
 from fairway import batch, limits
-from fairway.errors import Code, Refused, RemoteProtocolError
+from fairway.batch.secret import VERIFIER_BYTES, is_same, verifier_of
+from fairway.errors import Code, Refused, RemoteProtocolError, StoredRange
 
 # first producer sequence, count, CRC, first sequence, end of the record, append ms, producer epoch
 _STORED = struct.Struct("<QIIQQqI4x")
@@ -34,6 +39,10 @@ _OLDEST_EPOCH_AT = slice(_STORED.size - 8, _STORED.size - 4)
 _OLDEST_END_AT = slice(struct.calcsize("<QIIQ"), struct.calcsize("<QIIQQ"))
 _WINDOW_BYTES_MAX = limits.STREAM_BATCHES_MAX * _STORED.size
 _STREAM = struct.Struct("<QIIQqI4x")  # producer, subject, epoch before the window, next, last used ms, batches
+_VERIFIER = struct.Struct(f"<QI4x{VERIFIER_BYTES}s")  # producer, subject, verifier: in a checkpoint
+_STATEMENT = struct.Struct(f"<Q{VERIFIER_BYTES}s")  # producer, verifier: the body of a STREAM record
+STATEMENT_BYTES = _STATEMENT.size
+_NOWHERE = -1  # where a verifier is stated that is stated in no segment, as far as this process knows
 
 # By subject and producer: the first of its sequences that the log has at or above some position.
 Firsts: TypeAlias = Callable[[], Mapping[tuple[int, int], int]]
@@ -50,20 +59,36 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
     appended_ms: int
     epoch: int  # the producer's
 
+    @property
+    def range(self) -> StoredRange:
+        return StoredRange(self.producer_sequence, self.count, self.crc)
+
 
 class PlaceTaken(Refused):
     """SEQUENCE_CONFLICT: something else is there, or on its way there. It is not to be said before that is committed:
-    if it never is, the place is free again."""
+    if it never is, the place is free again. `stored` is None where the window does not reach back far enough."""
 
-    def __init__(self, header: batch.Header, sentence: str, end: int) -> None:
-        super().__init__(Code.SEQUENCE_CONFLICT, _told(header, sentence))
+    def __init__(
+        self,
+        header: batch.Header,
+        sentence: str,
+        end: int,
+        stored: tuple[StoredRange, ...] | None = None,
+        subject_id: int = 0,
+    ) -> None:
+        super().__init__(Code.SEQUENCE_CONFLICT, _told(header, sentence), stored=stored)
+        self.header = header
         self.end = end  # of the record that is there
+        self.subject_id = subject_id  # where to look for it in the log; 0: nowhere
 
 
 class _Stream:
     """One producer's stream into one subject. `window` holds packed `Stored`, oldest first."""
 
-    __slots__ = ("epoch", "left_end", "next", "old_epoch", "subject_id", "used_ms", "window")
+    __slots__ = (
+        "epoch", "left_end", "next", "old_epoch", "secret", "stated_at", "stated_from", "subject_id", "used_ms",
+        "verifier", "window",
+    )  # fmt: skip
 
     def __init__(self, subject_id: int, old_epoch: int, next_: int, used_ms: int, window: bytearray) -> None:
         self.subject_id = subject_id
@@ -73,6 +98,26 @@ class _Stream:
         self.window = window
         self.left_end = 0  # where the record ends that left the window last; 0: it is committed
         self.epoch = self.newest_epoch()
+        self.verifier: bytes | None = None
+        self.secret: bytes | None = None  # that was found right: the next batch need not be hashed; in memory only
+        self.stated_at = _NOWHERE  # the newest statement
+        self.stated_from = _NOWHERE  # the oldest; 0: below the checkpoint that carried it
+
+    def is_opened_by(self, secret: bytes, producer_id: int) -> bool:
+        """Whether a sender who shows this secret may go on with the stream."""
+        if self.verifier is None:
+            return True
+        if self.secret is not None:
+            return is_same(self.secret, secret)
+        is_right = is_same(self.verifier, verifier_of(secret, producer_id))
+        if is_right:
+            self.secret = secret
+        return is_right
+
+    def overlapping(self, first: int, end: int) -> list[Stored]:
+        """The batches of the window that have some of these sequences, in order."""
+        found = [each for each in self if each.producer_sequence < end and each.producer_sequence + each.count > first]
+        return found[::-1]
 
     def newest_epoch(self) -> int:
         """That of the newest batch: with a batch that is undone, its epoch is."""
@@ -108,38 +153,92 @@ class DedupeWindow:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def judge(self, header: batch.Header, subject_id: int) -> Stored | None:
-        """None: the batch is new. Else the receipt of the original. `Refused` for the other three answers."""
+    def judge(self, header: batch.Header, subject_id: int, secret: bytes = b"") -> Stored | None:
+        """None: the batch is new. Else the receipt of the original. `Refused` for the other answers."""
         stream = self._streams.get(header.producer_id)
         first = header.first_sequence
         if stream is None:
             if first == 0:
                 return None
             raise _refused(Code.UNKNOWN_PRODUCER, header, "is not remembered here: begin a new stream at sequence 0")
-        if stream.subject_id != subject_id:
+        if stream.verifier is not None and not stream.is_opened_by(secret, header.producer_id):
+            raise _refused(Code.FOREIGN_STREAM, header, "has another secret: begin a stream of your own")
+        if stream.subject_id != subject_id and stream.next:
             raise PlaceTaken(header, "belongs to another subject: a stream has one subject", stream.end_before(None))
         if first < stream.next:
             for stored in stream:
                 if (stored.producer_sequence, stored.count, stored.crc) == (first, header.count, header.crc):
                     return stored  # whoever has taken over the stream since
         if header.producer_epoch < stream.epoch:
-            raise PlaceTaken(header, f"was taken over by epoch {stream.epoch}", stream.end_before(None))
+            sentence = f"was taken over by epoch {stream.epoch}"
+            raise self._taken(stream, header, sentence, stream.end_before(None))
         if first == stream.next:
             return None
         if first > stream.next:
             raise _refused(Code.SEQUENCE_GAP, header, f"is expected to go on at {stream.next}, not at {first}")
         end = stream.end_before(first + header.count)
-        raise PlaceTaken(header, f"already stored other bytes in {first}+{header.count}", end)
+        raise self._taken(stream, header, f"already stored other bytes in {first}+{header.count}", end)
+
+    def _taken(self, stream: _Stream, header: batch.Header, sentence: str, end: int) -> PlaceTaken:
+        first, sent_end = header.first_sequence, header.first_sequence + header.count
+        found = stream.overlapping(first, sent_end)
+        is_known = first >= stream.next or (bool(found) and found[0].producer_sequence <= first)
+        stored = tuple(each.range for each in found) if is_known else None
+        return PlaceTaken(header, sentence, end, stored, stream.subject_id)
+
+    # --- verifiers ---------------------------------------------------------------------------------------------------
+
+    def statement(self, producer_id: int, secret: bytes, segment_base: int) -> bytes | None:
+        """The body of the STREAM record that belongs into that segment before the next batch of a stream, which was
+        judged and is new; None: it is there already, or the stream was begun without a secret."""
+        stream = self._streams.get(producer_id)
+        if stream is None:
+            return _STATEMENT.pack(producer_id, verifier_of(secret, producer_id)) if secret else None
+        if stream.verifier is None or stream.stated_at >= segment_base:
+            return None
+        return _STATEMENT.pack(producer_id, stream.verifier)
+
+    def state(self, body: bytes, subject_id: int, position: int) -> None:
+        """A verifier is stated there in the log. Another one than before: the stream was forgotten and begun anew. None
+        before, though there are batches: the record that stated it before them has rotted. A stream without batches
+        takes the subject of the newest statement: the subject of an older one may never have been committed."""
+        producer_id, verifier = unpack_statement(body)
+        stream = self._streams.get(producer_id)
+        if stream is None or stream.verifier not in (None, verifier):
+            self._streams.pop(producer_id, None)
+            stream = self._add(producer_id, _Stream(subject_id, 0, 0, 0, bytearray()))
+        if not stream.next:
+            stream.subject_id = subject_id
+        stream.verifier = verifier
+        stream.stated_at = max(stream.stated_at, position)
+        stream.stated_from = position if stream.stated_from == _NOWHERE else stream.stated_from
+
+    def restate(self, body: bytes) -> None:
+        """A statement that had rotted is there again: what came after it is known already."""
+        producer_id, verifier = unpack_statement(body)
+        stream = self._streams.get(producer_id)
+        if stream is not None and stream.verifier is None:
+            stream.verifier = verifier
+
+    def _add(self, producer_id: int, stream: _Stream) -> _Stream:
+        streams = self._streams
+        while len(streams) >= limits.STREAMS_MAX:
+            del streams[next(iter(streams))]
+        streams[producer_id] = stream
+        return stream
+
+    # --- growing -----------------------------------------------------------------------------------------------------
 
     def note(self, header: batch.Header, subject_id: int, first_sequence: int, end: int, appended_ms: int) -> None:
         """A batch was appended (or is read again from the log): where its record ends, and when."""
         streams = self._streams
         stream = streams.pop(header.producer_id, None)
         if stream is None:
-            stream = _Stream(subject_id, 0, 0, 0, bytearray())
-            while len(streams) >= limits.STREAMS_MAX:
-                del streams[next(iter(streams))]
-        streams[header.producer_id] = stream  # now the most recently used
+            stream = self._add(header.producer_id, _Stream(subject_id, 0, 0, 0, bytearray()))
+        else:
+            streams[header.producer_id] = stream  # now the most recently used
+            if not stream.next:
+                stream.subject_id = subject_id
         first, count, epoch = header.first_sequence, header.count, header.producer_epoch
         stream.next = first + count
         stream.epoch = epoch
@@ -159,6 +258,8 @@ class DedupeWindow:
             batches, stream.next = stream.below(position, producer_id, firsts)
             del stream.window[batches * _STORED.size :]
             stream.left_end = min(stream.left_end, position)
+            stream.stated_at = stream.stated_at if stream.stated_at < position else _NOWHERE
+            stream.stated_from = stream.stated_from if stream.stated_from < position else _NOWHERE
             stream.epoch = stream.newest_epoch()
             if not stream.window and stream.next == 0:
                 del self._streams[producer_id]
@@ -181,8 +282,20 @@ class DedupeWindow:
                 parts += (_STREAM.pack(producer_id, *fields), stream.window[: batches * _STORED.size])
         return b"".join(parts)
 
+    def pack_verifiers(self, upto: int, firsts: Firsts) -> bytes:
+        """The verifiers of the streams in that picture, and of those that were stated below position `upto`. A stream
+        that lies above `upto` as a whole is left out: it may be undone, and its subject's id given to another."""
+        firsts = cache(firsts)
+        parts: list[bytes] = []
+        for producer_id, stream in self._streams.items():
+            if stream.verifier is None:
+                continue
+            if _NOWHERE < stream.stated_from < upto or any(stream.below(upto, producer_id, firsts)):
+                parts.append(_VERIFIER.pack(producer_id, stream.subject_id, stream.verifier))
+        return b"".join(parts)
+
     @classmethod
-    def unpack(cls, data: bytes) -> DedupeWindow:
+    def unpack(cls, data: bytes, verifiers: bytes = b"") -> DedupeWindow:
         window = cls()
         at = 0
         while at < len(data):
@@ -193,7 +306,23 @@ class DedupeWindow:
             stored = bytearray(data[at : at + batches * _STORED.size])
             window._streams[producer_id] = _Stream(subject_id, old_epoch, next_, used_ms, stored)
             at += batches * _STORED.size
+        if len(verifiers) % _VERIFIER.size:
+            raise RemoteProtocolError("the verifiers of the dedupe window are cut short")
+        for producer_id, subject_id, verifier in _VERIFIER.iter_unpack(verifiers):
+            stream = window._streams.get(producer_id)
+            if stream is None:
+                stream = window._add(producer_id, _Stream(subject_id, 0, 0, 0, bytearray()))
+            stream.verifier = verifier
+            stream.stated_from = 0
         return window
+
+
+def unpack_statement(body: bytes) -> tuple[int, bytes]:
+    """Producer id and verifier, of a STREAM record's body."""
+    if len(body) < STATEMENT_BYTES:
+        raise RemoteProtocolError("the statement of a stream is cut short")
+    producer_id, verifier = _STATEMENT.unpack_from(body)
+    return producer_id, verifier
 
 
 def _refused(code: Code, header: batch.Header, sentence: str) -> Refused:

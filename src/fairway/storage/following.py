@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fairway import batch
 from fairway.errors import RemoteProtocolError, WrongDirectory
-from fairway.storage import action_log, record, segment, subjects
+from fairway.storage import action_log, dedupe, record, segment, subjects
 from fairway.storage.log import Log
 from fairway.storage.record import BadRecord, Kind, Record
 
@@ -104,6 +104,10 @@ def _check_subjects(found: Record) -> None:
         pass
 
 
+def _check_stream(found: Record) -> None:
+    dedupe.unpack_statement(found.body)
+
+
 def _check_actions(found: Record) -> None:
     unknown = [each.kind for each in action_log.walk(found.body) if each.kind not in _ACTION_KINDS]
     if unknown:
@@ -112,15 +116,25 @@ def _check_actions(found: Record) -> None:
         )
 
 
+def _check_groups(found: Record) -> None:
+    action_log.unpack_groups(found.body)
+
+
 def _no_check(_found: Record) -> None:
     """Nothing is in it, or only its owner can tell."""
 
 
 _CHECKS: dict[str, dict[int, Callable[[Record], None]]] = {
-    "messages": {Kind.DATA: _check_batch, Kind.SUBJECT: _check_subjects, Kind.EPOCH: _no_check},
+    "messages": {
+        Kind.DATA: _check_batch,
+        Kind.SUBJECT: _check_subjects,
+        Kind.STREAM: _check_stream,
+        Kind.EPOCH: _no_check,
+    },
     "actions": {
         Kind.ACTIONS: _check_actions,
         Kind.NAMES: _check_actions,
+        Kind.GROUPS: _check_groups,
         Kind.DISPATCH: _no_check,
         Kind.EPOCH: _no_check,
     },

@@ -17,6 +17,7 @@ from fairway.batch import checksum
 from fairway.errors import Code, DiskFull, FairwayError, Refused, invariant
 from fairway.storage import record, segment
 from fairway.storage.flusher import Defer, Durability, Flusher
+from fairway.storage.log_time import AHEAD_MS
 from fairway.storage.record import BadRecord, Header, Kind, Record
 from fairway.storage.segment import Segment
 from fairway.world.disk import Disk, Fetched, File
@@ -61,13 +62,14 @@ class Log:
         durability: Durability = Durability.SYNC,
         reserved: bool = False,
         release_ballast: Callable[[], bool] = lambda: False,
+        is_ahead: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self.directory = directory
         self.log_id = state.log_id
         self.segments = state.segments
         self.end = state.end
         self.epoch = state.epoch
-        self.newest_ms = state.newest_ms
+        self.newest_ms = state.newest_ms  # append time of the last record: within a segment they never decrease
         self.flusher = Flusher(
             disk, state.end, defer=defer, on_full=self._undo, on_progress=on_progress, durability=durability
         )
@@ -77,6 +79,7 @@ class Log:
         self._on_cut = on_cut
         self._reserved = reserved
         self._release_ballast = release_ballast
+        self._is_ahead = is_ahead  # whether an append time is known to be one of a clock that was ahead
         self._files: OrderedDict[int, File] = OrderedDict()
         self._must_roll = False  # the newest segment was complete once, and its owner may have sealed it
         self._easy_end = -1  # what ends here or before needs no roll and no epoch first; `_make_way` has the cases
@@ -115,12 +118,17 @@ class Log:
     ) -> Header:
         """Gather one record; it is durable once `flusher.durable(header.end)` says so. `must_sync`: synced by then,
         whatever the durability."""
-        size = record.HEADER_BYTES + len(body)
+        self.make_room(record.HEADER_BYTES + len(body), now_ms)
+        return self.write(kind, body, now_ms, subject_id, first_sequence, count, must_sync)
+
+    def make_room(self, size: int, now_ms: int) -> None:
+        """See to it that the newest segment takes records of that many bytes together, for `write`. `Refused`: none is
+        to be written."""
         flusher = self.flusher
         is_behind = flusher.gathered_end - flusher.written_end > limits.UNSYNCED_BYTES_MAX
-        if self.end + size > self._easy_end or size > _RECORD_BYTES_MAX or is_behind:
+        is_late = now_ms < self.newest_ms - AHEAD_MS
+        if self.end + size > self._easy_end or size > _RECORD_BYTES_MAX or is_behind or is_late:
             self._make_way(size, now_ms)
-        return self.write(kind, body, now_ms, subject_id, first_sequence, count, must_sync)
 
     def write(
         self,
@@ -204,6 +212,8 @@ class Log:
             if header.epoch > self.epoch:
                 self._epoch_before, self.epoch, self._epoch_end = self.committed_epoch, header.epoch, header.end
             self.end = newest.end = header.end
+            if header.appended_ms < self.newest_ms and header.position == newest.base + segment.HEADER_BYTES:
+                newest.set_back_ms = self.newest_ms = header.appended_ms
             newest.newest_ms = self.newest_ms = max(header.appended_ms, self.newest_ms)
 
     def roll(self) -> None:
@@ -216,7 +226,8 @@ class Log:
         self._close_surplus()
         self.flusher.add(file, header)
         self.end = base + segment.HEADER_BYTES
-        self.segments.append(Segment(base, self.end, self.newest_ms))
+        is_set_back = bool(self.segments) and self.newest_ms < self.segments[-1].newest_ms
+        self.segments.append(Segment(base, self.end, self.newest_ms, self.newest_ms if is_set_back else 0))
         self._must_roll = False
         self._on_roll()
 
@@ -244,7 +255,22 @@ class Log:
             self._write_epoch(now_ms)
         if self._is_full(size):
             self.roll()
+        else:
+            self.follow_clock(now_ms)
         self._easy_end = self.segments[-1].base + self._segment_bytes
+
+    def follow_clock(self, now_ms: int) -> None:
+        """Where append times are known to be ahead, begin a segment in which they follow the clock again. Without room
+        for it they stand still."""
+        if now_ms >= self.newest_ms - AHEAD_MS or self.follows or not self.segments or self.flusher.fault is not None:
+            return
+        if not self._is_ahead(self.newest_ms):
+            return
+        newest_ms, self.newest_ms = self.newest_ms, now_ms
+        try:
+            self.roll()
+        except Refused:
+            self.newest_ms = newest_ms
 
     def _admit(self, size: int) -> None:
         if self.flusher.fault is not None:
@@ -335,6 +361,14 @@ class Log:
         """One record, verified. `size` is its whole length, as the consume log has it."""
         return self.parse(self.read(position, size), 0, position)
 
+    def first_appended_ms(self, of: Segment) -> int:
+        """When the first record of a segment was appended; when its last one was, where the first is damaged."""
+        position = of.base + segment.HEADER_BYTES
+        try:
+            return record.parse_header(self.read(position, record.HEADER_BYTES), 0, position, self.log_id).appended_ms
+        except BadRecord:
+            return of.newest_ms
+
     def parse(self, data: bytes, offset: int, position: int) -> Record:
         """The record at `offset` of bytes that were read from this log; `Damaged` if it is not intact."""
         try:
@@ -346,7 +380,7 @@ class Log:
             raise Damaged(position, bad.why) from bad
         return Record(header, body)
 
-    def mend(self, base: int, position: int, data: bytes, newest_ms: int) -> Segment:
+    def mend(self, base: int, position: int, data: bytes, first_ms: int, newest_ms: int) -> Segment:
         """Write over what has rotted, in the segment with that base, which is made where there is none."""
         of = next((each for each in self.segments if each.base == base), None)
         file = (
@@ -358,6 +392,9 @@ class Log:
             insort(self.segments, of, key=lambda each: each.base)
             self._files[base] = file
         of.end, of.newest_ms = max(of.end, position + len(data)), max(of.newest_ms, newest_ms)
+        before = next((each for each in reversed(self.segments) if each.base < base), of)
+        if position <= base + segment.HEADER_BYTES and first_ms < before.newest_ms:
+            of.set_back_ms = first_ms
         return of
 
     def drop(self, base: int) -> None:

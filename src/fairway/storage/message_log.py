@@ -13,14 +13,14 @@ from operator import attrgetter
 import msgspec
 
 from fairway import batch, limits
-from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError, StorageFault, invariant
+from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError, StorageFault, StoredRange, invariant
 from fairway.names import Subject
-from fairway.storage import index_file, record
+from fairway.storage import index_file, log_time, record
 from fairway.storage.consume_log import Entry
-from fairway.storage.dedupe import Stored
+from fairway.storage.dedupe import STATEMENT_BYTES, PlaceTaken, Stored
 from fairway.storage.flusher import Defer, Durability
 from fairway.storage.log import Damaged, Log, LogState
-from fairway.storage.record import Header, Kind, Record
+from fairway.storage.record import BadRecord, Header, Kind, Record
 from fairway.storage.segment import Segment
 from fairway.storage.subjects import SubjectState
 from fairway.storage.views import Views, packed_entry
@@ -29,6 +29,7 @@ from fairway.world.disk import Disk
 
 DIRECTORY = "messages"
 _SIZE = attrgetter("size")
+_STATED_BYTES = 3 * record.HEADER_BYTES + 2 * STATEMENT_BYTES  # a batch's header, and its stream stated twice
 _AWAITED = Refused(
     Code.BUSY, "a message has rotted here, and is being fetched from another copy: ask again", retry_after_ms=100
 )
@@ -70,6 +71,7 @@ class MessageLog:
         on_damage: Callable[[Damaged], None],
         on_cut: Callable[[int], None] = lambda _: None,
         durability: Durability = Durability.SYNC,
+        is_ahead: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self.views = views
         self._on_cut = on_cut
@@ -83,6 +85,7 @@ class MessageLog:
             on_cut=self._cut,
             on_progress=on_progress,
             durability=durability,
+            is_ahead=is_ahead,
         )
         self._is_lazy = durability is Durability.MEMORY
         self._disk = disk
@@ -94,31 +97,74 @@ class MessageLog:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def append(self, subject: Subject, data: bytes, header: batch.Header) -> Receipt:
-        """Store a batch that `batch.check` has passed; `Refused` means that nothing was appended."""
+    def append(self, subject: Subject, data: bytes, header: batch.Header, secret: bytes = b"") -> Receipt:
+        """Store a batch that `batch.check` has passed; `Refused` means that nothing was appended. `secret`: what the
+        sender shows of its stream."""
         state = self.views.subjects.find(subject)
-        original = self.views.dedupe.judge(header, state.id if state else 0)
+        original = self.views.dedupe.judge(header, state.id if state else 0, secret)
         if original is not None and state is not None:
             return self._receipt(state.id, original, original.end, is_duplicate=True)
-        return self._append(subject, state, data, header)
+        return self._append(subject, state, data, header, secret)
 
     def append_own(self, subject: Subject, data: bytes, header: batch.Header) -> Receipt:
         """Store a batch of the broker's own making: what it repeats is its own business, and gaps mean nothing."""
         invariant(subject.is_internal, "the broker's own batches go to subjects of its own")
         return self._append(subject, self.views.subjects.find(subject), data, header)
 
-    def _append(self, subject: Subject, state: SubjectState | None, data: bytes, header: batch.Header) -> Receipt:
+    def _append(
+        self, subject: Subject, state: SubjectState | None, data: bytes, header: batch.Header, secret: bytes = b""
+    ) -> Receipt:
         known = state or self.introduce(subject)
         if self._is_lazy and known.next_sequence + header.count > known.ceiling:
             self._raise_ceiling(known)
-        now_ms = self._clock.wall_ms()
-        written = self.log.append(Kind.DATA, data, now_ms, known.id, known.next_sequence, header.count)
+        now_ms, log = self._clock.wall_ms(), self.log
+        statement = None
+        if secret:
+            log.make_room(len(data) + _STATED_BYTES, now_ms)
+            statement = self.views.dedupe.statement(header.producer_id, secret, log.segments[-1].base)
+            if statement is not None:
+                self._state_stream(statement, known.id, now_ms)
+            written = log.write(Kind.DATA, data, now_ms, known.id, known.next_sequence, header.count)
+        else:
+            written = log.append(Kind.DATA, data, now_ms, known.id, known.next_sequence, header.count)
         self.views.note_batch(written, header)
+        if statement is not None:
+            self._state_stream(statement, known.id, now_ms)
         if state is None:
             self._state_name(known)
         return self._receipt(known.id, written, written.end, is_duplicate=False)
 
-    def _receipt(self, subject_id: int, of: Header | Stored, end: int, *, is_duplicate: bool) -> Receipt:
+    def resolve(self, taken: PlaceTaken) -> Receipt | PlaceTaken:
+        """What stands in the places of a batch that was refused, all of it committed by now: the receipt of the same
+        batch, which had left the dedupe window; or the conflict, which says what is there as far as the log tells."""
+        header = taken.header
+        if taken.stored is not None or not taken.subject_id:
+            return taken
+        end = header.first_sequence + header.count
+        entries = self.views.entries.look_back(taken.subject_id, header.producer_id, header.first_sequence, end)
+        ranges = [self._stored_range(entry) for entry in entries or ()]
+        if not ranges or None in ranges:
+            return taken
+        taken.stored = tuple(each for each in ranges if each is not None)
+        if entries is not None and taken.stored == (StoredRange(header.first_sequence, header.count, header.crc),):
+            [entry] = entries
+            return self._receipt(taken.subject_id, entry, entry.position + entry.size, is_duplicate=True)
+        return taken
+
+    def _stored_range(self, entry: Entry) -> StoredRange | None:
+        """By the headers of record and batch; None: they cannot be read, or the entry does not fit them."""
+        try:
+            data = self.log.read(entry.position, record.HEADER_BYTES + batch.HEADER_BYTES)
+            there = record.parse_header(data, 0, entry.position, self.log.log_id)
+            of = batch.peek(data[record.HEADER_BYTES :])
+        except (Damaged, BadRecord, RemoteProtocolError):
+            return None
+        is_right = (of.producer_id, of.first_sequence) == (entry.producer_id, entry.producer_sequence)
+        is_right &= (there.first_sequence, there.count) == (entry.first_sequence, entry.count)
+        is_right &= (there.end, there.appended_ms) == (entry.position + entry.size, entry.appended_ms)
+        return StoredRange(of.first_sequence, of.count, of.crc) if is_right else None
+
+    def _receipt(self, subject_id: int, of: Header | Stored | Entry, end: int, *, is_duplicate: bool) -> Receipt:
         undos = len(self.log.flusher.undone_from)
         return Receipt(subject_id, of.first_sequence, of.count, end, of.appended_ms, undos, is_duplicate)
 
@@ -150,6 +196,12 @@ class MessageLog:
         name."""
         body = self.views.subjects.pack_one(state)
         self.log.write(Kind.SUBJECT, body, self._clock.wall_ms(), subject_id=state.id)
+
+    def _state_stream(self, statement: bytes, subject_id: int, now_ms: int) -> None:
+        """In front of the first batch of a stream in a segment, and once more behind it: no single flipped bit makes a
+        stream one that anybody may go on with."""
+        written = self.log.write(Kind.STREAM, statement, now_ms, subject_id=subject_id)
+        self.views.dedupe.state(statement, subject_id, written.position)
 
     def _restate_subjects(self) -> None:
         self._unsealed.append(self.log.segments[-1])
@@ -212,7 +264,8 @@ class MessageLog:
                 raise RemoteProtocolError(f"another batch than the one that was lost came for {header.position}")
 
     def mended(self, of: Segment, records: Iterable[Record], on_fault: Callable[[StorageFault], None]) -> None:
-        """Take in what was lost: batches, and names of subjects. What came after it is known already."""
+        """Take in what was lost: batches, names of subjects, verifiers of streams. What came after it is known
+        already."""
         entries: dict[int, bytearray] = {}
         for found in records:
             header = found.header
@@ -223,6 +276,8 @@ class MessageLog:
                 entries.setdefault(header.subject_id, bytearray()).extend(entry)
             elif header.kind == Kind.SUBJECT:
                 self.views.subjects.restate(found.body, header.position)
+            elif header.kind == Kind.STREAM:
+                self.views.dedupe.restate(found.body)
         if of.base >= self.sealed_end or of is self.log.segments[-1]:
             if of not in self._unsealed:
                 insort(self._unsealed, of, key=lambda each: each.base)
@@ -250,6 +305,10 @@ class MessageLog:
             if entry.position not in self._damaged:
                 yield entry
 
+    def is_damaged(self, position: int) -> bool:
+        """Whether a reader found that the batch at this position can no longer be read."""
+        return position in self._damaged
+
     def read_entries(
         self, subject_id: int, entries: Iterable[Entry], read: Callable[[int, int], bytes] | None = None
     ) -> list[StoredBatch]:
@@ -269,6 +328,11 @@ class MessageLog:
         """The sequence behind the last committed message."""
         uncommitted = self.views.entries.first_sequence_from(subject_id, self.log.committed_end)
         return self.views.subjects.by_id(subject_id).next_sequence if uncommitted is None else uncommitted
+
+    def sequence_at(self, subject_id: int, time_ms: int) -> int | None:
+        """The first sequence whose effective time (`log_time`) is at or after a time; None if there is none yet."""
+        above = log_time.begin_at(self.log.segments, time_ms)
+        return self.views.entries.sequence_at(subject_id, time_ms, self.log.committed_end, above)
 
     def _choose(self, subject_id: int, sequence: int, messages_max: int, bytes_max: int) -> list[list[Entry]]:
         """Within the bounds, but at least one; those that lie side by side in the log together."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 
 from fairway.errors import DiskFull, RemoteProtocolError
 from fairway.storage import action_log, catching_up, directory, index_file, message_log, recovery, scan, segment, wiping
 from fairway.storage import checkpoint as checkpoints
 from fairway.storage.action_log import ActionView
+from fairway.storage.action_retention import ActionRetention
 from fairway.storage.checkpoint import Checkpoint, LogMark, RotMark
 from fairway.storage.consume_log import ConsumeLog
 from fairway.storage.dedupe import DedupeWindow
 from fairway.storage.directory import Identity
 from fairway.storage.log import LogState
-from fairway.storage.record import Record
+from fairway.storage.record import Kind, Record
 from fairway.storage.recovery import Finding, LogRecovery, Verdict
 from fairway.storage.subjects import SubjectTable
 from fairway.storage.views import Views, entries_of_segment
@@ -37,6 +39,17 @@ class Opened:
     rotten: list[RotMark]
     findings: list[Finding] = field(default_factory=list)  # new ones, of this start
     remarks: list[str] = field(default_factory=list)  # views that had to be made again
+    action_retention: ActionRetention = field(default_factory=ActionRetention)
+    is_new: bool = False  # nothing was ever written to it, and it joins no group
+    aging_ms: int | None = None  # by which things were old when somebody last knew; None: the directory is new
+
+
+def recover(disk: Disk, rng: Rng, action_view: ActionView | None = None, adopt: Identity | None = None) -> Opened:
+    """Lock a directory and recover what it holds. It blocks, so a server that has others to serve runs it beside its
+    loop. The directory is left alone if it cannot be ours."""
+    directory.identify(disk)  # before the lock, which would leave a file in a directory that is not ours
+    disk.lock()
+    return open_directory(disk, rng, action_view, adopt)
 
 
 def open_directory(
@@ -57,8 +70,9 @@ def open_directory(
     messages = _recovery(disk, message_log.DIRECTORY, identity.messages_id, known, marks, believed)
     messages.apply, messages.on_rot = replay.apply, replay.views.note_rot
     actions = _recovery(disk, action_log.DIRECTORY, identity.actions_id, known, marks, believed)
+    action_retention = ActionRetention(known.action_bounds, known.pictures) if known else ActionRetention()
+    actions.apply = partial(_apply_action, action_view, action_retention)
     if action_view is not None:
-        actions.apply = action_view.replay
         remarks += _begin_view(action_view, known, actions)
     judgements = messages.examine(), actions.examine()  # both, before either is touched: one may be of a newer version
     messages_state, actions_state = messages.settle(judgements[0]), actions.settle(judgements[1])
@@ -77,7 +91,27 @@ def open_directory(
         _rotten(known, findings),
         findings,
         remarks + replay.remarks,
+        action_retention,
+        is_new=adopt is None and messages_state.end == actions_state.end == 0,
+        aging_ms=_aging_ms(known, messages_state, replay.views),
     )
+
+
+def _apply_action(view: ActionView | None, of: ActionRetention, record: Record) -> None:
+    if record.header.kind == Kind.GROUPS:
+        of.note_picture(record.header.position)
+    if view is not None:
+        view.replay(record)
+
+
+def _aging_ms(known: Checkpoint | None, messages: LogState, views: Views) -> int | None:
+    """What the checkpoint vouches for. Append times behind it are no evidence: a clock that is ahead may have made
+    them. Without a checkpoint the oldest of them is the best that there is."""
+    if known is None:
+        firsts = (next(views.entries.entries(each.id, 0, messages.end), None) for each in views.subjects)
+        return min((entry.appended_ms for entry in firsts if entry is not None), default=None)
+    marks = (*known.messages.newest_ms.values(), *known.actions.newest_ms.values())
+    return known.aging_ms or max(marks, default=0)
 
 
 def _begin_view(view: ActionView, known: Checkpoint | None, actions: LogRecovery) -> list[str]:
@@ -86,7 +120,7 @@ def _begin_view(view: ActionView, known: Checkpoint | None, actions: LogRecovery
         return []
     try:
         if known.groups:
-            view.restore(known.groups)
+            view.restore(known.groups, known.actions.end)
             return []
         remark = "the groups were made again from the action log"
     except RemoteProtocolError as error:
@@ -114,6 +148,7 @@ def _recovery(
         believed_end=believed.get(log),
         epoch=known.epoch if known else 0,
         newest_ms=dict(mark.newest_ms),
+        first_ms=dict(mark.set_back_ms),
     )
 
 
@@ -195,7 +230,7 @@ class _Replay:
         entries = ConsumeLog(
             disk, log_id, rebuild=lambda base: entries_of_segment(disk, message_log.DIRECTORY, log_id, base)
         )
-        dedupe = DedupeWindow.unpack(known.streams) if known else DedupeWindow()
+        dedupe = DedupeWindow.unpack(known.streams, known.verifiers) if known else DedupeWindow()
         self.views = Views(SubjectTable(), entries, dedupe)
         self.open_base = mark.first_base
         if known is not None:

@@ -40,8 +40,8 @@ _NO_MUST_FLAGS = 0
 
 
 class Kind(enum.IntEnum):
-    """What a record holds. The message log has the first three, the action log EPOCH, ACTIONS and NAMES; a delay
-    server's action log has DISPATCH in their place, and its buckets have SCHEDULE and CATALOGUE."""
+    """What a record holds. The message log has the first three and STREAM, the action log EPOCH, ACTIONS, NAMES and
+    GROUPS; a delay server's action log has DISPATCH in their place, and its buckets have SCHEDULE and CATALOGUE."""
 
     DATA = 1
     EPOCH = 2
@@ -51,6 +51,8 @@ class Kind(enum.IntEnum):
     DISPATCH = 6
     CATALOGUE = 7
     NAMES = 8
+    STREAM = 9
+    GROUPS = 10
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)

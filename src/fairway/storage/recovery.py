@@ -207,6 +207,7 @@ class LogRecovery(LogWalk):
     start: int = 0  # records before it are in the checkpoint's views already
     epoch: int = 0
     newest_ms: dict[int, int] = field(default_factory=dict)  # by segment: append time of its last record
+    first_ms: dict[int, int] = field(default_factory=dict)  # of its first one, where it was read or is a step back
     apply: Callable[[Record], None] = lambda _: None
     on_rot: Callable[[Damage], None] = lambda _: None
     findings: list[Finding] = field(default_factory=list)
@@ -254,6 +255,8 @@ class LogRecovery(LogWalk):
 
     def _take(self, found: Record) -> None:
         self.epoch = found.header.epoch
+        if self.at not in self.newest_ms or found.header.position == self.at + segment.HEADER_BYTES:
+            self.first_ms[self.at] = found.header.appended_ms
         self.newest_ms[self.at] = found.header.appended_ms
         self.apply(found)
 
@@ -294,7 +297,8 @@ class LogRecovery(LogWalk):
         for base in self.bases():
             if base >= end:
                 self.disk.remove(segment.file_name(self.directory, base))
-        return LogState(self.log_id, segments, end, self.epoch, max(self.newest_ms.values(), default=0))
+        newest_ms = segments[-1].newest_ms if segments else max(self.newest_ms.values(), default=0)
+        return LogState(self.log_id, segments, end, self.epoch, newest_ms)
 
     def _segments(self) -> list[Segment]:
         segments = [Segment(base, base + size) for base, size in self.sizes.items()]
@@ -303,4 +307,7 @@ class LogRecovery(LogWalk):
         newest_ms = max(self.newest_ms.values(), default=0)
         for each in reversed(segments):  # one whose records have all rotted is as old as the one behind it
             each.newest_ms = newest_ms = self.newest_ms.get(each.base, newest_ms)
+        for earlier, later in pairwise(segments):
+            first_ms = self.first_ms.get(later.base, later.newest_ms)
+            later.set_back_ms = first_ms if first_ms < earlier.newest_ms else 0
         return segments

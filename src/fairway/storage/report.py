@@ -138,3 +138,4 @@ class Survey(msgspec.Struct):
     aside: list[AsideReport] = []
     remarks: list[str] = []  # worth knowing, nothing wrong
     records: list[RecordReport] = []  # the newest ones, as many as were asked for
+    delay: Survey | None = None  # of the delay server inside, in the folder `delay`

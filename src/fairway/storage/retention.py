@@ -2,14 +2,21 @@
 
 A segment goes when it is too old, or when the log is too large without it; but not while a group still owes something
 in it, up to a ceiling: a group that never comes back must not fill the disk. What goes over the ceiling is named
-apart, because it is lost to a group and somebody has to be told."""
+apart, because it is lost to a group and somebody has to be told.
+
+Ages count from the effective time of a segment's last record (`log_time`): a clock that was ahead keeps nothing longer
+than until that age after it was put right."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fairway.storage import log_time
 from fairway.storage.segment import Segment
+
+_ACTION_SEGMENTS = 3  # fewer are not worth a segment of messages
+_SEGMENTS_OF_AGE = 7  # with 168 hours, a segment of messages is complete after a day at the latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +27,11 @@ class Policy:
     bytes_max: int | None = None
     owed_bytes_max: int | None = None  # the ceiling: a log larger than this lets go even of what is owed
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether anything ever goes."""
+        return any(each is not None for each in (self.age_ms_max, self.bytes_max, self.owed_bytes_max))
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -27,6 +39,13 @@ class Plan:
 
     doomed: tuple[int, ...] = ()
     lost_to_groups: tuple[int, ...] = ()  # those of them that a group still owed
+
+
+def early_completion_ms(policy: Policy, action_segments: int) -> int | None:
+    """After which time a segment of messages is completed although it has room left; None: it never is."""
+    if policy.age_ms_max is None or action_segments < _ACTION_SEGMENTS:
+        return None
+    return policy.age_ms_max // _SEGMENTS_OF_AGE
 
 
 def plan(
@@ -41,11 +60,11 @@ def plan(
     does what is not wholly `below` a position."""
     doomed: list[int] = []
     lost: list[int] = []
-    for segment in segments[:-1]:
+    for segment, newest_ms in zip(segments[:-1], log_time.effective_ms(segments), strict=False):
         if below is not None and segment.end > below:
             break
         bytes_left = segments[-1].end - segment.base
-        is_old = policy.age_ms_max is not None and now_ms - segment.newest_ms > policy.age_ms_max
+        is_old = policy.age_ms_max is not None and now_ms - newest_ms > policy.age_ms_max
         is_surplus = policy.bytes_max is not None and bytes_left > policy.bytes_max
         is_owed = owed_from is not None and segment.end > owed_from
         is_over_ceiling = policy.owed_bytes_max is not None and bytes_left > policy.owed_bytes_max

@@ -26,7 +26,8 @@ class Segment:
 
     base: int
     end: int
-    newest_ms: int = 0  # append time of its last record, for retention
+    newest_ms: int = 0  # append time of its last record
+    set_back_ms: int = 0  # append time of its first record, where the segment before it ends with a later one; else 0
 
 
 class UnknownVersion(RemoteProtocolError):

@@ -7,32 +7,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 from fairway import batch, limits
-from fairway.errors import (
-    Code,
-    DiskFull,
-    FairwayError,
-    Refused,
-    RemoteProtocolError,
-    StorageFault,
-)
+from fairway.errors import Code, DiskFull, FairwayError, Refused, RemoteProtocolError, StorageFault
 from fairway.names import Subject
 from fairway.storage import checkpoint as checkpoints
-from fairway.storage import directory, index_file, mending, retention, segment
+from fairway.storage import index_file, mending, retention, retention_choice, segment
 from fairway.storage.action_log import Action, ActionLog, ActionView, Names
-from fairway.storage.checkpoint import Checkpoint, LogMark, RotMark
-from fairway.storage.copies import Copies, first_base
+from fairway.storage.action_retention import TOO_MANY_GROUPS
+from fairway.storage.checkpoint import Checkpoint, RotMark
+from fairway.storage.copies import Copies, first_base, mark
 from fairway.storage.dedupe import PlaceTaken
 from fairway.storage.directory import Identity
-from fairway.storage.flusher import Defer, Durability, Outcome
+from fairway.storage.flusher import Defer, Durability
 from fairway.storage.log import Damaged, Log
+from fairway.storage.log_time import LogClock
 from fairway.storage.message_log import MessageLog, Receipt
-from fairway.storage.opening import Opened, open_directory
+from fairway.storage.opening import Opened, recover
 from fairway.storage.record import Header
 from fairway.storage.recovery import Finding
+from fairway.storage.removal import remove_in_order
+from fairway.storage.retention_choice import AgeSource
 from fairway.storage.subjects import SubjectState
 from fairway.world.clock import Clock
 from fairway.world.disk import Disk
@@ -48,6 +46,7 @@ class StoreOptions:
     low_water_bytes: int = limits.DISK_LOW_WATER_BYTES
     checkpoint_every_bytes: int = limits.CHECKPOINT_EVERY_BYTES
     retention: retention.Policy = field(default_factory=retention.Policy)
+    age_source: AgeSource = AgeSource.OPTIONS  # of `retention.age_ms_max`
     durability: Durability = Durability.SYNC
     keeps_actions: bool = True  # False: the checkpoint's picture is all that a start needs of old actions,
     actions_kept_bytes: int = 0  # and so much of them is kept all the same, for whoever asks what happened
@@ -73,6 +72,8 @@ class Store(Copies):
         self.fault: StorageFault | None = None
         self._disk = disk
         self._clock = clock
+        self.time = LogClock(clock, opened.messages.newest_ms, opened.aging_ms)
+        self.action_time = LogClock(clock, opened.actions.newest_ms, opened.aging_ms)
         self._options = options
         self._number = opened.checkpoint_number
         self.is_view_stale = False  # the action log was mended: only the next start makes the view of it again
@@ -82,6 +83,9 @@ class Store(Copies):
         self._doomed: list[int] = []  # segments that retention has taken off the log, their files still there
         self._doomed_actions: list[tuple[int, int]] = []  # the same of actions; by which checkpoint they may go
         self.has_room = True
+        self.is_closed = False
+        self._free_bytes = 0
+        self._oldest = (-1, 0)  # of the newest segment of messages: its base, and when its first record was appended
         self._action_view: ActionView | None = None
         self.on_fault: Callable[[StorageFault], None] = lambda _fault: None  # told once, of the fault that ends it
         self.on_actions: Callable[[], None] = lambda: None  # something was committed to the action log
@@ -89,7 +93,7 @@ class Store(Copies):
         self.on_rot: Callable[[], None] = lambda: None  # a reader has met damage that was not known
         self.messages = MessageLog(
             disk,
-            clock,
+            self.time,
             opened.messages,
             opened.views,
             unsealed_from=opened.unsealed_from,
@@ -99,10 +103,11 @@ class Store(Copies):
             on_damage=self._note_damage,
             on_cut=self._messages_undone,
             durability=options.durability if not follows else Durability.SYNC,
+            is_ahead=self.time.is_ahead,
         )
         self.actions = ActionLog(
             disk,
-            clock,
+            self.action_time,
             opened.actions,
             segment_bytes=options.action_segment_bytes,
             defer=defer,
@@ -110,6 +115,7 @@ class Store(Copies):
             on_cut=self._actions_undone,
             durability=options.durability if not follows else Durability.SYNC,
             names=names,
+            is_ahead=self.time.is_ahead,
         )
         super().__init__(disk, opened, (self.messages, self.actions), options.durability)
         self._rotten = [each for each in opened.rotten if not self._is_mended(each)]
@@ -129,18 +135,23 @@ class Store(Copies):
         follows: bool = False,
         adopt: Identity | None = None,
         epoch: int | None = None,
+        opened: Opened | None = None,
     ) -> Store:
         """Lock, recover, and begin a new epoch: this one, or the next. The directory is left alone if it cannot be
         ours.
 
         `names` are those that actions speak of, restated where a segment of the action log begins. A copy `follows`
-        another: it is held and begins no epoch. `adopt` has the ids of the logs, for a directory that is new.
+        another: it is held and begins no epoch. `adopt` has the ids of the logs, for a directory that is new. `opened`:
+        what `recover` found, where it was run beforehand with the same view.
         """
-        directory.identify(disk)  # before the lock, which would leave a file in a directory that is not ours
-        disk.lock()
-        opened = open_directory(disk, rng, action_view, adopt)
-        store = cls(disk, clock, opened, options or StoreOptions(), defer, names, follows=follows)
+        if opened is None:
+            opened = recover(disk, rng, action_view, adopt)
+        chosen = options or StoreOptions()
+        policy, warnings = retention_choice.settle(disk, chosen.retention, chosen.age_source, is_new=opened.is_new)
+        opened.remarks += warnings
+        store = cls(disk, clock, opened, replace(chosen, retention=policy), defer, names, follows=follows)
         store._action_view = action_view
+        disk.watch(store.poison)
         if follows:
             store.actions.take_ballast()
         else:
@@ -151,8 +162,13 @@ class Store(Copies):
         self.check_epoch(epoch)
         self.actions.take_ballast()
         self._check_room()
-        for log in self._logs:
-            log.open_epoch(epoch, self._clock.wall_ms())
+        is_first = all(log.end == 0 for log in self._logs)
+        for log, time in zip(self._logs, (self.time, self.action_time), strict=True):
+            log.open_epoch(epoch, time.wall_ms())
+        if is_first:
+            policy, warnings = retention_choice.found(self._disk, self._options.retention, self._options.age_source)
+            self._options = replace(self._options, retention=policy)
+            self.remarks += warnings
 
     # --- copies ------------------------------------------------------------------------------------------------------
 
@@ -166,8 +182,7 @@ class Store(Copies):
         while len(messages.segments) > 1 and messages.segments[0].end <= min(messages_base, self._droppable_end()):
             self._drop(messages.segments[0].base)
         while len(actions.segments) > 1 and actions.segments[0].end <= min(actions_base, self._checkpointed_ends[1]):
-            self._doomed_actions.append((actions.segments[0].base, self._number + limits.CHECKPOINTS_KEPT))
-            actions.drop(actions.segments[0].base)
+            self._drop_actions(actions.segments[0].base, self._number + self._checkpointing)
         if self._doomed:
             self.checkpoint()
 
@@ -191,8 +206,8 @@ class Store(Copies):
             self._distrust_view()
         else:
             self.messages.check_mended(patch.records)
-        newest_ms = max((each.header.appended_ms for each in patch.records), default=0)
-        mended = of.mend(base, position, patch.data, newest_ms)
+        times = [each.header.appended_ms for each in patch.records] or [0]
+        mended = of.mend(base, position, patch.data, times[0], times[-1])
         if of is self.messages.log:
             self.messages.mended(mended, patch.records, self._background_fault)
         self._rotten = mending.left(self._rotten, of, position, position + len(patch.data))
@@ -215,7 +230,7 @@ class Store(Copies):
         `Refused` where there is nothing to make it again from."""
         if self.is_view_stale:
             return
-        if first_base(self.actions.log) > 0:
+        if first_base(self.actions.log) > 0 and not self._action_retention.pictures:
             raise Refused(Code.DAMAGED, "actions before these were let go of: what they made could not be made again")
         if self._checkpointing:
             raise Refused(Code.BUSY, "a checkpoint is being written: mend a little later", retry_after_ms=100)
@@ -233,17 +248,24 @@ class Store(Copies):
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def produce(self, subject: Subject, data: bytes, checked: batch.Header | None = None) -> Receipt:
+    def produce(
+        self, subject: Subject, data: bytes, checked: batch.Header | None = None, secret: bytes = b""
+    ) -> Receipt:
         """Check a batch, unless that was done, and append it; `Refused` and `RemoteProtocolError` mean that nothing was
-        appended."""
+        appended. `secret`: what the sender shows of its stream."""
         header = checked or batch.check(data)
         self._admit()
-        return self.messages.append(subject, data, header)
+        return self.messages.append(subject, data, header, secret)
 
-    def when_taken(self, taken: PlaceTaken, outcome: Outcome) -> None:
-        """Call `outcome(None)` once it is certain that what was in a batch's way stays there."""
+    def when_taken(self, taken: PlaceTaken, told: Callable[[FairwayError | None, Receipt | PlaceTaken], None]) -> None:
+        """Call `told(None, answer)` once it is certain that what was in a batch's way stays there: the receipt of the
+        same batch, or the conflict with what is stored. With a fault, nothing is to be answered but that."""
+
+        def durable(fault: FairwayError | None) -> None:
+            told(fault, taken if fault is not None else self.messages.resolve(taken))
+
         flusher = self.messages.log.flusher
-        flusher.when_durable(taken.end, outcome, len(flusher.undone_from))
+        flusher.when_durable(taken.end, durable, len(flusher.undone_from))
 
     def produce_own(self, subject: Subject, data: bytes) -> Receipt:
         """Append a batch of the broker's own making to a subject of its own; `Refused`: nothing was appended."""
@@ -300,8 +322,11 @@ class Store(Copies):
             self.checkpoint()
 
     def _actions_progressed(self) -> None:
-        if not self._take_fault(self.actions.log):
-            self.on_actions()
+        if self._take_fault(self.actions.log):
+            return
+        self.on_actions()
+        if self.actions.log.committed_end - self._checkpointed_ends[1] >= self._options.checkpoint_every_bytes:
+            self.checkpoint()
 
     def _messages_undone(self, _position: int) -> None:
         """A full disk undid what a copy had taken in: whoever sends must begin again."""
@@ -311,6 +336,7 @@ class Store(Copies):
     def _actions_undone(self, position: int) -> None:
         """A full disk undid actions that a view has taken in already: only a restart brings the two together again."""
         self._messages_undone(position)
+        self._action_retention.undo(position)
         if self._action_view is not None:
             self.poison(StorageFault("the disk is full and the room kept for actions is used up: make room, restart"))
 
@@ -335,8 +361,10 @@ class Store(Copies):
             self.poison(fault)
 
     def free_bytes(self) -> int:
-        """Room left on the disk."""
-        return self._disk.free_bytes()
+        """Room left on the disk; once the directory is closed, what was left when it was asked last."""
+        if not self.is_closed:
+            self._free_bytes = self._disk.free_bytes()
+        return self._free_bytes
 
     @property
     def rotten(self) -> list[RotMark]:
@@ -361,6 +389,7 @@ class Store(Copies):
             return
         self._checkpointing = True
         picture = self._picture()
+        self._state_groups(picture.groups)
         steps = [(checkpoints.file_name(picture.number), checkpoints.pack(picture))]
         newest = self.messages.open_segment(picture.messages.end)
         if newest is not None:
@@ -369,7 +398,7 @@ class Store(Copies):
 
         def publish(undone: FairwayError | None) -> None:
             if undone is not None:
-                self._checkpoint_failed(undone)
+                self._checkpoint_ended(undone)
             elif steps:
                 self._disk.publish_later(*steps.pop(0), publish)
             else:
@@ -378,30 +407,54 @@ class Store(Copies):
         # The groups are pictured up to the end of the action log: that is written once this end is settled.
         self.actions.log.flusher.when_settled(picture.actions.end, publish)
 
+    def _state_groups(self, picture: bytes) -> None:
+        """Have the action log say what it amounts to so far, once it has grown by a segment: then what lies before may
+        go, when the messages have gone that it speaks of. The checkpoint that is being made does not wait for this."""
+        log, known = self.actions.log, self._action_retention
+        if self.follows or not (self._options.keeps_actions and self._options.retention.is_limited):
+            return
+        known.note_complete(log.segments, self.messages.log.end)
+        is_due = known.is_picture_due(log.segments, log.end, len(picture), self._options.action_segment_bytes)
+        if picture and is_due and self.has_room:
+            try:
+                known.note_picture(self.actions.state_groups(picture).position)
+            except Refused as refused:  # no room now: what could go stays a little longer
+                if refused.code is Code.TOO_LARGE and TOO_MANY_GROUPS not in self.remarks:
+                    self.remarks.append(TOO_MANY_GROUPS)
+
+    def _trusted_view(self) -> ActionView | None:
+        """The view of actions, unless it lacks something that the log makes good. A copy that began in the middle of
+        the log is without its groups until a GROUPS record comes: a start from its picture would pass over that."""
+        view = self._action_view
+        if view is None or self.is_view_stale:
+            return None
+        return view if not self.follows or view.is_whole(first_base(self.actions.log)) else None
+
     def _picture(self) -> Checkpoint:
         """The views of messages as they were at the settled end, that of actions as it is."""
         views = self.messages.views
         end = self.messages.settled_end
-        actions, view = self.actions.log, None if self.is_view_stale else self._action_view
-        settled_end = min(actions.synced_end, actions.committed_end)
-        views.dedupe.expire(self._clock.wall_ms())
+        actions, view = self.actions.log, self._trusted_view()
+        actions_end = min(actions.synced_end, actions.committed_end) if view is None else actions.end
+        known = self._action_retention.below(actions_end, actions.segments)
+        views.dedupe.expire(self.aging_ms())
+        first_places = cache(partial(views.entries.first_places_from, end))
         return Checkpoint(
             number=self._number + 1,
             messages_id=self.identity.messages_id,
             actions_id=self.identity.actions_id,
             epoch=min(self.messages.log.committed_epoch, self.actions.log.committed_epoch),
-            messages=_mark(self.messages.log, end),
-            actions=_mark(actions, settled_end if view is None else actions.end),
+            messages=mark(self.messages.log, end),
+            actions=mark(actions, actions_end),
             subjects=views.subjects.pack(end, views.entries.first_sequences_from(end)),
-            streams=views.dedupe.pack(end, partial(views.entries.first_places_from, end)),
+            streams=views.dedupe.pack(end, first_places),
             rotten=list(self._rotten),
             groups=b"" if view is None else view.picture(),
+            verifiers=views.dedupe.pack_verifiers(end, first_places),
+            action_bounds=known.bounds,
+            pictures=known.pictures,
+            aging_ms=self.time.vouched_ms([*self.messages.log.segments, *actions.segments]),
         )
-
-    def _checkpoint_failed(self, fault: FairwayError) -> None:
-        if isinstance(fault, StorageFault):
-            self._background_fault(fault)
-        self._checkpoint_ended()
 
     def _checkpoint_written(self, written: Checkpoint) -> None:
         self._number = written.number
@@ -415,47 +468,57 @@ class Store(Copies):
         names = [checkpoints.file_name(number) for number in old]
         for base in doomed:
             names += [segment.file_name(self.messages.log.directory, base), index_file.file_name(base)]
-        self._remove_in_order(names + self._trim_actions(written))
+        remove_in_order(self._disk, names + self._trim_actions(written), self._checkpoint_ended)
 
     def _trim_actions(self, written: Checkpoint) -> list[str]:
         """The files of action segments that no kept checkpoint speaks of. The segments below this one's end are taken
         off the log, and go once every checkpoint that is kept was made without them."""
         log = self.actions.log
-        if not self._options.keeps_actions and self._action_view is not None and not self.is_view_stale:
+        if self._options.keeps_actions and not self.follows and not self.is_view_stale:
+            covered_end = min(written.actions.end, log.synced_end, log.committed_end)
+            messages_base = first_base(self.messages.log)
+            for base in self._action_retention.droppable(log.segments, messages_base, covered_end):
+                self._drop_actions(base, written.number)
+        elif not self._options.keeps_actions and self._action_view is not None and not self.is_view_stale:
             kept = self._options.actions_kept_bytes
             while (
                 len(log.segments) > 1
                 and log.segments[0].end <= written.actions.end
                 and log.end - log.segments[0].base > kept
             ):
-                self._doomed_actions.append((log.segments[0].base, written.number + limits.CHECKPOINTS_KEPT))
-                log.drop(log.segments[0].base)
+                self._drop_actions(log.segments[0].base, written.number)
         gone = [base for base, number in self._doomed_actions if number <= written.number]
         self._doomed_actions = [each for each in self._doomed_actions if each[1] > written.number]
         return [segment.file_name(log.directory, base) for base in gone]
 
-    def _remove_in_order(self, names: list[str]) -> None:
-        if not names:
-            self._checkpoint_ended()
-            return
+    def _drop_actions(self, base: int, number: int) -> None:
+        """Take a segment off the log; its file goes once all checkpoints that are kept are younger than this number."""
+        log = self.actions.log
+        log.drop(base)
+        self._doomed_actions.append((base, number + limits.CHECKPOINTS_KEPT))
+        self._action_retention.forget_below(first_base(log))
+        self._rotten = mending.left(self._rotten, log, 0, first_base(log))
 
-        def removed(fault: StorageFault | None) -> None:
-            if fault is not None:
-                self._checkpoint_failed(fault)  # the rest must stay: an older checkpoint may still speak of it
-            else:
-                self._remove_in_order(names[1:])
-
-        self._disk.remove_later(names[0], removed)
-
-    def _checkpoint_ended(self) -> None:
+    def _checkpoint_ended(self, fault: FairwayError | None = None) -> None:
+        if isinstance(fault, StorageFault):
+            self._background_fault(fault)
         self._checkpointing = False
         waiting, self._when_checkpointed = self._when_checkpointed, []
         for then in waiting:
             then()
 
+    @property
+    def age_ms_max(self) -> int | None:
+        """The greatest age of messages that is in force; None: they are kept for ever."""
+        return self._options.retention.age_ms_max
+
+    def aging_ms(self) -> int:
+        """The time by which things are too old to be kept: a clock that jumps ahead makes nothing old for an hour."""
+        return self.time.aging_ms()
+
     def plan_retention(self, owed_from: int | None = None) -> retention.Plan:
         """What `retain` would let go of."""
-        now_ms, policy = self._clock.wall_ms(), self._options.retention
+        now_ms, policy = self.aging_ms(), self._options.retention
         return retention.plan(self.messages.log.segments, now_ms, policy, owed_from, below=self._droppable_end())
 
     def _droppable_end(self) -> int:
@@ -476,6 +539,21 @@ class Store(Copies):
         if self._doomed:
             self.checkpoint()
         return plan
+
+    def complete_old_segment(self) -> None:
+        """Only complete segments can go. Where few messages come and much happens to them, the segment of messages that
+        is written is completed early: else it would keep the actions that speak of it for many times their age."""
+        log = self.messages.log
+        early_ms = retention.early_completion_ms(self._options.retention, len(self.actions.log.segments))
+        if early_ms is None or self.follows or self.fault is not None or not self.has_room or not log.segments:
+            return
+        newest = log.segments[-1]
+        if self._oldest[0] != newest.base and newest.end <= log.synced_end:
+            self._oldest = (newest.base, log.first_appended_ms(newest))
+        base, appended_ms = self._oldest
+        if base == newest.base and self.aging_ms() - appended_ms > early_ms:
+            with suppress(Refused):
+                self.messages.log.roll()
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -500,6 +578,7 @@ class Store(Copies):
         self._let_go()
 
     def _let_go(self) -> None:
+        self.is_closed = True
         for log in self._logs:
             log.close()
         self._disk.close()
@@ -511,7 +590,3 @@ class Store(Copies):
             self.checkpoint(then=ended.set)
             if self.fault is None:
                 await ended.wait()
-
-
-def _mark(log: Log, end: int) -> LogMark:
-    return LogMark(first_base(log), end, {each.base: each.newest_ms for each in log.segments})

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from fairway import batch
 from fairway.errors import RemoteProtocolError
-from fairway.storage import action_log, segment
+from fairway.storage import action_log, dedupe, segment
 from fairway.storage.record import Header, Kind, Record
 from fairway.storage.recovery import Judgement, LogWalk
 from fairway.storage.report import GroupReport, LogReport, RecordReport, SegmentReport, SubjectReport
@@ -141,6 +141,8 @@ class MessageTally(LogTally):
             self._read_batch(record)
         elif record.header.kind == Kind.SUBJECT:
             self.table.restate(record.body, record.header.position)
+        elif record.header.kind == Kind.STREAM:
+            dedupe.unpack_statement(record.body)
 
     def judged(self, judgement: Judgement) -> None:
         self._lost = judgement.damages

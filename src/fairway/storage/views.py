@@ -34,6 +34,8 @@ class Views:
             self.note_batch(header, batch.peek(record.body))
         elif header.kind == Kind.SUBJECT:
             self.subjects.restate(record.body, header.position)
+        elif header.kind == Kind.STREAM:
+            self.dedupe.state(record.body, header.subject_id, header.position)
 
     def note_batch(self, header: Header, of: batch.Header) -> None:
         """Take in a DATA record whose batch header is known already."""

@@ -14,6 +14,13 @@ what happens in them. pytest finds the fixture `fairway_broker` by itself.
 
 from __future__ import annotations
 
+from fairway.batch.arrays import numpy_or_none
+
+if numpy_or_none() is None:
+    raise ModuleNotFoundError(
+        "fairway.testing runs a broker, which needs numpy: pip install 'fairway[server]'", name="numpy"
+    )
+
 from fairway.testing.expiring_store import AsyncMemoryStore, MemoryStore
 from fairway.testing.memory_broker import Clock, MemoryBroker
 from fairway.testing.memory_link import StillWaiting

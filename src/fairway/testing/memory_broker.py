@@ -7,13 +7,13 @@ leases, dead letters, delayed messages and restarts are those of production, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from fairway import limits
+from fairway.broker.connection_leases import LEASE_MS
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.client.aio_face import AioClient
 from fairway.client.core import ClientOptions, Goal
@@ -24,6 +24,7 @@ from fairway.delay.service import DelayWorld
 from fairway.errors import Misuse
 from fairway.limits import KIB, MIB
 from fairway.protocol import Options
+from fairway.scheduling import SchedulerOptions
 from fairway.storage.store import StoreOptions
 from fairway.testing.memory_delay import MemoryDelay
 from fairway.testing.memory_link import MemoryLink
@@ -44,14 +45,22 @@ PORT = 20880
 URL = f"fairway://{HOST}:{PORT}"
 QUIET_S = 0.25  # virtual: when nothing has come for so long, nothing is on its way
 _STORE = StoreOptions(action_segment_bytes=256 * KIB, low_water_bytes=0)
-_CONNECTION = Options(heartbeat_ms=limits.HEARTBEAT_MS_MAX)  # nobody is ever cut off here without being told
+
+# A connection in memory reports its end at once. So nobody pings, no consumer renews its lease, and a pull waits until
+# there is something to hand out. What is done every so often is done once a day, and by the delay server every hour.
+_LONGEST_MS = LEASE_MS // 2
+_HOUR_MS = 3_600_000
+_DAY_MS = 24 * _HOUR_MS
+_SCHEDULER = SchedulerOptions(idle_ns_max=_DAY_MS * 1_000_000)
+_CONNECTION = Options(has_heartbeat=False)
 
 
 class Clock:
     """The time in a test. It passes while somebody waits, and when told to."""
 
-    def __init__(self, world: Simulation) -> None:
+    def __init__(self, world: Simulation, on_jump: Callable[[], None]) -> None:
         self._world = world
+        self._on_jump = on_jump
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self._world.clock.wall_ms() / 1_000, UTC)
@@ -59,17 +68,14 @@ class Clock:
     def advance(
         self, seconds: float = 0, *, milliseconds: float = 0, minutes: float = 0, hours: float = 0, days: float = 0
     ) -> None:
-        """Let time pass, and everything happen that is due meanwhile.
-
-        An hour with a consumer that waits takes about a fifth of a second, for it speaks to the broker every few
-        seconds; years without one take less.
-        """
+        """Let time pass, and everything happen that is due meanwhile. Time in which nothing is due costs nothing."""
         span = timedelta(seconds=seconds, milliseconds=milliseconds, minutes=minutes, hours=hours, days=days)
         self._world.run(asyncio.sleep(span.total_seconds()))
 
     def jump(self, seconds: float) -> None:
         """Move the wall clock alone, forward or back, as an administrator or NTP would."""
         self._world.clock.jump(seconds * 1_000)
+        self._on_jump()
 
 
 class MemoryBroker:
@@ -85,7 +91,7 @@ class MemoryBroker:
         self._delay_disk = SimDisk(self._world.rng.child("delay-disk"), self._world.loop.call_later)
         self._delay_options = _small(delay or DelayOptions())
         self._delay: MemoryDelay | None = None
-        self.clock = Clock(self._world)
+        self.clock = Clock(self._world, self._look_at_clock)
         self._clients: list[Client] = []
         self._hosts = 0
         self._lives = 0
@@ -96,6 +102,11 @@ class MemoryBroker:
         """What a broker that was killed had still meant to do is no failure of the test."""
         if not isinstance(context.get("exception"), SimulatedPowerCut):
             self._world.loop.default_exception_handler(context)
+
+    def _look_at_clock(self) -> None:
+        """A real delay server looks at its clock every minute, and this one when the clock was moved."""
+        if self._delay is not None:
+            self._delay.poke()
 
     async def _start(self) -> Broker:
         self._lives += 1
@@ -108,7 +119,17 @@ class MemoryBroker:
             self._delay_options,
             is_needed=self._delay is not None and self._delay.is_started,
         )
-        options = BrokerOptions(host=HOST, port=PORT, allow_remote=True, store=_STORE, connection=_CONNECTION)
+        options = BrokerOptions(
+            host=HOST,
+            port=PORT,
+            allow_remote=True,
+            wait_ms_max=_LONGEST_MS,
+            housekeeping_ms=_DAY_MS,
+            leases_end_with_connections=True,
+            store=_STORE,
+            scheduler=_SCHEDULER,
+            connection=_CONNECTION,
+        )
         return await Broker.start(world, options, delay=self._delay)
 
     # --- clients -----------------------------------------------------------------------------------------------------
@@ -128,7 +149,7 @@ class MemoryBroker:
         self._hosts += 1
         name = f"client-{self._hosts}"
         world = self._world
-        return AioClient(URL, 10, options, world.net.host(name), world.clock, world.rng.child(name))
+        return AioClient(URL, 10, _quiet(options), world.net.host(name), world.clock, world.rng.child(name))
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the broker's own loop, where `asyncio.sleep` is virtual, too."""
@@ -218,7 +239,7 @@ class _MemoryClient(Client):
     def __init__(self, world: Simulation, name: str, options: ClientOptions | None) -> None:
         self._world = world
         self._name = name
-        super().__init__(URL, options, clock=world.clock, rng=world.rng.child(name))
+        super().__init__(URL, _quiet(options), clock=world.clock, rng=world.rng.child(name))
 
     def _new_link(self, line: Line, goal: Goal) -> Link:
         net = self._world.net.host(self._name)
@@ -230,9 +251,18 @@ def _check_no_spool(options: ClientOptions | None) -> None:
         raise Misuse("a spool is on a real disk, and this broker's time is not real: test it with `fairway up`")
 
 
+def _quiet(options: ClientOptions | None) -> ClientOptions:
+    """The same on a connection that needs no heartbeat."""
+    given = options or ClientOptions()
+    hello = replace(given.line.hello, has_heartbeat=False)
+    return replace(given, line=replace(given.line, hello=hello))
+
+
 def _small(options: DelayOptions) -> DelayOptions:
-    """The same on a disk that is memory."""
+    """The same on a disk and a net that are memory."""
     return replace(
         options,
+        has_heartbeat=False,
+        housekeeping_ms=_HOUR_MS,
         store=replace(options.store, segment_bytes=MIB, action_segment_bytes=256 * KIB, low_water_bytes=0),
     )

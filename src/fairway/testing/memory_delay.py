@@ -55,7 +55,16 @@ class MemoryDelay:
         if self._delay is not None:
             self._delay.desk.show(out)
 
+    @property
+    def damaged(self) -> int:
+        return 0 if self._delay is None else self._delay.desk.damaged
+
     # --- the end -----------------------------------------------------------------------------------------------------
+
+    def poke(self) -> None:
+        """The clock was set: look at it."""
+        if self._delay is not None:
+            self._delay.clockwork.poke()
 
     async def stop(self) -> None:
         if self._delay is not None:

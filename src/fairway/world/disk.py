@@ -106,6 +106,10 @@ class Disk(Protocol):
     def lock(self) -> None:
         """Own this root until `close` or the end of the process; `DirectoryLocked` if another process does."""
 
+    def watch(self, moved: Callable[[StorageFault], None]) -> None:
+        """Call `moved` once, should the path of a root that is locked come to lead elsewhere: the directory was moved,
+        or its file system unmounted. Whatever was committed is in the directory that was locked."""
+
     def listing(self, directory: str) -> list[str]:
         """The names in a directory, sorted; empty where the directory is absent. "" is the root."""
 

@@ -6,15 +6,19 @@ Nothing here is needed by a server, and all of it works where only the client do
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from fairway.world.workers import Ending
+
+_KEY_LOOK_S = 0.1  # between two looks at whether anybody still listens to keys
 
 
 def environment() -> Mapping[str, str]:
@@ -46,6 +50,48 @@ def asked_to_end() -> Iterator[Ending]:
         restore()
         if hangup is not None:
             signal.signal(hangup, before)
+
+
+@contextmanager
+def ended_by_key(ending: Ending, key: str) -> Iterator[None]:
+    """A key that asks the program to end, where it is in the foreground of a terminal. Ctrl-C does as before."""
+    descriptor = _keyboard()
+    if descriptor is None:
+        yield
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(descriptor)
+    is_over = threading.Event()
+    reading = threading.Thread(target=_watch_keys, args=(descriptor, key, ending, is_over), daemon=True)
+    try:
+        tty.setcbreak(descriptor)
+        reading.start()
+        yield
+    finally:
+        is_over.set()
+        reading.join()
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _keyboard() -> int | None:
+    """The descriptor of a terminal that this process may read; a job in the background would be stopped by that."""
+    if sys.platform == "win32" or not sys.stdin.isatty():
+        return None
+    descriptor = sys.stdin.fileno()
+    return descriptor if os.tcgetpgrp(descriptor) == os.getpgrp() else None
+
+
+def _watch_keys(descriptor: int, key: str, ending: Ending, is_over: threading.Event) -> None:
+    while not is_over.is_set():
+        ready, _, _ = select.select([descriptor], [], [], _KEY_LOOK_S)
+        if ready:
+            pressed = os.read(descriptor, 1)
+            if not pressed:
+                return
+            if pressed.decode(errors="replace").lower() == key:
+                ending.ask()
 
 
 def free_bytes(path: str | Path) -> int:

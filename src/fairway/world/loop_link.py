@@ -18,8 +18,9 @@ from fairway.world.dialing import DIAL_S, Address
 from fairway.world.link import NOBODY, Core
 from fairway.world.net import Net
 
+_NS_PER_MS = 1_000_000
 _LAST_WORDS_S = 1.0  # for what is written when a conversation is over
-_EARLY_S = 0.0005  # a timer that is so little too early is left as it is: making another costs more
+_EARLY_NS = 500_000  # a timer that is so little too late is left as it is: making another costs more
 
 
 class LoopCore(Core, Protocol):
@@ -53,7 +54,8 @@ class LoopLink:
         self._loop = asyncio.get_running_loop()
         self._wire: _Wire | None = None
         self._waiters: list[asyncio.Future[None]] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_ns = 0  # when it rings: a handle cannot say so (uvloop has plain ones for less than 0.5 ms)
         self._is_stirred = False
         self._failure: BaseException | None = None
         self._keeper = self._loop.create_task(self._keep(), name="fairway-link")
@@ -138,6 +140,7 @@ class LoopLink:
         self._keeper.cancel()
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         if self._wire is not None and self._wire.transport is not None:
             self._wire.transport.abort()
         self._wake()
@@ -162,12 +165,14 @@ class LoopLink:
         due_ns = self._line.next_deadline()
         if due_ns is None or self._keeper.done():
             return
-        when_s = self._loop.time() + max(due_ns - now_ns, 0) / 1e9
+        due_ns = max(due_ns, now_ns)
         if self._timer is not None:
-            if self._timer.when() <= when_s + _EARLY_S and not self._timer.cancelled():
+            if self._timer_ns <= due_ns + _EARLY_NS:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(when_s, self._on_time)
+        self._timer_ns = due_ns
+        delay_ms = -(-(due_ns - now_ns) // _NS_PER_MS)  # uvloop rounds to the nearest: it would ring early, and again
+        self._timer = self._loop.call_later(delay_ms / 1e3, self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None

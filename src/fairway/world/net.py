@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from fairway.errors import CannotListen, Misuse, Unreachable
@@ -23,6 +25,12 @@ from fairway.errors import CannotListen, Misuse, Unreachable
 P = TypeVar("P", bound=asyncio.Protocol)
 
 PORT_MAX = 65_535
+_REASONS = {
+    errno.EADDRINUSE: "another program listens there",
+    errno.EADDRNOTAVAIL: "this machine has no such address",
+    errno.EACCES: "the system keeps that port for its administrator",
+}
+_BACKLOG = 100  # connections that wait to be accepted, as asyncio's own servers have it
 _UNSENT_BYTES_MAX = 256 * 1024  # in the kernel, beyond what is on its way: one answer to a pull
 
 
@@ -61,20 +69,43 @@ def check_port(port: int, *, least: int) -> None:
 class RealNet:
     """TCP on the running loop."""
 
+    def __init__(self) -> None:
+        self._reserved: dict[tuple[str, int], list[socket.socket]] = {}
+
+    async def reserve(self, host: str, port: int) -> None:
+        """Take the address now, for a `listen` to come; until then nobody is accepted there. For a server that must
+        know that it can listen before it makes anything on disk."""
+        check_port(port, least=0)
+        if port == 0 or (host, port) in self._reserved:
+            return  # any that is free will be found
+        self._reserved[host, port] = await _bound(host, port)
+
+    def release(self) -> None:
+        """Let go of the addresses that nobody has listened on."""
+        reserved, self._reserved = self._reserved, {}
+        for taken in reserved.values():
+            _close(taken)
+
     async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> Listener:
         check_port(port, least=0)
-        try:
-            server = await asyncio.get_running_loop().create_server(factory, host, port)
-        except (OSError, UnicodeError) as problem:
-            raise CannotListen(f"cannot listen on {host}:{port}: {problem}") from problem
-        _keep_unsent_at_hand(server.sockets)
-        ports = {each.getsockname()[1] for each in server.sockets}
+        taken = self._reserved.pop((host, port), None) or await _bound(host, port)
+        ports = {each.getsockname()[1] for each in taken}
         if len(ports) > 1:
-            server.close()
+            _close(taken)
             raise Misuse(
                 f"{host!r} is several addresses, each with a free port of its own: name one of them, or a port"
             )
-        return _RealListener(server, ports.pop())
+        loop = asyncio.get_running_loop()
+        try:
+            for each in taken:
+                each.listen(_BACKLOG)  # a server of uvloop that cannot listen says nothing, and serves nobody
+            servers = [await loop.create_server(factory, sock=each, backlog=_BACKLOG) for each in taken]
+        except OSError as problem:
+            _close(taken)
+            raise _cannot_listen(host, port, problem) from problem
+        for server in servers:
+            _keep_unsent_at_hand(server.sockets)
+        return _RealListener(servers, ports.pop())
 
     async def connect(self, factory: Callable[[], P], host: str, port: int) -> tuple[asyncio.Transport, P]:
         check_port(port, least=1)
@@ -82,7 +113,60 @@ class RealNet:
         try:
             return await asyncio.get_running_loop().create_connection(lambda: protocol, host, port)
         except (OSError, UnicodeError) as problem:
-            raise Unreachable(f"cannot connect to {host}:{port}: {problem}") from problem
+            raise Unreachable(f"cannot connect to {host}:{port}: {_reason(problem)}") from problem
+
+
+async def _bound(host: str, port: int) -> list[socket.socket]:
+    """Sockets at every address of that name, as asyncio's own servers make them, and not yet listening."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError) as problem:
+        raise _cannot_listen(host, port, problem) from problem
+    taken: list[socket.socket] = []
+    missing: OSError | None = None
+    for family, kind, protocol, _, address in dict.fromkeys(found):
+        try:
+            made = socket.socket(family, kind, protocol)
+        except OSError as problem:  # a machine without that family: the name's other addresses will do
+            missing = problem
+            continue
+        taken.append(made)
+        try:
+            made.setblocking(False)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # or a port would rest for minutes after a crash
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            made.bind(address)
+        except OSError as problem:
+            if problem.errno != errno.EADDRNOTAVAIL:
+                _close(taken)
+                raise _cannot_listen(host, port, problem) from problem
+            taken.pop().close()
+            missing = problem
+    if not taken:
+        why = missing or OSError(errno.EADDRNOTAVAIL, "no address")
+        raise _cannot_listen(host, port, why) from why
+    return taken
+
+
+def _close(sockets: Iterable[socket.socket]) -> None:
+    for each in sockets:
+        each.close()
+
+
+def _cannot_listen(host: str, port: int, problem: Exception) -> CannotListen:
+    number = problem.errno if isinstance(problem, OSError) else None
+    why = _REASONS.get(number or 0) or _reason(problem)
+    return CannotListen(f"cannot listen on {host}:{port}: {why}", is_taken=number == errno.EADDRINUSE)
+
+
+def _reason(problem: Exception) -> str:
+    """In words: asyncio puts the number of the error and a tuple into its own."""
+    if not isinstance(problem, OSError) or problem.errno is None:
+        return str(problem)
+    return os.strerror(problem.errno) if problem.errno > 0 else str(problem.strerror)
 
 
 def _keep_unsent_at_hand(listening: Iterable[socket.socket]) -> None:
@@ -97,8 +181,8 @@ def _keep_unsent_at_hand(listening: Iterable[socket.socket]) -> None:
 
 
 class _RealListener:
-    def __init__(self, server: asyncio.Server, port: int) -> None:
-        self._server = server
+    def __init__(self, servers: Sequence[asyncio.Server], port: int) -> None:
+        self._servers = servers
         self._port = port
 
     @property
@@ -106,7 +190,8 @@ class _RealListener:
         return self._port
 
     def close(self) -> None:
-        self._server.close()
+        for server in self._servers:
+            server.close()
 
     async def wait_closed(self) -> None:
         # The server's own wait_closed waits, from Python 3.12 on, for every connection as well. `close` has closed the

@@ -7,6 +7,10 @@ A fetch goes the same way, through a small pool of reader threads (`reader_pool`
 
 A directory entry is synced at the first commit to a file *in this life*, not only when this life made the file: an
 earlier one may have been killed between creating and syncing it.
+
+Once it is locked, the root is held open (`held_directory`): whatever becomes of its path, every call reaches the
+directory that was locked. That the path leads elsewhere is noticed by a commit within half a second, by whatever makes
+a file at once, and by `watch` also where nobody writes.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from fairway.world.disk import (
     checked,
     parent,
 )
+from fairway.world.held_directory import HeldDirectory
 from fairway.world.reader_pool import ReaderPool
 from fairway.world.real_file import ROOM_REMEDY, RealFile, faults, sync_data, sync_directory, write_all
 
@@ -67,6 +72,7 @@ POINTS = (  # what `at` is told, for a campaign that dies at each of them
 )
 
 
+_CHECK_S = 0.5  # between two looks at where the path leads: five calls of the system, some microseconds
 _LOCK_TRIES = 5
 _LOCK_PAUSE_S = 0.01  # between tries: `owner` of another process holds the lock for some microseconds
 
@@ -136,7 +142,10 @@ class RealDisk:
     ) -> None:
         """`is_guest`: in somebody else's program. Its threads do not keep the program from ending, and it leaves the
         interpreter's switching between threads as it is."""
-        self._root = os.path.abspath(os.fspath(root))
+        self._root = HeldDirectory(os.path.abspath(os.fspath(root)))
+        self._checked_s = time.monotonic()
+        self._ending = threading.Event()
+        self._watcher: threading.Thread | None = None
         self._is_guest = is_guest
         self._post = post
         self._at: Callable[[str], None] = at if at is not None else _ignore
@@ -157,29 +166,51 @@ class RealDisk:
         self._check_open()
         if self._lock_fd is not None:
             return
-        self._make_directory("")
-        path = self._path(LOCK_NAME)
-        with faults("open", path):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._root.hold()
+        fd = -1
         try:
-            self._take_lock(fd, path)
+            fd = self._open_descriptor(LOCK_NAME, os.O_RDWR | os.O_CREAT)
+            self._take_lock(fd, self._root.path(LOCK_NAME))
+            self._root.check()
         except BaseException:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
+            self._root.close()
             raise
         _lock_fds.append(fd)
         self._lock_fd = fd
 
+    def watch(self, moved: Callable[[StorageFault], None]) -> None:
+        self._check_open()
+        if self._watcher is None and self._post is not None:
+            self._watcher = threading.Thread(target=self._watch, args=(moved,), name="disk-watch", daemon=True)
+            self._watcher.start()
+
+    def _watch(self, moved: Callable[[StorageFault], None]) -> None:
+        """On a thread of its own."""
+        while not self._ending.wait(_CHECK_S):
+            try:
+                self._root.check()
+            except StorageFault as fault:
+                self._tell(moved, fault)
+                return
+
+    def _check_root(self) -> None:
+        """Now and then, on whichever thread writes."""
+        now_s = time.monotonic()
+        if now_s - self._checked_s >= _CHECK_S:
+            self._checked_s = now_s
+            self._root.check()
+
     def owner(self) -> int | None:
         """The process that has locked this root, 0 if it left no number; None if nobody has. Changes nothing."""
         self._check_open()
-        path = self._path(LOCK_NAME)
         try:
-            with faults("open", path):
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._open_descriptor(LOCK_NAME, os.O_RDONLY)
         except NoSuchFile:
             return None
         try:
-            with faults("look at", path):
+            with faults("look at", self._root.path(LOCK_NAME)):
                 return None if _try_lock(fd, fcntl.LOCK_SH) else int(_holder(fd) or 0)
         finally:
             os.close(fd)
@@ -192,7 +223,7 @@ class RealDisk:
                 time.sleep(_LOCK_PAUSE_S)
             else:
                 raise DirectoryLocked(
-                    f"cannot lock {self._root}: process {_holder(fd) or 'unknown'} is using it; "
+                    f"cannot lock {self._root.root}: process {_holder(fd) or 'unknown'} is using it; "
                     "stop it or choose another directory"
                 )
         with contextlib.suppress(OSError):  # a courtesy to whoever is refused: a full disk must not stop us here
@@ -200,22 +231,15 @@ class RealDisk:
 
     def listing(self, directory: str) -> list[str]:
         self._check_open()
-        path = self._path(checked(directory) if directory else "")
         try:
-            with faults("list", path):
-                names = os.listdir(path)
+            names = self._root.listing(checked(directory) if directory else "")
         except NoSuchFile:
             return []
         return sorted(name for name in names if directory or name != LOCK_NAME)
 
     def free_bytes(self) -> int:
         self._check_open()
-        path = self._root
-        while not os.path.exists(path):  # before the first write the root may not be there yet
-            path = os.path.dirname(path)
-        with faults("measure the room of", path):
-            found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize
+        return self._root.free_bytes()
 
     # --- files, blocking -------------------------------------------------------------------------------------------
 
@@ -228,10 +252,9 @@ class RealDisk:
             known.opens += 1
             return known
         if create:
-            self._make_directory(parent(name))
-        path = self._path(name)
-        fd, writable = _open_file(path, create)
-        file = RealFile(name, path, fd, writable=writable, forget=self._forget)
+            self._root.make(parent(name))
+        fd, writable = self._open_file(name, create)
+        file = RealFile(name, self._root.path(name), fd, writable=writable, forget=self._forget)
         with self._guard:
             self._files[name] = file
             self._opened[file] = None
@@ -274,12 +297,11 @@ class RealDisk:
 
     def move(self, old: str, new: str) -> None:
         self._check_open()
-        self._make_directory(parent(checked(new, fresh=True)))
+        self._root.make(parent(checked(new, fresh=True)))
         try:
-            with faults("rename", self._path(old)):
-                os.rename(self._path(checked(old)), self._path(new))
+            self._rename(checked(old), new)
         except NoSuchFile:
-            if not os.path.isdir(self._path(parent(old))):
+            if not self._root.has(parent(old)):
                 return
         for name in (new, old):  # also when it was absent: an earlier life may have renamed and not synced
             self._forget_name(name)
@@ -339,6 +361,7 @@ class RealDisk:
         if self._closed:
             return
         self._closed = True
+        self._ending.set()
         self._readers.close()
         for writer in self._writers.values():
             writer.stop()
@@ -346,6 +369,9 @@ class RealDisk:
             writer.join()
         for file in list(self._opened):
             file.abandon()
+        if self._watcher is not None:
+            self._watcher.join()
+        self._root.close()
         if self._lock_fd is not None and self._pid == os.getpid():  # a forked child has closed its copy already
             _lock_fds.remove(self._lock_fd)
             os.close(self._lock_fd)
@@ -364,7 +390,7 @@ class RealDisk:
         self._tell(self._deliver, done, fault)
 
     def _unexpected(self, who: str, error: Exception) -> StorageFault:
-        fault = StorageFault(f"a {who} of {self._root} failed unexpectedly: {error!r}; please report this")
+        fault = StorageFault(f"a {who} of {self._root.root} failed unexpectedly: {error!r}; please report this")
         fault.__cause__ = error
         return fault
 
@@ -399,6 +425,7 @@ class RealDisk:
     def _commit(self, file: RealFile, parts: Sequence[Part], generation: int, sync: bool) -> None:
         try:
             file.admit(generation)
+            self._check_root()
             self._at("before-write")
             end = file.write_synced(parts) if sync and parts else None
             is_synced = end is not None
@@ -427,24 +454,21 @@ class RealDisk:
             self._at("after-dirsync")
 
     def _publish(self, name: str, parts: Sequence[Part]) -> None:
-        self._make_directory(parent(name))
-        path = self._path(name)
+        self._root.make(parent(name))
         try:
-            self._write_temporary(path + TEMPORARY, parts)
-            with faults("replace", path):
-                os.rename(path + TEMPORARY, path)
+            self._write_temporary(name + TEMPORARY, parts)
+            self._rename(name + TEMPORARY, name)
         except DiskFull:
-            with faults("remove", path + TEMPORARY), contextlib.suppress(FileNotFoundError):
-                os.unlink(path + TEMPORARY)
+            with contextlib.suppress(NoSuchFile):
+                self._unlink(name + TEMPORARY)
             raise
         self._forget_name(name)
         self._at("publish-renamed")
         self._sync_directory(parent(name))
         self._at("publish-dirsynced")
 
-    def _write_temporary(self, path: str, parts: Sequence[Part]) -> None:
-        with faults("create", path):
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    def _write_temporary(self, name: str, parts: Sequence[Part]) -> None:
+        fd, path = self._open_descriptor(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), self._root.path(name)
         try:
             self._at("publish-created")
             with faults("write", path):
@@ -456,13 +480,11 @@ class RealDisk:
             os.close(fd)
 
     def _remove(self, name: str) -> None:
-        path = self._path(name)
         self._at("before-remove")
         try:
-            with faults("remove", path):
-                os.unlink(path)
+            self._unlink(name)
         except NoSuchFile:
-            if not os.path.isdir(os.path.dirname(path)):
+            if not self._root.has(parent(name)):
                 return
         self._forget_name(name)
         self._at("after-remove")
@@ -471,27 +493,39 @@ class RealDisk:
 
     # --- directories -----------------------------------------------------------------------------------------------
 
-    def _path(self, name: str) -> str:
-        return os.path.join(self._root, name) if name else self._root
+    def _open_descriptor(self, name: str, flags: int) -> int:
+        with faults("create" if flags & os.O_CREAT else "open", self._root.path(name)):
+            where, dir_fd = self._root.at(name)
+            return os.open(where, flags | os.O_CLOEXEC, 0o644, dir_fd=dir_fd)
 
-    def _make_directory(self, directory: str) -> None:
-        path = self._path(directory)
-        missing = []
-        above = self._root
-        while not os.path.isdir(above) and above != os.path.dirname(above):
-            above = os.path.dirname(above)
-            missing.append(above)
-        with faults("create", path):
-            os.makedirs(path, exist_ok=True)
-        for above in missing:  # directories above the root: nobody will come back to them
-            sync_directory(above)
+    def _open_file(self, name: str, create: bool) -> tuple[int, bool]:
+        """The descriptor, and whether it can be written to: inspection also works on what may only be read."""
+        try:
+            return self._open_descriptor(name, os.O_RDWR | (os.O_CREAT if create else 0)), True
+        except ReadOnlyDisk:
+            if create:
+                raise
+        return self._open_descriptor(name, os.O_RDONLY), False
+
+    def _rename(self, old: str, new: str) -> None:
+        with faults("rename", self._root.path(old)):
+            (source, source_fd), (target, target_fd) = self._root.at(old), self._root.at(new)
+            os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
+
+    def _unlink(self, name: str) -> None:
+        with faults("remove", self._root.path(name)):
+            where, dir_fd = self._root.at(name)
+            os.unlink(where, dir_fd=dir_fd)
 
     def _sync_directory(self, directory: str) -> None:
         """Sync its entries and, once in this life, the entries that lead to it."""
-        sync_directory(self._path(directory))
+        self._root.sync(directory)
         while directory not in self._anchored:
             try:
-                sync_directory(os.path.dirname(self._path(directory)))
+                if directory:
+                    self._root.sync(parent(directory))
+                else:
+                    sync_directory(os.path.dirname(self._root.root))
             except ReadOnlyDisk:
                 if directory:
                     raise  # above the root it means: made for us by somebody with more rights
@@ -550,18 +584,6 @@ def _holder(fd: int) -> str:
     """The number that the process with the lock has left in it; "" if none."""
     text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
     return text if text.isdecimal() else ""
-
-
-def _open_file(path: str, create: bool) -> tuple[int, bool]:
-    """The descriptor, and whether it can be written to: inspection also works on what may only be read."""
-    try:
-        with faults("create" if create else "open", path):
-            return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644), True
-    except ReadOnlyDisk:
-        if create:
-            raise
-    with faults("open", path):
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
 
 
 def _answer_commit(file: RealFile, generation: int, done: Done, fault: StorageFault | None) -> None:

@@ -89,10 +89,15 @@ def sync_directory(path: str) -> None:
     with faults("open", path):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with _sync_faults(path):
-            os.fsync(fd)
+        sync_descriptor(fd, path)
     finally:
         os.close(fd)
+
+
+def sync_descriptor(fd: int, path: str) -> None:
+    """Bring the entries of a directory that is open to the device."""
+    with _sync_faults(path):
+        os.fsync(fd)
 
 
 def write_all(fd: int, parts: Sequence[Part], position: int) -> int:

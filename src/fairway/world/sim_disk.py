@@ -157,6 +157,7 @@ class SimDisk:
         self.is_blind = False
         self.evicted: set[str] = set()  # never iterated
         self.slowness = 1.0
+        self.on_moved: Callable[[StorageFault], None] = lambda _fault: None
 
     @property
     def alive(self) -> bool:
@@ -255,6 +256,9 @@ class SimDisk:
         if self._volume.owner not in (None, self):
             raise DirectoryLocked("cannot lock the simulated disk: another process is using it; stop that process")
         self._volume.owner = self
+
+    def watch(self, moved: Callable[[StorageFault], None]) -> None:
+        self.on_moved = moved  # for tests: nobody else moves a simulated disk
 
     def listing(self, directory: str) -> list[str]:
         self.check_alive()

@@ -17,8 +17,9 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 
-from fairway.errors import DirectoryLocked, Misuse, WrongDirectory
+from fairway.errors import DirectoryLocked, DirectoryMoved, Misuse, WrongDirectory
 from fairway.world.disk import LOCK_NAME
+from fairway.world.held_directory import HeldDirectory
 from fairway.world.real_disk import RealDisk
 from fairway.world.real_file import faults
 from fairway.world.rng import Rng
@@ -32,6 +33,7 @@ class Yard:
     def __init__(self, directory: str | os.PathLike[str], *, post: Callable[..., object] | None = None) -> None:
         self.directory = os.path.abspath(os.fspath(directory))
         self._post = post
+        self._held = HeldDirectory(self.directory)  # from the first disk on: another directory is not ours to use
         self._guard = threading.Lock()  # a lock of the kernel's is the whole process's
 
     def disk(self, name: str) -> RealDisk:
@@ -76,7 +78,12 @@ class Yard:
     def discard(self, name: str, disk: RealDisk) -> bool:
         """Close a disk of ours, and remove it if it is empty; False: something is in it, so it stays."""
         path = self._path(name)
-        with self._locked():
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self._locked())
+            except DirectoryMoved:  # what the disk holds is in the directory that was moved, and stays there
+                disk.close()
+                return False
             disk.close()  # finishes what it was given; nobody can claim it while we have the other lock
             with faults("look into", path):
                 inner = [each for each in os.listdir(path) if each != LOCK_NAME]
@@ -89,6 +96,11 @@ class Yard:
                 os.rmdir(path)
         return True
 
+    def close(self) -> None:
+        """Let go of the directory; its disks are closed one by one."""
+        with self._guard:
+            self._held.close()
+
     def _path(self, name: str) -> str:
         if not _NAME.fullmatch(name):
             raise Misuse(f"{name!r} is no disk of {self.directory}: their names have 16 digits")
@@ -98,10 +110,11 @@ class Yard:
     def _locked(self) -> Iterator[None]:
         path = os.path.join(self.directory, LOCK_NAME)
         with self._guard:
-            with faults("create", self.directory):
-                os.makedirs(self.directory, exist_ok=True)
+            self._held.hold()
+            self._held.check()
             with faults("open", path):
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                name, dir_fd = self._held.at(LOCK_NAME)
+                fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644, dir_fd=dir_fd)
             try:
                 with faults("lock", path):
                     fcntl.flock(fd, fcntl.LOCK_EX)

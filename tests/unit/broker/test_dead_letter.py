@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from fairway import batch
+import pytest
+
+from fairway import batch, limits
 from fairway.broker.copies import Copies, stream_of
 from fairway.broker.dead_letter import (
+    HISTORY,
     HISTORY_ATTEMPTS,
     HISTORY_GROUP,
     HISTORY_REASON,
@@ -13,16 +16,28 @@ from fairway.broker.dead_letter import (
     HISTORY_TIME,
 )
 from fairway.errors import Code
-from fairway.groups import Backoff, GroupConfig
+from fairway.groups import Attempt, Backoff, GroupConfig
+from fairway.groups.attempts import decode, encode
 from fairway.names import Group as GroupName
 from fairway.names import Subject
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Lever
 from fairway.storage import segment
-from tests.unit.broker.scene import Scene, refused, staged
+from tests.unit.broker.scene import Received, Scene, refused, staged
 
 DEAD = "dead:billing:orders"
 IMPATIENT = GroupConfig(attempts_max=2, backoff=Backoff(first_ms=1_000, cap_ms=1_000))
+
+
+def attempts_of(dead: Received) -> list[tuple[int, str, str]]:
+    """Number, consumer and reason of each; their times ascend, up to that of the death."""
+    history = decode(dead.headers[HISTORY])
+    assert history is not None
+    assert history.left_out == int(dead.headers[HISTORY_ATTEMPTS]) - len(history.attempts)
+    times = [each.time_ms for each in history.attempts]
+    assert times == sorted(times)
+    assert all(0 < each <= int(dead.headers[HISTORY_TIME]) for each in times)
+    return [(each.attempt, each.consumer, each.reason) for each in history.attempts]
 
 
 @staged
@@ -43,7 +58,9 @@ async def test_a_rejected_message_is_in_dead_letter_with_its_history(scene: Scen
         HISTORY_ATTEMPTS: "1",
         HISTORY_REASON: "no such hotel",
         HISTORY_TIME: dead.headers[HISTORY_TIME],
+        HISTORY: dead.headers[HISTORY],
     }
+    assert attempts_of(dead) == [(1, "ann", "no such hotel")]
     state = await scene.describe()
     assert (state.in_flight, state.dying, state.dead) == (2, 0, 1)
 
@@ -301,3 +318,68 @@ async def test_what_is_on_its_way_to_dead_letter_is_not_copied_again(scene: Scen
     log.append_own(Subject(DEAD), letter, batch.check(letter))
     copies.refresh()
     assert copies.missing(0, 2) == []
+
+
+@staged
+async def test_each_attempt_is_in_its_history_through_crashes_restarts_and_leases(scene: Scene) -> None:
+    await scene.configure(GroupConfig(attempts_max=5, backoff=Backoff(first_ms=1_000, cap_ms=1_000)))
+    ann = await scene.worker("ann")
+    await scene.send(b"a", b"b")
+    await ann.retry(await ann.pull(), after_s=1, reason="first")
+    await scene.power_cut()
+    await scene.sleep(2)
+    ann = await scene.worker("ann")
+    await ann.retry(await ann.pull(), after_s=1, reason="second")
+    await scene.restart()  # with a checkpoint
+    await scene.sleep(2)
+    ann = await scene.worker("ann")
+    assert (await ann.pull()).attempts == [3, 3]
+    await scene.sleep(20)  # and is never heard of again
+    ben = await scene.worker("ben")
+    await ben.retry(await ben.pull(), after_s=1, reason="fourth")
+    await scene.kill()
+    await scene.sleep(2)
+    ben = await scene.worker("ben")
+    handed = await ben.pull()
+    scene.broker.desk.undertaker = None  # the process dies before anybody gets to it
+    await ben.retry(handed, reason="fifth")
+    await scene.restart()
+    await scene.sleep(1)
+    expected = [
+        (1, "ann", "first"),
+        (2, "ann", "second"),
+        (3, "ann", "the consumer's lease ended"),
+        (4, "ben", "fourth"),
+        (5, "ben", "fifth"),
+    ]
+    assert [attempts_of(dead) for dead in await scene.scan(DEAD)] == [expected, expected]
+
+
+@staged
+async def test_a_history_that_its_sender_wrote_is_not_believed(scene: Scene) -> None:
+    ann = await scene.worker("ann")
+    forged = encode((Attempt(1, 1, "eve", "forged"),), 1)
+    data = batch.encode([b"a"], producer_id=9, first_sequence=0, created_ms=1, headers=[{HISTORY: forged}])
+    await (await scene.control()).produce("orders", data)
+    await ann.reject(await ann.pull(), "no")
+    await scene.sleep(1)
+    [dead] = await scene.scan(DEAD)
+    assert attempts_of(dead) == [(1, "ann", "no")]
+
+
+@staged
+async def test_a_batch_without_room_for_all_attempts_has_the_first_and_the_last(scene: Scene) -> None:
+    ann = await scene.worker("ann")
+    await scene.send(*[b"a"] * 20)
+    for _ in range(9):
+        await ann.retry(await ann.pull(), after_s=0, reason="x" * 200)
+    handed = await ann.pull()
+    for bytes_max, shown in ((20_000, [1, 10]), (6_000, [])):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(limits, "BATCH_RAW_BYTES_MAX", bytes_max)
+            lot = handed.lots[0]
+            span = m.Span(0 if shown else 10, 10)
+            await ann.settle_all([m.Settle(m.Settlement.REJECT, lot.first, lot.attempt, [span], None, "no")])
+            await scene.sleep(1)
+        dead = (await scene.scan(DEAD))[-10:]
+        assert [[number for number, _, _ in attempts_of(each)] for each in dead] == [shown] * 10

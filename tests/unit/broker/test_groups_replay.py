@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fairway.broker.groups import Groups
-from fairway.errors import InvariantViolated
+from fairway.errors import InvariantViolated, RemoteProtocolError
 from fairway.groups import GroupConfig, Order
 from fairway.groups.config import encode
 from fairway.names import Consumer, Group
@@ -104,3 +104,24 @@ def test_where_nothing_is_missing_it_is_a_bug() -> None:
     groups.replay(first)
     with pytest.raises(InvariantViolated):
         groups.replay(record_at(first.header.end, PULL))
+
+
+def test_a_picture_that_cannot_be_read_whole_is_not_taken_in_by_half() -> None:
+    source = Groups()
+    source.replay(record_at(64, configured(1, "billing"), configured(2, "shipping")))
+    next_id, hosts, read_only = msgspec.msgpack.decode(source.picture())
+    hosts[1][4] = b"no snapshot"
+    groups = Groups()
+    before = groups.picture()
+    with pytest.raises(RemoteProtocolError):
+        groups.restore(msgspec.msgpack.encode([next_id, hosts, read_only]), 500)
+    assert (len(groups), groups.picture(), groups.is_whole(1)) == (0, before, False)
+
+
+def test_a_gap_right_behind_a_picture_is_noticed() -> None:
+    source, groups = Groups(), Groups()
+    source.replay(record_at(64, configured(1, "billing")))
+    groups.restore(source.picture(), 500)
+    assert groups.is_whole(0)
+    groups.replay(record_at(1_000, configured(2, "shipping")))
+    assert not groups.is_whole(0)

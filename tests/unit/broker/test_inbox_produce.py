@@ -8,9 +8,10 @@ import pytest
 
 from fairway import batch
 from fairway.broker.copies import stream_of
-from fairway.broker.dead_letter import HISTORY_ATTEMPTS, HISTORY_SEQUENCE, HISTORY_SUBJECT
+from fairway.broker.dead_letter import HISTORY, HISTORY_ATTEMPTS, HISTORY_SEQUENCE, HISTORY_SUBJECT
 from fairway.errors import Code, Refused
 from fairway.groups import GroupConfig, TagFilter
+from fairway.groups.attempts import decode
 from fairway.names import Group, Subject
 from fairway.protocol import Options
 from fairway.protocol import messages as m
@@ -229,3 +230,22 @@ async def consume(worker: Worker, tried: set[bytes], acked: list[bytes]) -> None
                 acked += handed.payloads
     except ConnectionEnded:
         return
+
+
+@pytest.mark.parametrize("count", ["9" * 5_000, "9" * 30, "\u00b2", "-1"])
+def test_a_history_that_cannot_be_keeps_no_message_from_dead_letter(count: str) -> None:
+    """Whoever sends to an inbox chooses the headers, those of dead letters among them."""
+
+    async def story(scene: Scene) -> None:
+        ann = await scene.worker("ann")
+        headers = {HISTORY_ATTEMPTS: count, HISTORY: '{"left_out":0,"attempts":[{"attempt":1e400}]}'}
+        await (await sender(scene)).produce(INBOX_OF_BILLING, a_batch(9, 0, b"a", headers=[headers]))
+        await ann.reject(await ann.pull(), "no")
+        await scene.sleep(1)
+        [dead] = await scene.scan("dead:billing:orders")
+        assert dead.headers[HISTORY_ATTEMPTS] == "1"
+        history = decode(dead.headers[HISTORY])
+        assert history is not None
+        assert [(each.attempt, each.reason) for each in history.attempts] == [(1, "no")]
+
+    Scene(f"a count of {len(count)}").play(story)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from fairway import batch, limits
-from fairway.broker.dead_letter import HISTORY_ATTEMPTS, HISTORY_SEQUENCE, HISTORY_SUBJECT
+from fairway.broker.dead_letter import HISTORY, HISTORY_ATTEMPTS, HISTORY_SEQUENCE, HISTORY_SUBJECT
 from fairway.errors import Code
 from fairway.groups import GroupConfig
+from fairway.groups.attempts import decode
 from fairway.names import Group as GroupName
 from fairway.names import Subject
 from fairway.protocol.admin import Lever
@@ -121,13 +122,19 @@ async def test_inbox_and_subject_take_turns(scene: Scene) -> None:
 async def test_a_redriven_message_may_fail_again_and_its_history_adds_up(scene: Scene) -> None:
     ann = await with_dead_letters(scene, b"a")
     await scene.redrive()
-    await ann.retry(await ann.pull(), after_s=1)
+    await ann.retry(await ann.pull(), after_s=1, reason="not yet")
+    await scene.restart()
     await scene.sleep(2)
-    again = await ann.pull()
+    ben = await scene.worker("ben")
+    again = await ben.pull()
     assert again.attempts == [2]
-    await ann.reject(again)
+    await ben.reject(again, "never")
     await scene.sleep(1)
     dead = (await scene.scan(DEAD))[-1]
+    history = decode(dead.headers[HISTORY])
+    assert history is not None
+    shown = [(each.attempt, each.consumer, each.reason) for each in history.attempts]
+    assert (shown, history.left_out) == ([(1, "ann", "no"), (2, "ann", "not yet"), (3, "ben", "never")], 0)
     assert (dead.headers[HISTORY_SUBJECT], dead.headers[HISTORY_SEQUENCE]) == ("orders", "0")
     assert dead.headers[HISTORY_ATTEMPTS] == "3"
     assert dead.id == batch.MessageId(7, 0)

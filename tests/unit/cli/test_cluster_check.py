@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from fairway.cli.cluster_check import troubles
+from fairway.protocol.admin import BrokerState
 from fairway.protocol.routing import Copy, GroupRoute, Routed
 
 MASTER = Copy("a1", "h:1", "master", is_in_sync=True)
@@ -43,6 +44,44 @@ def test_each_group_and_copy_that_is_not_well_has_its_sentence(group: GroupRoute
     assert troubles(found(EAST, group)) == [said]
 
 
+STATE = BrokerState("fairway", 1, 3, is_master=True, is_read_only=False, started_ms=0, connections=0)
+BEHIND = msgspec.structs.replace(STATE, is_master=False)
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ({"h:1": STATE, "h:2": BEHIND}, []),
+        ({"h:1": "refused", "h:2": BEHIND},
+         ["copy a1 of group east, at h:1, does not answer, though its session at the registry lives: refused"]),
+        ({"h:1": BEHIND, "h:2": BEHIND},
+         [("copy a1 of group east, at h:1, has taken over and is not open to clients yet: "
+           "it waits until all it has is committed")]),
+        ({"h:1": STATE, "h:2": msgspec.structs.replace(BEHIND, epoch=2)},
+         ["copy a2 of group east, at h:2, has seen epoch 2, and its group is at 3: it catches up"]),
+    ],
+)  # fmt: skip
+def test_what_copies_say_themselves_counts(answers: dict[str, BrokerState | str], said: list[str]) -> None:
+    assert troubles(found(EAST), answers) == said
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        (with_copy(role="waiting"), "counts as in sync and is waiting"),
+        (with_copy(role="catching up"), "counts as in sync and is catching up"),
+        (with_copy(role="master"), "was deposed and has not stepped down yet"),
+        (msgspec.structs.replace(EAST, copies=[msgspec.structs.replace(MASTER, role="waiting"), FOLLOWER]),
+         "is to lead and has not taken over yet: it is waiting"),
+        (msgspec.structs.replace(EAST, copies=[msgspec.structs.replace(MASTER, epoch=2), FOLLOWER]),
+         "leads under epoch 2, and the registry says 3"),
+    ],
+)  # fmt: skip
+def test_a_copy_in_sync_that_does_something_else_has_its_sentence(group: GroupRoute, said: str) -> None:
+    [sentence] = troubles(found(group))
+    assert said in sentence
+
+
 def test_a_group_without_a_master_is_told_beside_its_copies() -> None:
     dead = msgspec.structs.replace(with_copy(address="", role="away"), master="", is_writable=False, why="no master")
     assert troubles(found(dead)) == ["no master", "copy a2 of group east is away, and counts as in sync: start it"]
@@ -52,6 +91,30 @@ def test_a_group_that_is_being_drained_is_as_it_was_wanted() -> None:
     drained = msgspec.structs.replace(with_copy(address="", role="away"), is_draining=True, is_writable=False)
     assert troubles(found(drained)) == []
     assert troubles(found(msgspec.structs.replace(drained, master="", why="no master")))[0] == "no master"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, []),
+        ({"is_draining": True, "is_writable": False},
+         [("5 delayed messages wait for broker group east, which is being drained: "
+          "it takes them while its servers run")]),
+        ({"name": "other"},
+         [("5 delayed messages wait for broker group east, which is gone: "
+          "`fairway delay retry --group east --may-repeat` sends them elsewhere")]),
+        ({"master": "", "is_writable": False, "why": "no master"},
+         ["no master", "5 delayed messages wait for broker group east, which has no master: start its servers"]),
+    ],
+)  # fmt: skip
+def test_delayed_messages_that_wait_for_a_group_have_their_sentence(
+    changes: dict[str, object], said: list[str]
+) -> None:
+    """What is on its way to a group that is as it should be is nothing to look after."""
+    leads = Copy("c1", "h:5", "master", is_in_sync=True, load={"in_transit/east": 5.0})
+    follows = Copy("c2", "h:6", "follower", is_in_sync=True, load={"in_transit/east": 9.0})  # of an earlier reign
+    delay = GroupRoute("d1", "delay", 1, "h:5", ["h:6"], is_writable=True, copies=[leads, follows])
+    assert troubles(found(msgspec.structs.replace(EAST, **changes), delay)) == said
 
 
 def test_a_cluster_of_which_nothing_is_known_is_not_well() -> None:

@@ -32,6 +32,13 @@ def test_list_and_show(cli: Cli) -> None:
     assert [each["payload"] for each in found["letters"]] == ["order 0", "order 1"]
     shown = cli.json("dead", "show", "died", "g", found["letters"][1]["id"])
     assert shown["headers"]["fairway.dead.reason"] == "reason 1"
+    [attempt] = shown["history"]["attempts"]
+    assert (attempt["attempt"], attempt["reason"], shown["history"]["left_out"]) == (1, "reason 1", 0)
+    assert [each["history"]["attempts"][0]["reason"] for each in found["letters"]] == ["reason 0", "reason 1"]
+    people = cli.run("dead", "show", "died", "g", found["letters"][1]["id"])
+    assert "failed attempts" in people
+    assert attempt["consumer"] in "".join(people.split())
+    assert "fairway.dead.history" not in people
     table = cli.run("dead", "list", "died", "g")
     for words in ("reason 2", "order 2", found["letters"][0]["id"]):
         assert words in table

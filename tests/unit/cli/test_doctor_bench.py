@@ -38,6 +38,27 @@ def test_what_is_unwise_is_a_warning(tmp_path: Path) -> None:
         assert (checks["durability"]["state"], checks["durability"]["found"]) == ("warning", "memory")
         assert "g on s" in checks["groups"]["found"]
         assert "fairway seek" in checks["groups"]["remedy"]
+        assert checks["lost messages"]["state"] == "ok"
+
+
+def test_what_a_group_has_lost_is_shown(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(data) as (_, url):
+        cli = Cli(url)
+        for payload in ("first", "second", "third"):
+            cli.run("produce", "s", payload * 20)
+    [segment] = [path for path in (data / "messages").iterdir() if b"secondsecond" in path.read_bytes()]
+    spoiled = bytearray(segment.read_bytes())
+    spoiled[spoiled.index(b"secondsecond")] ^= 1
+    segment.write_bytes(spoiled)
+    with up(data) as (_, url):
+        cli = Cli(url)
+        cli.run("consume", "s", "-g", "g", "-n", "2")
+        check = _checks(cli)["lost messages"]
+        assert (check["state"], check["found"]) == ("warning", "messages that groups never had: g on s 1")
+        assert "fairway verify" in check["remedy"]
+        assert cli.json("lag", "s")["groups"][0]["lost"] == 1
+        assert "1 lost" in cli.run("lag", "s")
 
 
 def test_a_data_directory_that_cannot_be_one(cli: Cli, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+import fairway
 from fairway import __version__, batch
 from fairway.batch import checksum
 from fairway.cli.main import app
@@ -28,6 +29,7 @@ from fairway.world.process import Child
 from fairway.world.real_disk import RealDisk
 from tests.tidy.source import ROOT
 from tests.unit.cli.directories import KIB, ORDERS, SMALL, append, flip, make, open_store, segments, tree
+from tests.unit.cli.running import Cli, up
 
 VERBS = ("inspect", "verify")
 
@@ -85,6 +87,7 @@ TOP = [
     "aside",
     "remarks",
     "records",
+    "delay",
 ]
 LOG = ["id", "first_base", "end", "synced_end", "records", "segments"]
 SEGMENT = [
@@ -387,3 +390,27 @@ def test_looking_never_keeps_an_owner_out(tmp_path: Path) -> None:
         release.start()
         asyncio.run(_open_and_close(root))
         release.join()
+
+
+@pytest.mark.parametrize("name", ["manifest", "manifest.copy", "bucket"])
+def test_a_flipped_bit_among_delayed_messages_is_seen_from_above_and_from_within(tmp_path: Path, name: str) -> None:
+    data = tmp_path / "data"
+    with up(data) as (child, url):
+        with fairway.connect(url) as client:
+            client.send_many("order.remind", [b"pay"] * 50, after=86_400).result()
+        child.terminate()
+        assert child.wait(timeout_s=60) == 0
+    cli = Cli("")
+    assert "sound" in cli.run("verify", str(data))
+    files = sorted((data / "delay" / "schedule").iterdir())
+    [path] = [each for each in files if each.name == name or (name == "bucket" and each.suffix == ".log")]
+    flipped = bytearray(path.read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    path.write_bytes(flipped)
+    for directory in (data, data / "delay"):
+        assert path.name in cli.run("verify", str(directory), status=4)
+    with up(data) as (child, url):
+        with fairway.connect(url) as client:
+            assert client.delayed.count() == 50
+        child.terminate()
+        assert child.wait(timeout_s=60) == 0

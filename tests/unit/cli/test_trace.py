@@ -76,6 +76,25 @@ def test_dead_and_redriven(cli: Cli, fw: fairway.Client) -> None:
     assert (billing["state"], billing["pulls"], billing["acks"]) == ("acked", 2, 1)
 
 
+def test_attempts_are_counted_over_redrives_as_dead_list_counts_them(cli: Cli, fw: fairway.Client) -> None:
+    receipt = fw.send("count", b"x").result(WAIT_S)
+    with fw.consumer("count", "billing", consumer="ann") as ann:
+        ann.take(1, timeout=WAIT_S)[0].reject("first")
+        wait_for_state(cli, str(receipt.id), "dead")
+        assert fw.redrive("count", "billing").count == 1
+        ann.take(1, timeout=WAIT_S)[0].retry(after=0.01, reason="second")
+        ann.take(1, timeout=WAIT_S)[0].reject("third")
+        wait_for_state(cli, str(receipt.id), "dead")
+    (letter,) = cli.json("dead", "list", "count", "billing")["letters"]
+    assert letter["headers"]["fairway.dead.attempts"] == "3"
+    story = cli.json("trace", str(receipt.id))
+    attempts = [(each["event"], each["attempt"]) for each in story["events"] if "attempt" in each]
+    assert attempts == [
+        ("pulled", 1), ("rejected", 1), ("dead", 1),
+        ("pulled", 2), ("retried", 2), ("pulled", 3), ("rejected", 3), ("dead", 3),
+    ]  # fmt: skip
+
+
 def wait_for_state(cli: Cli, id: str, state: str) -> None:
     for _ in range(1_000):
         if cli.json("trace", id)["groups"][0]["state"] == state:

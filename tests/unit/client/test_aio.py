@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,21 @@ import pytest
 import fairway
 import fairway.aio
 from fairway.client.core import ClientOptions
+from fairway.groups import GroupConfig
 from tests.support.ports import free_port
 from tests.unit.client.broker import WAIT_S, Running, running
 from tests.unit.client.test_trouble import answering
+from tests.unit.world.loops import LOOPS, loops_of
 
 Story = Callable[[fairway.aio.Client, str], Coroutine[Any, Any, None]]
 SMALL = ClientOptions(producer=fairway.ProducerOptions(buffer_messages_max=100, batch_messages_max=10))
+
+
+@pytest.fixture(autouse=True, params=LOOPS)
+def each_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test, on asyncio's loop and on uvloop's: their timers differ."""
+    with loops_of(request.param):
+        yield
 
 
 def play(story: Story, broker: Running, subject: str, options: ClientOptions | None = None) -> None:
@@ -190,6 +199,42 @@ def test_a_restart_in_the_middle_loses_nothing(tmp_path: Path) -> None:
 
     with running(tmp_path / "data") as own:
         play(story, own, "orders")
+
+
+def test_a_client_that_was_awaited_can_be_entered(broker: Running, subject: str) -> None:
+    async def run() -> None:
+        async with await fairway.aio.connect(broker.url) as client:
+            await client.send(subject, b"a")
+            with pytest.raises(fairway.Misuse, match="once"):
+                await client.open()
+        with pytest.raises(fairway.Misuse, match="once"):
+            async with client:
+                raise AssertionError("it was closed")
+
+    asyncio.run(run())
+
+
+def test_the_same_configuration_may_be_asked_for_at_every_start(broker: Running, subject: str) -> None:
+    async def story(client: fairway.aio.Client, subject: str) -> None:
+        config = GroupConfig(lease_ms=20_000)
+        for _ in range(3):
+            assert (await client.configure(subject, "hotel", config, expected_version=0)).version == 1
+        with pytest.raises(fairway.Refused, match="expected_version=1"):
+            await client.configure(subject, "hotel", GroupConfig(lease_ms=21_000), expected_version=0)
+        newer = GroupConfig(version=2, lease_ms=21_000)
+        assert (await client.configure(subject, "hotel", newer, expected_version=1)).version == 2
+        again = GroupConfig(lease_ms=21_000)
+        assert (await client.configure(subject, "hotel", again, expected_version=0)).version == 2
+
+    play(story, broker, subject)
+
+
+def test_one_tag_as_text_is_refused_with_the_remedy(broker: Running, subject: str) -> None:
+    async def story(client: fairway.aio.Client, subject: str) -> None:
+        with pytest.raises(TypeError, match=r"write tags=\['paid'\]"):
+            await client.send(subject, b"a", tags="paid")
+
+    play(story, broker, subject)
 
 
 def test_what_nobody_looked_at_is_raised_at_the_end(tmp_path: Path) -> None:

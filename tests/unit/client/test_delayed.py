@@ -12,6 +12,7 @@ import pytest
 
 import fairway
 import fairway.aio
+from fairway import limits
 from fairway.client.core import ClientOptions
 from fairway.world.process import Child
 from tests.support.ports import free_port
@@ -84,6 +85,19 @@ def test_it_is_delivered_later_and_never_early(together: str, subject: str) -> N
         assert message.appended_at >= due_at - timedelta(milliseconds=1)
         assert (message.id, message.key, message.tags) == (receipt.message_id, "o-42", ("paid",))
         assert (message.payload, message.headers) == (b"pay", {"a": "b"})
+
+
+def test_the_largest_message_that_the_page_allows_is_delivered(together: str, subject: str) -> None:
+    payload = bytes(range(256)) * (limits.DELAY_MESSAGE_BYTES_MAX // 256)
+    with fairway.connect(together) as fw:
+        fw.send(subject, payload, after=0.1).result(WAIT_S)
+        with pytest.raises(fairway.Refused, match=r"a delayed message, and all of one batch .* has 66,060,288 bytes"):
+            fw.send(subject, payload + bytes(4 * limits.KIB), after=0.1).result(WAIT_S)
+        with fw.consumer(subject, group="g", prefetch_bytes=2 * len(payload)) as consumer:
+            message = consumer.poll(WAIT_S)
+            assert message is not None
+            assert message.payload == payload
+            message.ack()
 
 
 def test_one_changes_ones_mind(together: str, subject: str) -> None:
@@ -227,7 +241,10 @@ def test_a_delay_server_that_comes_back_gets_what_waited_for_it(elsewhere: Delay
 def test_a_delay_server_that_is_away_is_told_apart_from_the_broker(broker: Running, subject: str) -> None:
     url = f"{broker.url}?delay=127.0.0.1:{free_port()}"
     with fairway.connect(url, options=HASTY) as far:
-        with pytest.raises(fairway.Unreachable, match=r"no delay server at .*fairway delay serve --port"):
+        with pytest.raises(
+            fairway.Unreachable,
+            match=r"no delay server at .*fairway delay serve --data delay --broker HOST:PORT --port",
+        ):
             far.delayed.count()
         delayed = far.send(subject, b"later", after=60)
         assert far.send(subject, b"now").result(WAIT_S).sequence == 0

@@ -209,7 +209,10 @@ def until_alone(client: fairway.Client, subject: str, name: str) -> None:
 
 
 def test_no_meta_server_is_unreachable_and_the_remedy_is_named() -> None:
-    with pytest.raises(fairway.Unreachable, match=r"no meta server at meta://127\.0\.0\.1:\d+: .*`fairway meta --port"):
+    with pytest.raises(
+        fairway.Unreachable,
+        match=r"no meta server at meta://127\.0\.0\.1:\d+: .*`fairway meta --registry sqlite:meta --port",
+    ):
         fairway.connect(f"meta://127.0.0.1:{free_port()}")
 
 

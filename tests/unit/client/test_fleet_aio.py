@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 import pytest
@@ -19,8 +19,16 @@ from tests.support.ports import free_port
 from tests.support.stub_server import Follower, group
 from tests.unit.client.broker import WAIT_S
 from tests.unit.client.cluster import Cluster, fill, stored
+from tests.unit.world.loops import LOOPS, loops_of
 
 T = TypeVar("T")
+
+
+@pytest.fixture(autouse=True, params=LOOPS)
+def each_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test, on asyncio's loop and on uvloop's: their timers differ."""
+    with loops_of(request.param):
+        yield
 
 
 def run(url: str, story: Callable[[fairway.aio.Client], Awaitable[T]], options: ClientOptions | None = None) -> T:

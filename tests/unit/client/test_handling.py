@@ -13,12 +13,13 @@ from tests.support.mini_broker import MiniBroker, Wire
 def test_the_messages_of_a_list_are_acked_before_the_line_is_told() -> None:
     messages: list[Message] = []
     unsettled: list[int] = []
+    broker = MiniBroker(None)
     session = Consuming(
         ConsumingOptions("orders", "billing", "ann"),
+        broker,
         SeededRng("handling"),
         on_change=lambda: unsettled.append(sum(not message.is_settled for message in messages)),
     )
-    broker = MiniBroker(None)
     broker.produce([b"a", b"b", b"c"])
     wire = Wire(session, broker)
     wire.open()

@@ -28,6 +28,7 @@ from fairway.registry.layout import GroupRecord, Member
 from fairway.registry.sim_client import SimRegistry
 from fairway.registry.simulated import SimEnsemble
 from fairway.replication.membership import MemberOptions, MemberWorld
+from fairway.world.job_runner import SimRunner
 from fairway.world.sim_disk import SimDisk
 from tests.support.client import Client
 from tests.unit.delay.helpers import OPTIONS
@@ -85,7 +86,9 @@ class Cluster(Scene):
         self.registries[host] = self.ensemble.client(f"{host} {self._lives}", session_ms=SESSION_MS)
         rng = self.sim.rng.child(f"{host} {self._lives}")
         net = self.sim.net.host(host)
-        world = MemberWorld(self.clock, lambda: self._reopened(host), net, rng, self.registries[host])
+        world = MemberWorld(
+            self.clock, lambda: self._reopened(host), net, rng, self.registries[host], SimRunner(rng.child("jobs"))
+        )
         options = ServerOptions(host=host, port=PORT, allow_remote=True, delay=OPTIONS)
         membership = replace(MemberOptions(self.group, session_ms=SESSION_MS), **more)
         beside = (lambda: self._reopened(f"{host}'s buckets")) if is_apart else None

@@ -22,6 +22,7 @@ from fairway.registry.layout import GroupRecord, Member
 from fairway.registry.sqlite import SqliteRegistry
 from fairway.replication.membership import MemberOptions, MemberWorld
 from fairway.world.clock import RealClock
+from fairway.world.job_runner import ThreadRunner
 from fairway.world.net import RealNet
 from fairway.world.real_disk import RealDisk
 from fairway.world.rng import RealRng
@@ -86,7 +87,7 @@ async def story(root: Path) -> None:
     for name, broker in brokers.items():
         await lead(registry, name, broker)
     own = await RemoteRegistry.open(NET, CLOCK, RNG, places)
-    world = MemberWorld(CLOCK, lambda: disk(root / "d1"), NET, RNG, own)
+    world = MemberWorld(CLOCK, lambda: disk(root / "d1"), NET, RNG, own, ThreadRunner())
     server = await DelayMember.start(world, ServerOptions(host=HOST, port=0), MemberOptions("d1"), places)
     tool = await Client.connect(NET, CLOCK, HOST, meta.port)
     for name in brokers:

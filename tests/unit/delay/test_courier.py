@@ -10,7 +10,7 @@ from fairway import batch
 from fairway.batch import MessageId
 from fairway.delay.carrier import IN_FLIGHT_MAX, Carrier, Parcel
 from fairway.delay.dispatching import Intent
-from fairway.errors import Code, Refused
+from fairway.errors import Code, Refused, StoredRange
 from fairway.names import Subject
 from fairway.protocol.messages import Produce, Produced
 from fairway.protocol.session import Answer, Ask, Lost
@@ -158,12 +158,100 @@ def test_who_does_not_lead_is_no_reason_to_wait_once_another_is_connected() -> N
     assert [each.attachments for each in again] == [each.attachments for each in first]
 
 
-def test_a_conflict_says_that_the_broker_has_it() -> None:
+def conflict(*stored: StoredRange) -> Refused:
+    return Refused(Code.SEQUENCE_CONFLICT, "there is something", stored=stored)
+
+
+def range_of(ask: Ask) -> StoredRange:
+    header = batch.peek(bytes(ask.attachments[0]))
+    return StoredRange(header.first_sequence, header.count, header.crc)
+
+
+def test_a_conflict_with_exactly_this_batch_says_that_the_broker_has_it() -> None:
+    line = Line()
+    line.carrier.send(intent(5))
+    [ask] = line.asks()
+    line.tell(ask, conflict(range_of(ask)))
+    assert line.sent == [5]
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        Refused(Code.SEQUENCE_CONFLICT, "there is something, says a broker that cannot tell what"),
+        conflict(),
+        conflict(StoredRange(5, 1, 0xBAD)),
+        conflict(StoredRange(4, 3, 0xBAD)),
+        Refused(Code.FOREIGN_STREAM, "the stream has another secret"),
+    ],
+    ids=["not known", "nothing there", "other bytes", "another range", "a stranger's stream"],
+)
+@pytest.mark.parametrize("secret", [b"", bytes(range(16))], ids=["without a secret", "with one"])
+def test_nothing_is_dropped_on_any_other_conflict(
+    refused: Refused, secret: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A backup that was restored, or a stranger: the place is somebody else's, and the intent goes out all the same."""
+    streams: list[set[int]] = []
+    for _ in range(2):  # the second time: another life, whose intent is the same
+        line = Line()
+        line.carrier.send(intent(5)._replace(secret=secret))
+        line.carrier.send(intent(6)._replace(secret=secret))
+        first, second = line.asks()
+        line.tell(first, refused)
+        line.tell(second, STORED)
+        assert line.sent == [6], "the one behind it is judged by itself"
+        seen: set[int] = set()
+        for _ in range(3):  # somebody has been there, too
+            [again] = line.asks()
+            assert isinstance(again.message, Produce)
+            sent = batch.decode(bytes(again.attachments[0]))
+            assert (sent.header.first_sequence, sent.id(0), sent.payloads) == (0, MessageId(1_000, 5), [b"5"])
+            assert sent.header.producer_id not in seen | {7}
+            assert bool(again.message.secret) is bool(secret)
+            assert again.message.secret != secret or not secret
+            seen.add(sent.header.producer_id)
+            line.tell(again, refused)
+        [again] = line.asks()
+        line.tell(again, STORED)
+        assert line.sent == [6, 5]
+        assert line.carrier.detours == 4
+        streams.append(seen)
+    assert streams[0] == streams[1], "so the broker recognises what it has"
+    assert "restored from a backup" in caplog.text
+
+
+def test_without_the_secret_nobody_knows_where_an_intent_goes_next() -> None:
+    found = []
+    for secret in (b"", bytes(range(16)), bytes(range(1, 17))):
+        line = Line()
+        line.carrier.send(intent(0)._replace(secret=secret))
+        [ask] = line.asks()
+        line.tell(ask, conflict())
+        [again] = line.asks()
+        found.append(batch.peek(bytes(again.attachments[0])).producer_id)
+    assert len(set(found)) == 3
+
+
+def test_a_new_stream_of_a_subject_waits_for_what_is_left_of_the_old_one() -> None:
     line = Line()
     line.carrier.send(intent(0))
-    [ask] = line.asks()
-    line.tell(ask, Refused(Code.SEQUENCE_CONFLICT, "there is something"))
-    assert line.sent == [0]
+    line.carrier.send(intent(1))
+    line.carrier.send(intent(2)._replace(producer_id=99, first_sequence=0))
+    line.carrier.send(intent(3)._replace(producer_id=99, first_sequence=1))
+    line.carrier.send(intent(0, BILLS))
+    first = line.asks()
+    assert [each.token.intent.producer_id for each in first if isinstance(each.token, Parcel)] == [7, 8, 7]
+    line.tell(first[0], STORED)
+    assert line.asks() == []
+    line.tell(first[2], Refused(Code.READ_ONLY, "not now"))
+    assert line.carrier.is_refused(ORDERS)
+    due_ns = line.carrier.next_deadline()
+    assert due_ns is not None
+    line.now_ns = due_ns
+    [again] = line.asks()
+    line.tell(again, STORED)
+    assert numbers(line.asks()) == [2, 3]
+    assert not line.carrier.is_refused(ORDERS)
 
 
 @pytest.mark.parametrize("code", [Code.UNKNOWN_PRODUCER, Code.SEQUENCE_GAP])
@@ -196,3 +284,10 @@ def test_streams_share_the_room_of_the_line() -> None:
         line.carrier.send(intent(number))
         line.carrier.send(intent(number, BILLS))
     assert subjects(line.asks(room=2)) == {"orders", "bills"}
+
+
+def test_no_secret_is_in_the_repr_of_an_intent() -> None:
+    shown = repr(intent(3)._replace(secret=b"0123456789abcdef"))
+    assert "0123456789abcdef" not in shown
+    assert "number=3" in shown
+    assert "secret=<16 bytes>" in shown

@@ -71,7 +71,7 @@ def test_a_picture_says_the_same(is_loaded: bool) -> None:
     rows.state[numbers[20:22]] = State.CANCELLED
     rows.due_ms[30], rows.is_rescheduled[30] = 777, True
     copy = DispatchLog()
-    copy.restore(log.picture())
+    copy.restore(log.picture(), 0)
     assert (copy.intents, copy.streams, copy.next_number) == (log.intents, log.streams, 3)
     ledger = copy.ledger()
     assert ledger.states(3, sequences).tolist() == rows.state[numbers].tolist()
@@ -83,4 +83,4 @@ def test_a_picture_says_the_same(is_loaded: bool) -> None:
 def test_a_picture_that_cannot_be_read_is_refused() -> None:
     for picture in (b"", b"x" * 24, DispatchLog().picture() + b"\x01"):
         with pytest.raises(RemoteProtocolError):
-            DispatchLog().restore(picture)
+            DispatchLog().restore(picture, 0)

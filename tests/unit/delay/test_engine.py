@@ -8,7 +8,9 @@ import pytest
 
 from fairway import limits
 from fairway.batch import MessageId
+from fairway.delay.rows import State
 from fairway.errors import Code, Refused
+from fairway.storage import segment
 from tests.unit.delay.helpers import BILLS, DAY_MS, HOUR_MS, OPTIONS, ORDERS, SECOND_MS, YEAR_MS, Answer, World
 from tests.unit.storage.helpers import content
 
@@ -309,6 +311,9 @@ def test_an_intent_whose_messages_have_rotted_holds_back_nobody(is_moved: bool) 
             at = content(world.disk, f"schedule/{name}").find(b"first")
             if at >= 0:
                 world.disk.flip(f"schedule/{name}", at * 8)
+        if is_moved:
+            log = segment.file_name("messages", 0)
+            world.disk.flip(log, content(world.disk, log).index(b"first") * 8)
         world.open()
         world.advance(2 * HOUR_MS)
         assert len(world.engine.damaged) == is_moved  # else it may as well be torn, and is cut
@@ -331,3 +336,34 @@ def test_an_idle_engine_wants_to_be_woken_once_a_minute_and_a_due_message_on_its
         assert world.broker.payloads == [b"1"]
         world.clock.jump(-DAY_MS)
         assert world.engine.wait_ms() <= 60 * SECOND_MS
+
+
+def test_messages_that_cannot_be_read_are_lost_and_not_counted_as_sent_elsewhere() -> None:
+    with World(options=replace(OPTIONS, catalogue_messages=4)) as world:
+        payloads = [b"payload %d" % number for number in range(4)]
+        due_ms = world.now_ms + DAY_MS
+        for payload in payloads:
+            world.schedule([payload], [due_ms])
+            world.settle()  # a piece each
+        world.sleep(2 * DAY_MS)
+        for _ in range(20):  # intents are made, and none of them is sent
+            world.look()
+            world.sleep(10)
+        assert world.engine.in_transit() == {"east": 4}
+        world.close()
+        (name,) = world.files
+        for file in (f"schedule/{name}", segment.file_name("messages", 0)):
+            for payload in payloads[1:3]:
+                world.disk.flip(file, content(world.disk, file).index(payload) * 8)
+        world.open()
+        world.routes[ORDERS] = "west"
+        for _ in range(20):
+            world.look()
+            world.sleep(10)
+        assert world.engine.in_transit() == {"east": 4}
+        assert world.engine.redirect("east", is_reached=False)[1:3] == (2, 0)
+        assert world.engine.in_transit() == {"west": 2}
+        assert len(world.engine.rows.in_state(State.LOST)) == 2
+        assert len(world.engine.damaged) == 2
+        world.settle()
+        assert sorted(world.brokers["west"].payloads) == [payloads[0], payloads[3]]

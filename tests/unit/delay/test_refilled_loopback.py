@@ -17,6 +17,7 @@ from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.registry.sqlite import SqliteRegistry
 from fairway.replication.membership import MemberOptions, MemberWorld
 from fairway.world.dialing import Address
+from fairway.world.job_runner import ThreadRunner
 from tests.support.client import Client
 from tests.unit.delay.helpers import DAY_MS, OPTIONS
 from tests.unit.delay.snapshots import known
@@ -27,7 +28,7 @@ COUNT = 120
 
 async def _start(root: Path, name: str, metas: tuple[Address, ...]) -> DelayMember:
     registry = await RemoteRegistry.open(NET, CLOCK, RNG, metas)
-    world = MemberWorld(CLOCK, lambda: disk(root / name / "logs"), NET, RNG, registry)
+    world = MemberWorld(CLOCK, lambda: disk(root / name / "logs"), NET, RNG, registry, ThreadRunner())
     options = ServerOptions(host=HOST, port=0, delay=OPTIONS)
     return await DelayMember.start(
         world, options, MemberOptions("d1", look_ms=50), metas, lambda: disk(root / name / "buckets")

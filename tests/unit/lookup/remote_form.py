@@ -18,11 +18,13 @@ from tests.unit.registry.forms import SESSION_MS, Story
 
 
 @asynccontextmanager
-async def meta_server(directory: Path, port: int = 0) -> AsyncIterator[MetaServer]:
+async def meta_server(
+    directory: Path, port: int = 0, options: type[MetaOptions] = MetaOptions
+) -> AsyncIterator[MetaServer]:
     """One on loopback, with an SQLite registry."""
     owner = await SqliteRegistry.open(str(directory))
     world = MetaWorld(RealClock(), RealNet(), RealRng(), owner, owner)
-    server = await MetaServer.start(world, MetaOptions(port=port))
+    server = await MetaServer.start(world, options(port=port))
     try:
         yield server
     finally:

@@ -14,8 +14,12 @@ from fairway.errors import Misuse, Refused, Unreachable
 from fairway.lookup import remote
 from fairway.lookup.asking import Inquirer
 from fairway.lookup.opening import open_registry, parse_meta
+from fairway.meta.server import MetaOptions
+from fairway.protocol.messages import Message
 from fairway.protocol.routing import Act, Register, Registered
+from fairway.protocol.session import Answer, Outcome
 from fairway.registry.port import SessionState
+from fairway.serving.hall import HallOptions
 from fairway.world.clock import RealClock
 from fairway.world.net import RealNet
 from fairway.world.rng import RealRng
@@ -49,6 +53,107 @@ def test_a_session_and_its_nodes_outlive_a_restart_of_the_meta_server(tmp_path: 
             node = await registry.put("/members/me", b"2", 0)
             assert node.owner == session
             await until(lambda: bool(changes))
+            await registry.close()
+
+    asyncio.run(main())
+
+
+def test_a_tree_watch_outlives_a_restart_of_the_meta_server(tmp_path: Path) -> None:
+    async def main() -> None:
+        port = free_port()
+        told: list[str] = []
+        async with meta_server(tmp_path, port):
+            registry = await connect(port, 10_000)
+            registry.watch_tree("/s", told.append)
+            await until(lambda: "/s" in told)
+            await registry.create("/s/a")
+            await until(lambda: "/s/a" in told)
+        told.clear()
+        async with meta_server(tmp_path, port) as server:
+            await until(lambda: "/s" in told)
+            await server._registry.create("/s/b")
+            await until(lambda: "/s/b" in told or told.count("/s") > 1)
+            await asyncio.sleep(1)  # it was told once more that anything may have changed, or was not
+            told.clear()
+            await asyncio.gather(*(server._registry.create(f"/s/{number}") for number in range(2_500)))
+            await until(lambda: {f"/s/{number}" for number in range(2_500)} <= set(told))  # in more than one answer
+            await registry.close()
+
+    asyncio.run(main())
+
+
+class ConfusedInquirer(Inquirer):
+    """Gets an answer to another question, once for each act that waits for news."""
+
+    confused: set[Act]
+
+    async def outcome(self, message: Message, timeout_s: float) -> Outcome:
+        if isinstance(message, Register) and message.act in self.confused:
+            self.confused.remove(message.act)
+            return Answer(Register(Act.TOUCH, 0))
+        return await super().outcome(message, timeout_s)
+
+
+def test_an_answer_to_another_question_ends_no_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(remote, "Inquirer", ConfusedInquirer)
+        ConfusedInquirer.confused = {Act.FEED, Act.WATCH, Act.TOUCH}
+        async with meta_server(tmp_path) as server:
+            registry = await connect(server.port)
+            told: list[str] = []
+            registry.watch_tree("/s", told.append)
+            registry.watch("/t", lambda: told.append("/t"))
+            await until(lambda: not ConfusedInquirer.confused)
+            await until(lambda: {"/s", "/t"} <= set(told))
+            told.clear()
+            await server._registry.create("/s/a")
+            await server._registry.create("/t")
+            await until(lambda: {"/s/a", "/t"} <= set(told))
+            await registry.close()
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_dies_of_an_error_of_its_own_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object) -> int:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        said: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["message"]))
+        monkeypatch.setattr(remote.RemoteRegistry, "_feed_once", broken)
+        async with meta_server(tmp_path) as server:
+            registry = await connect(server.port)
+            registry.watch_tree("/s", lambda _: None)
+            await until(lambda: bool(said))
+            assert said == ["fairway-remote-feed has ended: what changes in the registry is not noticed any more"]
+            await registry.close()
+
+    asyncio.run(main())
+
+
+class OldOptions(MetaOptions):
+    """Of a meta server that cannot say what has changed in a tree."""
+
+    def feeding(self) -> HallOptions:
+        return self.hall
+
+
+def test_a_meta_server_without_a_feed_is_looked_at_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_NO_FEED_S", 0.05)
+
+    async def main() -> None:
+        told: list[str] = []
+        states: list[SessionState] = []
+        async with meta_server(tmp_path, options=OldOptions) as server:
+            registry = await connect(server.port)
+            registry.on_session = states.append
+            registry.watch_tree("/s", told.append)
+            await until(lambda: len(told) >= 3)
+            assert set(told) == {"/s"}, "anything may have changed"
+            assert states == [], "it is never asked what it does not know"
             await registry.close()
 
     asyncio.run(main())
@@ -119,7 +224,7 @@ def test_nothing_is_done_for_a_session_that_has_moved_to_another_connection(tmp_
 
 def test_where_there_is_no_meta_server_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "FIRST_S", 0.3)
-    with pytest.raises(Unreachable, match=r"no meta server at meta://127.0.0.1:\d+.*`fairway meta`"):
+    with pytest.raises(Unreachable, match=r"no meta server at meta://127.0.0.1:\d+.*`fairway meta --registry"):
         asyncio.run(_open(f"meta://127.0.0.1:{free_port()}"))
 
 

@@ -190,3 +190,24 @@ def test_many_subjects_are_looked_up_a_part_at_a_time() -> None:
     stage.answer(look, 6, [subject(name, "g1") for name in asked.subjects], [group("g1")])
     _, asked = stage.one()
     assert (asked.subjects, asked.known) == (names, 5)
+
+
+def test_a_program_that_begins_with_subject_after_subject_does_not_name_all_of_them_for_each() -> None:
+    stage = Stage(Asker.PRODUCER)
+    named = 0
+    for number in range(1_000):
+        stage.now_ns += 1_000_000
+        stage.routes.want(f"s{number}")
+        for _ in range(3):
+            for ask in stage.asks():
+                assert isinstance(ask.message, Route)
+                if ask.message.wait_ms:
+                    named += len(ask.message.subjects)
+                else:
+                    stage.answer(ask, 7, [subject(each, "g1") for each in ask.message.subjects], [group("g1")])
+    assert named < 30_000, "500,000 if each new subject made a poll of its own"
+    due_ns = stage.routes.next_deadline()
+    assert due_ns is not None
+    assert due_ns <= stage.now_ns + 500_000_000
+    stage.now_ns = due_ns
+    assert len(stage.one()[1].subjects) == 1_000

@@ -191,6 +191,14 @@ class Brokers:
         await self.scene.lead(group, port=BROKER_PORT)
         await self.scene.settle()
 
+    async def close(self, group: str) -> None:
+        """What a master does, of its own accord, once the group's node says that it takes nothing any more."""
+        for _ in range(200):
+            record = await self.scene.record(GroupRecord, layout.group_path(group))
+            directory = f"{group}-a"
+            await self.scene.live(group, directory, BROKER_PORT, is_closed=record.is_closed)
+            await asyncio.sleep(0.1)
+
     async def client(self, group: str) -> Client:
         return await Client.connect(self.scene.sim.net.host("client"), self.scene.sim.clock, group, BROKER_PORT)
 
@@ -215,18 +223,39 @@ async def test_a_group_is_decommissioned_when_nobody_is_owed_anything(scene: Sce
     with pytest.raises(Refused, match="`fairway cluster drain g1` first"):
         await scene.govern(Change.DECOMMISSION, "g1")
     await scene.govern(Change.DRAIN, "g1")
+    with pytest.raises(Refused, match="its master does not say that it has closed"):
+        await scene.govern(Change.DECOMMISSION, "g1")
+    assert not (await scene.record(GroupRecord, layout.group_path("g1"))).is_closed
+    closing = asyncio.ensure_future(brokers.close("g1"))
     with pytest.raises(Refused, match="2 messages are owed to consumers \\(billing on orders 2\\)"):
         await scene.govern(Change.DECOMMISSION, "g1")
     delivery = await client.pull("orders", "billing", "c1")
     await client.settle("orders", "billing", "c1", delivery.lots, arrived=delivery.number)
     assert "stop its servers" in await scene.govern(Change.DECOMMISSION, "g1")
+    assert (await scene.record(GroupRecord, layout.group_path("g1"))).is_closed
     assert (await scene.subject("orders")).groups == ["g2"]
+    closing.cancel()
     await scene.die("g1")
     await scene.settle()
     assert "forgotten" in await scene.govern(Change.DECOMMISSION, "g1")
     await scene.settle()
     assert await scene.hand.children(layout.GROUPS) == ["g2"]
     await brokers.stop()
+
+
+@staged()
+async def test_a_group_is_not_given_up_while_delay_servers_cannot_be_asked(scene: Scene) -> None:
+    await led(scene, "g1", "g2")
+    await scene.lead("d1", kind="delay")
+    await scene.die("d1")
+    await scene.govern(Change.DRAIN, "g1")
+    await scene.die("g1")
+    await scene.settle()
+    with pytest.raises(Refused, match="group d1 of delay servers has no master to say what it owes to g1: start the"):
+        await scene.govern(Change.DECOMMISSION, "g1")
+    await scene.change_group("d1", is_draining=True, is_done=True)  # it is stopped, and owed nothing
+    await scene.settle()
+    assert "forgotten" in await scene.govern(Change.DECOMMISSION, "g1")
 
 
 @staged()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairway.errors import Refused
+from fairway.meta.picture import Picture
 from fairway.meta.routing import GroupView, base_of, check_names, choose, group_route, missing_subject, subject_route
 from fairway.protocol.routing import Asker
 from fairway.registry.layout import Member, SubjectRecord
@@ -103,11 +104,11 @@ def test_tools_see_every_copy_that_was_ever_here() -> None:
 
 def test_subjects_are_spread_evenly_while_nothing_comes_in() -> None:
     groups = [view(name, member(f"d{name}")) for name in ("g1", "g2", "g3")]
-    subjects: dict[str, SubjectRecord] = {}
+    picture = Picture()
     for number in range(9):
-        chosen = choose(groups, subjects, 1)
-        subjects[f"s{number}"] = SubjectRecord(chosen, chosen)
-    assert sorted(record.groups[0] for record in subjects.values()) == ["g1"] * 3 + ["g2"] * 3 + ["g3"] * 3
+        chosen = choose(groups, picture.carried, 1)
+        picture.put_subject(f"s{number}", SubjectRecord(chosen, chosen))
+    assert sorted(record.groups[0] for record in picture.subjects.values()) == ["g1"] * 3 + ["g2"] * 3 + ["g3"] * 3
 
 
 def test_a_busy_group_gets_no_more() -> None:

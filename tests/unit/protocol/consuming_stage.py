@@ -30,6 +30,7 @@ class Stage:
         settings: dict[str, Any] = {"subject": "orders", "group": "billing", "consumer": "ann"}
         return Consuming(
             ConsumingOptions(**settings | options),
+            self.broker,
             SeededRng("consuming"),
             on_messages=self.pushed.extend if is_pushed else None,
             on_event=self.events.append,

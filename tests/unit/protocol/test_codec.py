@@ -101,7 +101,7 @@ def test_refusals_come_back(code: Code) -> None:
 
 
 def test_a_code_of_a_later_version_is_still_a_refusal() -> None:
-    refused = codec.decode_refusal(16, pack(["out_of_tea", "come back tomorrow", None, "more"]))
+    refused = codec.decode_refusal(16, pack(["out_of_tea", "come back tomorrow", None, None, "more"]))
     assert refused.code is Code.OTHER
     assert refused.sentence == "come back tomorrow"
 
@@ -121,3 +121,8 @@ def test_attachments_belong_to_four_messages() -> None:
     assert codec.attachments_of(admin.Scanned(batches[:1], 1, 1, 1, 1, 1)) == 1
     assert codec.attachments_of(delaying.PendingPage([], "", [delaying.PendingBatch("s", 1)])) == 1
     assert codec.attachments_of(messages.Done()) == 0
+
+
+def test_no_secret_is_in_the_repr_of_a_message() -> None:
+    shown = repr(messages.Produce("orders", is_pinned=True, secret=b"0123456789abcdef"))
+    assert shown == "Produce(subject='orders', is_pinned=True, secret=<16 bytes>)"

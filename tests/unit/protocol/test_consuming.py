@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from fairway.errors import Code, FairwayError, Misuse, Refused
+from fairway.groups import GroupConfig
 from fairway.protocol import messages as m
+from fairway.protocol.consumption import DeadLettered
 from fairway.protocol.delivery import Message
 from fairway.protocol.lots import Stale
 from tests.support.mini_broker import MS_NS, WALL_MS, Wire
@@ -294,6 +296,40 @@ def test_an_ack_whose_answer_was_lost_is_sent_again_and_comes_back_stale() -> No
     stage.reconnect()
     assert stage.broker.is_all_done()
     assert stage.session.counts.stale == 1
+
+
+def dead_letters(stage: Stage) -> list[DeadLettered]:
+    return [event for event in stage.events if isinstance(event, DeadLettered)]
+
+
+def test_a_dead_letter_is_told_when_the_broker_has_stored_it() -> None:
+    stage = Stage(GroupConfig(attempts_max=2))
+    rejected, failed, done = stage.begin(b"a", b"b", b"c")
+    rejected.reject("no such order")
+    failed.retry(after=0)
+    done.ack()
+    assert dead_letters(stage) == []
+    stage.wire.settle_down()
+    [told] = dead_letters(stage)
+    assert (told.sequence, told.id, told.reason) == (rejected.sequence, rejected.id, "no such order")
+    assert (told.is_rejected, told.is_certain) == (True, True)
+    stage.broker.advance(1)
+    stage.wire.settle_down()
+    [again] = stage.session.take_messages()
+    again.retry(reason="out of stock")
+    stage.wire.settle_down()
+    told = dead_letters(stage)[1]
+    assert (told.sequence, told.id, told.attempt) == (failed.sequence, failed.id, 2)
+    assert (told.reason, told.is_rejected, told.is_certain) == ("out of stock", False, True)
+
+
+def test_a_rejection_that_came_too_late_is_no_certain_dead_letter() -> None:
+    stage = Stage()
+    [message] = stage.begin(b"a")
+    stage.broker.advance(LEASE_MS + 1)
+    message.reject("no such order")
+    stage.wire.settle_down()
+    assert [event.is_certain for event in dead_letters(stage)] == [False]
 
 
 def test_a_refused_settlement_is_sent_again_after_the_time_that_was_said() -> None:

@@ -20,8 +20,10 @@ class Shop:
         rng = scene.sim.rng.child(name)
         self.scene = scene
         self.wire = LoopLine(scene.sim.net.host(name), scene.clock, rng, BROKER, PORT)
-        self.session = Consuming(ConsumingOptions(SUBJECT, GROUP, name, **options), rng, on_change=self.wire.wake)
-        self.wire.add(self.session)
+        self.session = Consuming(
+            ConsumingOptions(SUBJECT, GROUP, name, **options), scene.clock, rng, on_change=self.wire.wake
+        )
+        self.wire.add(self.session, self.session.detach)
 
     async def take(self, count: int, seconds: float = 60) -> list[Message]:
         """Wait for so many messages."""

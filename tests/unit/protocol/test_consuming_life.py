@@ -13,6 +13,7 @@ from fairway.protocol.consumption import ConsumingOptions, Ended, Gap, HasJoined
 from fairway.protocol.delivery import Message
 from fairway.protocol.session import Answer
 from fairway.protocol.terms import Wanted
+from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
 from tests.support.mini_broker import MS_NS, Wire
 from tests.unit.protocol.consuming_stage import LEASE_MS, Stage, payloads
@@ -354,7 +355,7 @@ def test_options_that_cannot_be_right_are_refused() -> None:
 
 def test_a_name_is_made_where_none_is_given() -> None:
     options = ConsumingOptions("orders", "billing")
-    names = {Consuming(options, SeededRng(seed)).consumer for seed in range(10)}
+    names = {Consuming(options, ManualClock(), SeededRng(seed)).consumer for seed in range(10)}
     assert len(names) == 10
 
 

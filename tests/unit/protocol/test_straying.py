@@ -10,6 +10,7 @@ from fairway.protocol.consuming import Consuming
 from fairway.protocol.consumption import ConsumingOptions
 from fairway.protocol.line import STRAY_MS, STRAY_WAIT_MS_MAX, Line
 from fairway.protocol.messages import Join
+from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
 from tests.unit.protocol.wired import WiredLine, connected, ended
 
@@ -120,7 +121,7 @@ def test_a_question_that_reaches_a_server_about_to_stop_is_asked_again() -> None
 
 def test_a_consumer_joins_at_the_next_one() -> None:
     wired = WiredLine()
-    wired.line.add(Consuming(ConsumingOptions("orders", "hotel"), SeededRng("c")), wired.now_ns)
+    wired.line.add(Consuming(ConsumingOptions("orders", "hotel"), ManualClock(), SeededRng("c")), wired.now_ns)
     wired.connect()
     wired.refuse(Code.NOT_MASTER)
     wired.connect()

@@ -240,3 +240,65 @@ def test_session_is_certain_while_all_is_well_and_no_more_once_it_is_closed(form
         assert states == []
 
     form(story)
+
+
+def test_many_nodes_are_read_in_order_and_missing_ones_are_none(form: Form) -> None:
+    async def story(stage: Stage) -> None:
+        registry = await stage.session()
+        assert await registry.get_many([]) == []
+        for number in range(250):
+            await registry.create(f"/n/{number}", b"" if number % 2 else f"{number}".encode())
+        await registry.put("/n/4", b"changed", 0)
+        paths = [f"/n/{number}" for number in range(251)]
+        found = await registry.get_many(paths)
+        assert found[4] == Node("/n/4", b"changed", 1, 0)
+        assert found[250] is None
+        assert found[:4] == [Node(f"/n/{at}", b"" if at % 2 else f"{at}".encode(), 0, 0) for at in range(4)]
+        assert [node.path for node in found[:250] if node is not None] == paths[:250]
+
+    form(story)
+
+
+def test_tree_watch_names_what_was_made_changed_or_removed_below_by_anybody(form: Form) -> None:
+    async def story(stage: Stage) -> None:
+        mine, other = await stage.session(), await stage.session()
+        told: list[str] = []
+        watch = mine.watch_tree("/t/subjects", told.append)
+        await until(lambda: "/t/subjects" in told)  # it begins: anything may have changed before
+        told.clear()
+        await other.create("/t/subjects/a", b"1")
+        await until(lambda: "/t/subjects/a" in told)
+        told.clear()
+        await other.put("/t/subjects/a", b"2", 0)
+        await mine.create("/t/subjects/b/deep")
+        await until(lambda: {"/t/subjects/a", "/t/subjects/b", "/t/subjects/b/deep"} <= set(told))
+        told.clear()
+        await other.remove("/t/subjects/a")
+        await until(lambda: "/t/subjects/a" in told)
+        assert await mine.get("/t/subjects/a") is None, "whoever reads when told sees it"
+        told.clear()
+        await other.create("/t/subjects-of-others")
+        await other.create("/t/elsewhere/a")
+        await other.create("/t/subjects/c")
+        await until(lambda: "/t/subjects/c" in told)
+        assert set(told) == {"/t/subjects/c"}
+        watch.cancel()
+        await other.create("/t/subjects/d")
+        await asyncio.sleep(0.2)
+        assert "/t/subjects/d" not in told
+
+    form(story)
+
+
+def test_tree_watch_is_told_of_a_thousand_changes(form: Form) -> None:
+    async def story(stage: Stage) -> None:
+        mine, other = await stage.session(), await stage.session()
+        told: set[str] = set()
+        mine.watch_tree("/many", told.add)
+        await until(lambda: "/many" in told)
+        paths = {f"/many/{number}" for number in range(1_000)}
+        for path in sorted(paths):
+            await other.create(path)
+        await until(lambda: paths <= told)
+
+    form(story)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import UnimplementedError
 
 from fairway.errors import Misuse
+from fairway.registry.kazoo_line import KazooLine, translated
 from fairway.registry.port import Lost, SessionState
 from fairway.registry.zookeeper import ZooKeeperRegistry
 from fairway.world.clock import RealClock
@@ -94,6 +97,84 @@ def test_connection_that_breaks_ends_nothing_and_loses_no_watch(play: Play) -> N
         await until(lambda: scene.is_certain)
 
     play(story)
+
+
+def test_connection_that_breaks_leaves_no_gap_in_a_tree_watch(play: Play) -> None:
+    async def story(scene: Scene) -> None:
+        told: list[str] = []
+        scene.client.watch_tree("/s", told.append)
+        await until(lambda: "/s" in told)
+        await scene.other.create("/s/a")
+        await until(lambda: "/s/a" in told)
+        scene.cable.cut()
+        await until(lambda: scene.states == [SessionState.SUSPENDED])
+        await scene.other.create("/s/b")
+        told.clear()
+        scene.cable.mend()
+        await until(lambda: "/s" in told)
+        assert await scene.client.children("/s") == ["a", "b"]
+        await scene.other.put("/s/b", b"x", 0)
+        await until(lambda: "/s/b" in told)
+
+    play(story)
+
+
+def test_thousands_of_watches_leave_the_session_its_questions(play: Play) -> None:
+    """A question that waits behind all of them has no answer in time, and its connection is given up."""
+
+    async def story(scene: Scene) -> None:
+        called: set[int] = set()
+        for number in range(4_000):
+            scene.client.watch(f"/w/{number}", partial(called.add, number))
+        await until(lambda: len(called) == 4_000)
+        assert scene.states == []
+        assert scene.is_certain
+
+    play(story)
+
+
+class _OldLine(KazooLine):
+    """To servers before 3.6."""
+
+    def watch_tree(self, path: str) -> asyncio.Future[Any]:
+        return self._refused(path)
+
+    def read_many(self, paths: Sequence[str]) -> asyncio.Future[Any]:
+        return self._refused(paths[0])
+
+    def _refused(self, path: str) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer.set_exception(translated(UnimplementedError(), path))
+        return answer
+
+
+class _OldRegistry(ZooKeeperRegistry):
+    line_class = _OldLine
+
+
+def test_servers_before_3_6_have_one_watch_per_node_instead() -> None:
+    async def main() -> None:
+        hosts = zookeeper.shared().hosts
+        root = "/tests/old-servers"
+        old = await _OldRegistry.open(hosts, root=root, session_ms=4_000)
+        other = await ZooKeeperRegistry.open(hosts, root=root)
+        try:
+            await other.create("/s/a", b"1")
+            told: list[str] = []
+            old.watch_tree("/s", told.append)
+            await until(lambda: {"/s", "/s/a"} <= set(told))
+            told.clear()
+            await other.put("/s/a", b"2", 0)
+            await other.create("/s/b", b"3")
+            await until(lambda: {"/s/a", "/s/b"} <= set(told))
+            assert [node and node.value for node in await old.get_many(["/s/a", "/s/b", "/s/c"])] == [b"2", b"3", None]
+            told.clear()
+            await other.remove("/s/a")
+            await until(lambda: "/s/a" in told)
+        finally:
+            await asyncio.gather(old.close(), other.close())
+
+    asyncio.run(main())
 
 
 def test_certainty_runs_out_before_others_see_the_session_end_and_another_follows(play: Play) -> None:

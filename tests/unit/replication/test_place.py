@@ -91,6 +91,29 @@ def test_no_word_of_an_earlier_life_takes_away_the_place_of_a_later_one(seed: in
     simulate(scenario, seed)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_a_place_that_was_given_up_and_taken_again_is_not_removed_late(seed: int) -> None:
+    """The same session: a deposed master gives up its place, opens its directory, and may lead again."""
+
+    async def scenario(world: Simulation) -> None:
+        ensemble = SimEnsemble(world, weather=Weather(late_us=int(LATE_S * 1e6)))
+        registry = ensemble.client("one", session_ms=20 * SESSION_MS)
+        place = place_of(world, registry)
+        await taken(place, HERE)
+        for _ in range(4):
+            ensemble.lose(requests=0.5, replies=0.2)
+            await place.leave()
+            await taken(place, HERE)
+            ensemble.lose()
+            session = place.session
+            for _ in range(int(1.5 * LATE_S / 0.01)):
+                await asyncio.sleep(0.01)
+                lives = registry.session_id == session and world.clock.monotonic_ns() < registry.certain_until_ns()
+                assert ensemble.tree.children(members_path(GROUP)) or not lives, "while it lives it may lead"
+
+    simulate(scenario, seed)
+
+
 def test_a_node_that_another_session_has_made_is_no_place() -> None:
     """The session ended while the request waited for a connection: it goes out in the next one, under the old name."""
 

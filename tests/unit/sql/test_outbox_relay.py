@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+import fairway
 from fairway import batch
 from fairway.cli.outbox import check_relay
 from fairway.errors import FairwayError, Misuse
@@ -197,6 +198,31 @@ def test_what_a_slow_relay_says_of_a_stream_that_a_row_has_left_is_not_believed(
     assert {row["stream"] for row in contents(lite)} == {None}, "it was asked twice"
 
 
+def test_slow_relay_leaves_the_new_stream_of_a_row_alone(engine: sa.Engine, subject: str) -> None:
+    """The place of the row in its old stream is taken; another relay has moved the row and sends it meanwhile."""
+    put(engine, written(engine), subject, *numbered(3))
+    clock, of_table = ManualClock(int(datetime.now(UTC).timestamp() * 1_000)), OutboxRows(TABLE, engine.dialect)
+    slow, other = (Relaying(of_table, clock, SeededRng(seed), RelayOptions()) for seed in (1, 2))
+    with engine.begin() as connection:
+        left = slow.take(connection)
+    clock.advance(25_000)  # the lease is over
+    with engine.begin() as connection:
+        late = other.take(connection)
+        for parcel in late.parcels[1:]:
+            parcel.settle(Fate.TAKEN)
+        other.settle(connection, late)
+        anew = {row.id: (row.stream, row.place) for row in other.take(connection).rows}
+    assert set(anew) == {row.id for row in late.rows[1:]}
+    for parcel in left.parcels:
+        parcel.settle(Fate.TAKEN)
+    with engine.begin() as connection:
+        slow.settle(connection, left)
+    slow.settled()
+    assert slow.counts.restarted == 1, "the row that nobody else has moved"
+    found = {row["id"]: (row["stream"], row["place"]) for row in contents(engine)}
+    assert found == anew | {left.rows[0].id: (None, None)}
+
+
 def test_what_is_refused_is_set_aside_and_holds_nobody_up(engine: sa.Engine, up: Up, subject: str) -> None:
     far = datetime.now(UTC) + timedelta(days=5 * 365)
     with Outbox(engine, up.url, options=NIMBLE) as outbox:
@@ -214,6 +240,23 @@ def test_what_is_refused_is_set_aside_and_holds_nobody_up(engine: sa.Engine, up:
         assert outbox.state().pending == 0
         assert outbox.discard([refused.id, "0" * 26]) == [refused.id]
         assert rows(engine) == 0
+
+
+def test_a_delayed_message_can_be_cancelled_once_it_is_handed_over_and_not_before(
+    lite: sa.Engine, up: Up, subject: str
+) -> None:
+    """As docs/outbox.md and docs/delay.md say."""
+    outbox = written(lite)
+    with lite.begin() as connection:
+        sent = outbox.send(connection, subject, b"remind", key="o-1", after=3_600)
+    with fairway.connect(up.url) as fw:
+        before = (fw.delayed.cancel(sent), fw.delayed.cancel(subject=subject, key="o-1"))
+        assert [(each.fate, each.messages) for each in before] == [("unknown", 0), ("unknown", 0)]
+        assert fw.delayed.count(subject=subject) == 0
+        with Relay(lite, up.url, options=NIMBLE):
+            eventually(lambda: rows(lite) == 0, "it is handed over")
+        assert fw.delayed.count(subject=subject) == 1, "the earlier cancels meant nothing"
+        assert fw.delayed.cancel(sent).fate == "cancelled"
 
 
 def test_what_was_set_aside_can_be_sent_again(lite: sa.Engine, up: Up, subject: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from fairway.errors import StorageFault
 from fairway.world.disk import Disk, Done, Fetched, File, Part
 
 
@@ -55,6 +56,9 @@ class CountingDisk:
 
     def lock(self) -> None:
         self._below.lock()
+
+    def watch(self, moved: Callable[[StorageFault], None]) -> None:
+        self._below.watch(moved)
 
     def listing(self, directory: str) -> list[str]:
         return self._below.listing(directory)

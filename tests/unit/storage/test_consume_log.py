@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fairway.limits import MIB
 from fairway.names import Subject
@@ -194,3 +197,26 @@ def test_ten_thousand_subjects_are_few_files(tmp_path: Path) -> None:
         assert sum(1 for path in (tmp_path / "data").rglob("*") if path.is_file()) < 30
 
     asyncio.run(scenario())
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2, 256, 1 << 40]), st.integers(1, 3)), max_size=60),
+    st.integers(0, 40),
+    st.integers(1, 6),
+)
+def test_look_back_finds_what_a_look_at_every_entry_finds(
+    batches: list[tuple[int, int]], first: int, messages: int
+) -> None:
+    """However the streams of a subject are interleaved."""
+    entries = ConsumeLog(SimDisk(SeededRng(1), lambda *_: None), 1, rebuild=lambda _: {})
+    next_: Counter[int] = Counter()
+    expected: list[Entry] = []
+    sequence, end = 0, first + messages
+    for number, (producer, count) in enumerate(batches):
+        entry = Entry(sequence, count, 64, number * 64, 0, 0, producer, next_[producer])
+        entries.append(1, entry)
+        if producer == 1 and next_[1] < end and next_[1] + count > first:
+            expected.append(entry)
+        next_[producer] += count
+        sequence += count
+    assert (entries.look_back(1, 1, first, end) or []) == expected

@@ -299,6 +299,16 @@ def test_rotten_checkpoint_is_a_flaw(data: Path) -> None:
     assert found.checkpoints[0].why_unreadable == "the body fails its checksum"
 
 
+def test_checkpoint_with_broken_verifiers_is_a_flaw(data: Path) -> None:
+    [path] = (data / "checkpoints").iterdir()
+    known = checkpoints.unpack(path.read_bytes())
+    parts = checkpoints.pack(msgspec.structs.replace(known, verifiers=bytes(47)))
+    path.write_bytes(b"".join(bytes(part) for part in parts))
+    found = look(data)
+    assert [each.file for each in found.flaws] == [f"checkpoints/{path.name}"]
+    assert found.checkpoints[0].why_unreadable == "the verifiers of the dedupe window are cut short"
+
+
 def test_checkpoint_that_would_use_a_sequence_again_is_a_flaw(data: Path) -> None:
     [path] = (data / "checkpoints").iterdir()
     known = checkpoints.unpack(path.read_bytes())

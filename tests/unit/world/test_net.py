@@ -12,6 +12,7 @@ import pytest
 
 from fairway.errors import CannotListen, Misuse, Unreachable
 from fairway.world.net import Net, RealNet
+from fairway.world.ports import free_port
 from fairway.world.simulation import simulate
 from tests.unit.world.recorder import Door, Recorder, until
 
@@ -319,6 +320,24 @@ def test_a_name_for_several_addresses_gets_no_free_port_of_its_own() -> None:
 
     outcome = asyncio.run(main())
     assert outcome == "one address" or "several addresses" in outcome
+
+
+@pytest.mark.parametrize("run", ["asyncio", "uvloop"], indirect=True)
+def test_a_reserved_port_that_another_program_listens_at_first_is_refused(run: Run) -> None:
+    """Two programs may bind one port while neither listens; uvloop keeps the error of the second one to itself."""
+
+    async def scenario(pair: Pair) -> None:
+        first, second = RealNet(), RealNet()
+        port = free_port()
+        await first.reserve("127.0.0.1", port)
+        await second.reserve("127.0.0.1", port)
+        listener = await first.listen(Recorder, "127.0.0.1", port)
+        with pytest.raises(CannotListen, match="another program listens there"):
+            await second.listen(Recorder, "127.0.0.1", port)
+        listener.close()
+        await listener.wait_closed()
+
+    run(scenario)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="the system keeps what it likes")

@@ -88,6 +88,7 @@ def run(
     is_to_end: Callable[[], bool] = lambda: False,
 ) -> Archived:
     """Archive until all is done (`once`) or `is_to_end`; a run that ends has committed all that it has read."""
+    ledger.check_place(options.path)
     with sentences(f"archiving to {options.path}"), columns.settings(spark):
         reading_options = _read_options(options)
         looker = Looker(reading_options)
@@ -173,8 +174,10 @@ class _Run:
         self._clock = RealClock()
         self._pace = Pace(watch, "archive")
         self._noted: dict[Part, int] = {}
+        files = Files(spark, options.path)
+        ledger_ = Ledger(files) if files.exists(manifest.MARK) else None  # repaired, whatever the broker says
         extents = self._looker.extents()  # an unknown subject is found out before anything is made
-        self._ledger = Ledger(Files(spark, options.path))
+        self._ledger = ledger_ or Ledger(files)
         self._target = {part: extent.end for part, extent in extents.items()} if options.once else None
         self.done = Archived(self._ledger.files.root)
 

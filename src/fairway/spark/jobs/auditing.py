@@ -1,7 +1,8 @@
 """An archive against the log it was made from: every row of a committed range, once, and the same.
 
-Where both have a range, rows are compared one by one. What retention has taken from the log since is held against the
-commits, which say how many rows there were.
+Where both have a range, rows are compared one by one, in all that a message is made of: `content` has its parts, of
+which the large ones are digests. What retention has taken from the log since is held against the commits, which say how
+many rows there were.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from fairway.spark.reading import DataLoss
 # A committed range, as far as it is looked at. The log has what lies from `kept` on.
 _SPANS: Final = "subject string, broker_group string, first long, kept long, end long"
 _PART: Final = ("subject", "broker_group")
+_COMPARED: Final = ("id", "key", "tags", "headers", "payload", "created_at", "appended_at")
+CONTENT: Final = "content"  # what rows are compared by
+PAYLOADS: Final = ("tags", "headers", "payload")  # columns that only the comparison needs
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def open_archive(
     oldest = "" if since is None else since.astimezone(UTC).strftime("%Y-%m-%d")
     meant = [each for each in state.files.values() if Part(each.subject, each.broker_group) in extents]
     named = [each for each in meant if each.date >= oldest]
-    there = {each.path for each in files.walk()} if named else set()
+    there = files.all_data() if named else set()
     gone = tuple(sorted(each.path for each in named if each.path not in there))
     rows = columns.frame(spark, files.root, [each for each in named if each.path in there])
     return Archive(files.root, rows, tuple(_ranges(state, files.root, log_ids, extents)), gone)
@@ -75,11 +79,22 @@ def _part(span: Range) -> Part:
     return Part(span.subject, span.broker_group)
 
 
+def with_content(rows: DataFrame) -> DataFrame:
+    """The same with `content`."""
+    entries = F.array_sort(F.map_entries("headers"))  # a map has no order
+    parts = {
+        "tags": F.sha2(F.to_json("tags"), 256),
+        "headers": F.sha2(F.to_json(entries), 256),
+        "payload": F.sha2("payload", 256),
+    }
+    return rows.withColumn(CONTENT, F.struct(*(parts.get(name, F.col(name)).alias(name) for name in _COMPARED)))
+
+
 def compared(
     spark: SparkSession, archive: Archive, log: DataFrame, extents: Mapping[Part, Extent], *, is_whole: bool
 ) -> DataFrame:
     """Findings: what only one of both has, what the archive has twice, and where they differ. `log` has the messages of
-    the extents; the archive is looked at before them, too, where it is looked at as a whole."""
+    the extents, with `content`; the archive is looked at before them, too, where it is looked at as a whole."""
     spans = []
     for each in archive.ranges:
         begin, end = extents[_part(each)]
@@ -88,34 +103,60 @@ def compared(
     ranges = F.broadcast(spark.createDataFrame(spans, _SPANS))
     sides = [
         _within(rows, ranges).withColumn("in_log", F.lit(is_log)).withColumn("in_archive", F.lit(1 - is_log))
-        for rows, is_log in ((log, 1), (archive.rows, 0))
+        for rows, is_log in ((log, 1), (with_content(archive.rows), 0))
     ]
     both = sides[0].unionByName(sides[1])
+    archived = F.when(F.col("in_archive") == 1, F.col(CONTENT))
     one = both.groupBy(*_PART, "sequence", "kept").agg(
         F.sum("in_log").alias("in_log"),
         F.sum("in_archive").alias("in_archive"),
-        F.min("id").alias("id"),
-        F.max("id").alias("other_id"),
-        F.min("key").alias("key"),
-        F.min("appended_at").alias("appended_at"),
+        F.max(F.when(F.col("in_log") == 1, F.col(CONTENT))).alias("logged"),
+        F.min(archived).alias("least"),
+        F.max(archived).alias("most"),
     )
+    # Of two rows in the archive, the one that the log does not have.
+    other = F.when(F.col("least") == F.col("logged"), F.col("most")).otherwise(F.col("least"))
+    one = one.withColumn("archived", other).withColumn("differing", _differing())
     reason = (
         F.when(F.col("in_archive") == 0, findings.NOT_ARCHIVED)
         .when((F.col("in_log") == 0) & (F.col("sequence") >= F.col("kept")), findings.NOT_IN_LOG)
         .when(F.col("in_archive") > 1, findings.ARCHIVED_TWICE)
-        .when(F.col("id") != F.col("other_id"), findings.ARCHIVED_OTHERWISE)
+        .when((F.col("in_log") > 0) & (F.size("differing") > 0), findings.ARCHIVED_OTHERWISE)
     )
+    one = one.withColumn("reason", reason).filter(F.col("reason").isNotNull())
+    true = {name: F.coalesce(F.col(f"logged.{name}"), F.col(f"archived.{name}")) for name in ("id", "appended_at")}
     return findings.found(
-        one.withColumn("reason", reason).filter(F.col("reason").isNotNull()),
+        one,
         F.col("reason"),
-        detail=F.concat(
-            F.format_string("rows in the log: %d, in the archive: %d", F.col("in_log"), F.col("in_archive")),
-            findings.within(),
-        ),
-        since=F.col("appended_at"),
-        at=F.col("appended_at"),
-        **{name: F.col(name) for name in ("subject", "id", "key", "sequence")},
+        detail=F.concat(_both_sides(), findings.within()),
+        id=true["id"],
+        key=F.when(F.col("in_log") > 0, F.col("logged.key")).otherwise(F.col("archived.key")),
+        since=true["appended_at"],
+        at=true["appended_at"],
+        **{name: F.col(name) for name in ("subject", "sequence")},
     )
+
+
+def _differing() -> Column:
+    """The parts in which the archive's row is not that of the log."""
+    parts = (F.when(~F.col(f"logged.{name}").eqNullSafe(F.col(f"archived.{name}")), F.lit(name)) for name in _COMPARED)
+    has_both = (F.col("in_log") > 0) & (F.col("in_archive") > 0)
+    return F.when(has_both, F.array_compact(F.array(*parts))).otherwise(F.array())
+
+
+def _both_sides() -> Column:
+    """How many rows each side has; and where they differ, in what, and who is who."""
+    counts = F.format_string("rows in the log: %d, in the archive: %d", F.col("in_log"), F.col("in_archive"))
+
+    def said(side: str) -> Column:
+        key = F.coalesce(F.concat(F.lit(", key "), F.col(f"{side}.key")), F.lit(", no key"))
+        return F.concat(F.lit("id "), F.col(f"{side}.id"), key)
+
+    parts = F.concat_ws(", ", "differing")
+    differs = F.concat(
+        F.lit("; the archive has other "), parts, F.lit(": "), said("archived"), F.lit("; the log has "), said("logged")
+    )
+    return F.concat(counts, F.when(F.size("differing") > 0, differs).otherwise(""))
 
 
 def only_archived(archive: Archive, log: DataFrame, findings_: DataFrame) -> DataFrame:
@@ -165,7 +206,7 @@ def gone(spark: SparkSession, archive: Archive, log: DataFrame, extents: Mapping
 
 
 def _within(rows: DataFrame, ranges: DataFrame) -> DataFrame:
-    """The rows of ranges."""
-    some = rows.select(*_PART, "sequence", "id", "key", "appended_at").join(ranges, list(_PART))
+    """The rows of ranges, with what they are compared by if it is there."""
+    some = rows.select(*_PART, "sequence", "appended_at", *({CONTENT} & set(rows.columns))).join(ranges, list(_PART))
     is_within = (F.col("sequence") >= F.col("first")) & (F.col("sequence") < F.col("end"))
     return some.filter(is_within).drop("first", "end")

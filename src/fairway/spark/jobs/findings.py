@@ -2,7 +2,7 @@
 
     missing     should be there, and is not            duplicate   is there more often than once
     late        delivered or acked too long after      stuck       handed out and not settled; a group that acks nothing
-    stranger    stored, and no business row says so    differing   the log and the broker disagree
+    stranger    stored, and no business row says so    differing   the log, and the archive or the broker, disagree
 
 A finding has a reason, which says its kind and its remedy (`REASONS`). `at` is the time whose window it belongs to.
 """
@@ -64,8 +64,8 @@ REASONS: Final[dict[str, Reason]] = {
     NOT_IN_LOG: Reason(MISSING, "the archive has it: `fairway pipeline replay --archive` sends it again"),
     LOST: Reason(
         MISSING,
-        "the group was too far behind: give it more consumers or the broker more disk (keep_owed_gib); an archive may "
-        "have what was lost",
+        "the group was too far behind: give it more consumers or the broker more disk (keep_owed_gib); or the disk has "
+        "lost it (`fairway verify`). An archive may have what was lost",
     ),
     STORED_TWICE: Reason(DUPLICATE, "handlers must take it as done (message.id is the same); find who sent it twice"),
     ROW_TWICE: Reason(DUPLICATE, "handlers must take it as done; let the producer send a row with an id of its own"),
@@ -90,7 +90,9 @@ REASONS: Final[dict[str, Reason]] = {
         "aside",
     ),
     NO_ROW: Reason(STRANGER, "find who sent it; rows that were purged from the business table look the same"),
-    ARCHIVED_OTHERWISE: Reason(DIFFERING, "the archive is of another log, or was changed: archive to a new path"),
+    ARCHIVED_OTHERWISE: Reason(
+        DIFFERING, "the log is right: somebody has changed the archive. Archive to a new path, and find out who did"
+    ),
     COUNTED_OTHERWISE: Reason(DIFFERING, "look again; if it stays, keep the data directory and report it"),
 }
 
@@ -177,7 +179,7 @@ def holes(gaps: DataFrame) -> DataFrame:
 
 
 def lost(events: DataFrame) -> DataFrame:
-    """What retention took before a group had it. `events`: those that tell of it."""
+    """What retention or rot took before a group had it. `events`: those that tell of it."""
     return found(
         events,
         LOST,

@@ -1,13 +1,22 @@
 """An archive on its disk: open it, take part in it, commit.
 
-Files of a commit that is being made carry its number and the name of the run that makes it. They are moved to their
-places first, then the commit is written, under a name that only one run can take. So
+A run makes a commit in five steps. The files of a commit carry its number and the name of the run.
 
-    killed before the commit   nobody counts the files; the next run makes a commit of that number with files of its own
-    two runs at once           one of them takes the number; the other is told so, and removes what it brought
+    1  stage     Spark writes the files below `_fairway/staging/NUMBER-RUN`, where no plain reader looks
+    2  move      the files go to their places, where plain readers see them
+    3  commit    the commit is written under its number, a name that only one run can take
+    4  remove    files that the commit replaces are removed
+    5  tidy      the staging folder is removed
 
-and a file whose number is committed, and which is not named by the archive, is nobody's: it is removed. (One whose
-number is yet to come may belong to a run that is under way.)
+A run repairs at its start what runs that were killed have left:
+
+    killed in 1          no plain reader sees anything; the folder goes when its number is taken
+    killed in 2, or      plain readers see files that no commit names. The new run takes their number by an empty
+    between 2 and 3      commit, so that nobody can commit them any more, and removes them
+    killed in 3 to 5     plain readers see files that are replaced; the new run removes them
+
+A run that lives, and whose number another run takes, is told so when it commits, and removes what it has moved. So a
+plain reader sees files that are no part of the archive from step 2 of one run to the start of the next, at the longest.
 """
 
 from __future__ import annotations
@@ -15,12 +24,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
-from fairway.errors import FairwayError
+from fairway.errors import FairwayError, Misuse, StorageFault
 from fairway.spark.jobs import manifest
 from fairway.spark.jobs.columns import STAGED_BY
-from fairway.spark.jobs.files import Files, Taken
+from fairway.spark.jobs.files import EXCLUSIVE, Files, Listed, Taken
 from fairway.spark.jobs.manifest import ArchiveDamaged, Commit, File, NotAnArchive, Range, State
 from fairway.spark.places import Part
 from fairway.world.clock import RealClock
@@ -29,6 +38,7 @@ from fairway.world.rng import RealRng
 _OURS: Final = re.compile(r"fairway-(?P<number>\d{12})-[0-9a-f]{8}-\d{5}\.parquet", re.ASCII)
 _STAGED: Final = re.compile(r"(?P<number>\d{12})-[0-9a-f]{8}", re.ASCII)
 _LOADS_MAX: Final = 5  # a reader that is overtaken by 64 commits between two of its steps begins anew
+_REPAIRS_MAX: Final = 5  # as often as another run commits between two of its steps
 
 
 Staged = list[tuple[str, File]]
@@ -68,11 +78,12 @@ class Ledger:
         self._run = f"{RealRng().bits(32):08x}"
         self._clock = RealClock()
         self.state = State()
+        check_place(files.full_root)
         if not self.files.exists(manifest.MARK):
             self._create()
         self.state = load(self.files)
-        self._doubtful: list[tuple[int, str]] = []  # perhaps of a run that is under way: number, path
-        self._sweep()
+        self._abandoned: list[tuple[int, str]] = []  # staging folders of runs that were killed, or are under way
+        self._repair()
 
     def _create(self) -> None:
         files = self.files
@@ -112,7 +123,7 @@ class Ledger:
         for place, (path, size_bytes) in enumerate(found):
             folder = path.removeprefix(f"{staging}/").rpartition("/")[0]
             values = dict(part.split("=", 1) for part in folder.split("/"))
-            footer = self.files.footer(path, "sequence")
+            footer = self.files.footer(Listed(path, size_bytes), "sequence")
             if footer.rows:
                 name = f"fairway-{self.state.number + 1:012}-{self._run}-{place:05}.parquet"
                 target = f"subject={values['subject']}/date={values['date']}/{name}"
@@ -127,8 +138,12 @@ class Ledger:
         _check(added, ranges, removed)
         commit = Commit(self.state.number + 1, self._clock.wall_ms(), tuple(ranges), tuple(added), tuple(gone))
         self.state.apply(commit)
-        for source, file in staged:
-            self.files.move(source, file.path)
+        try:
+            for source, file in staged:
+                self.files.move(source, file.path)
+        except StorageFault:
+            self.files.remove_all([*(file.path for file in added), staging])
+            raise
         data = manifest.encode(commit, self.state)
         try:
             self.files.write(manifest.name_of(commit.number), data, temporary=f"{staging}/commit.json")
@@ -138,27 +153,47 @@ class Ledger:
                 f"another run writes to {self.files.root}: it has made commit {commit.number} meanwhile. Nothing of "
                 "this run's commit was kept. Let one archive job at a time write to a path"
             ) from error
-        overtaken = [path for number, path in self._doubtful if number <= commit.number]
-        self._doubtful = [each for each in self._doubtful if each[0] > commit.number]
-        self.files.remove_all([*gone, *overtaken, staging])
+        self.files.remove_all([*gone, *self._overtaken(), staging])
         if manifest.is_full(commit.number):
             self._forget(commit.number - manifest.FULL_EVERY)
 
-    # --- cleaning ----------------------------------------------------------------------------------------------------
+    def _overtaken(self) -> list[str]:
+        """Staging folders of commits that nobody can make any more."""
+        overtaken = [path for number, path in self._abandoned if number <= self.state.number]
+        self._abandoned = [each for each in self._abandoned if each[0] > self.state.number]
+        return overtaken
 
-    def _sweep(self) -> None:
-        """Remove what runs that were killed have left behind; and remember what may turn out to be that."""
-        numbered = []
-        for each in self.files.walk():
-            found = _OURS.fullmatch(each.path.rpartition("/")[2])
-            if found is not None and not each.path.startswith(f"{manifest.HOME}/"):
-                numbered.append((int(found["number"]), each.path))
+    # --- repair -------------------------------------------------------------------------------------------------------
+
+    def _repair(self) -> None:
+        """Remove what runs that were killed have left, as the table above says."""
+        for _ in range(_REPAIRS_MAX):
+            strange = [each for each in self._numbered() if each[1] not in self.state.files]
+            if all(number <= self.state.number for number, _ in strange):
+                self._abandoned = self._staging_folders()
+                self.files.remove_all([*(path for _, path in strange), *self._overtaken()])
+                return
+            try:
+                self.commit([], [])
+            except Overtaken:
+                self.state = load(self.files)  # the run whose files these are has committed them, or another one has
+        raise Overtaken(
+            f"another run writes to {self.files.root}, and has made {_REPAIRS_MAX} commits while this one began. Let "
+            "one archive job at a time write to a path"
+        )
+
+    def _staging_folders(self) -> list[tuple[int, str]]:
+        """With the numbers of their commits; 0 for what has none, such as the first file of a new archive."""
+        found = []
         for name in self.files.names(manifest.STAGING):
             staged = _STAGED.fullmatch(name)
-            numbered.append((int(staged["number"]) if staged is not None else 0, f"{manifest.STAGING}/{name}"))
-        strange = [each for each in numbered if each[1] not in self.state.files]
-        self.files.remove_all(path for number, path in strange if number <= self.state.number)
-        self._doubtful = [each for each in strange if each[0] > self.state.number]
+            found.append((int(staged["number"]) if staged is not None else 0, f"{manifest.STAGING}/{name}"))
+        return found
+
+    def _numbered(self) -> list[tuple[int, str]]:
+        """The files of all commits, made or not, with their numbers."""
+        found = [(_OURS.fullmatch(path.rpartition("/")[2]), path) for path in self.files.all_data()]
+        return [(int(ours["number"]), path) for ours, path in found if ours is not None]
 
     def _forget(self, before: int) -> None:
         for name in self.files.names(manifest.COMMITS):
@@ -167,9 +202,21 @@ class Ledger:
                 self.files.remove(f"{manifest.COMMITS}/{name}")
 
 
+def check_place(path: str) -> None:
+    """That an archive can be written there: one run at a time takes a number, by a rename that fails where the name is
+    taken. A path without a scheme is on the default file system, which `Ledger` knows."""
+    scheme = urlsplit(path).scheme
+    if scheme and scheme not in EXCLUSIVE:
+        raise Misuse(
+            f"cannot archive to {path}: on {scheme}:// a rename does not fail if the name is taken, so that two runs "
+            "could make the same commit and lose rows. Archive to a local disk or to hdfs://, and copy the archive "
+            "from there when no run writes to it"
+        )
+
+
 def _check(added: Sequence[File], ranges: Sequence[Range], removed: Sequence[File]) -> None:
     """Files must tell the same story as the ranges, or as the files that they replace."""
-    spans = {_part(each): (each.first, each.end) for each in ranges} if ranges else _spans(removed)
+    spans = _spans(ranges or removed)
     last: dict[Part, int] = {}
     for each in sorted(added, key=lambda each: each.first):
         first, end = spans.get(_part(each), (0, 0))
@@ -188,6 +235,10 @@ def _part(of: File | Range) -> Part:
     return Part(of.subject, of.broker_group)
 
 
-def _spans(files: Sequence[File]) -> dict[Part, tuple[int, int]]:
-    """From where to where the files of one compaction reach."""
-    return {_part(each): (min(f.first for f in files), max(f.end for f in files)) for each in files[:1]}
+def _spans(of: Sequence[File | Range]) -> dict[Part, tuple[int, int]]:
+    """From where to where each subject is read in one commit, in each of its broker groups."""
+    spans: dict[Part, tuple[int, int]] = {}
+    for each in of:
+        first, end = spans.get(_part(each), (each.first, each.end))
+        spans[_part(each)] = min(first, each.first), max(end, each.end)
+    return spans

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import Annotated
 
@@ -84,11 +85,20 @@ def moment(text: str | None, what: str) -> datetime | None:
 
 
 def _live(spark: SparkSession, picking: Picking) -> DataFrame:
-    return (
-        spark.read.format("fairway")
-        .options(url=picking.url, subject=",".join(picking.subjects), patienceSeconds=str(picking.patience_s))
-        .load()
-    )
+    """As little of the log as the source's options can say; `_conditions` are exact."""
+    said = {"url": picking.url, "subject": ",".join(picking.subjects), "patienceSeconds": str(picking.patience_s)}
+    if picking.since is not None:
+        said["starting"] = _full_ms(picking.since).isoformat()
+    if picking.until is not None:
+        said["ending"] = _full_ms(picking.until + timedelta(microseconds=999)).isoformat()
+    if picking.keys:
+        said["keys"] = json.dumps(picking.keys)
+    return spark.read.format("fairway").options(**said).load()
+
+
+def _full_ms(moment: datetime) -> datetime:
+    """The log's times are in milliseconds: the one that this time is in."""
+    return moment.replace(microsecond=moment.microsecond // 1_000 * 1_000)
 
 
 def told(
@@ -117,6 +127,11 @@ def _archived(spark: SparkSession, picking: Picking, log_ids: Mapping[str, str])
     until = _date(picking.until) if picking.until is not None else "9999-12-31"
     chosen = [each for each in state.files.values() if each.subject in wanted and since <= each.date <= until]
     return columns.frame(spark, files.root, sorted(chosen, key=lambda each: (each.subject, each.first)))
+
+
+def archived(spark: SparkSession, picking: Picking) -> int:
+    """How many messages the archive has, if one is read."""
+    return 0 if picking.archive is None else ledger.load(Files(spark, picking.archive)).rows
 
 
 def _date(moment: datetime) -> str:

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from fairway.client import spans
 from fairway.errors import Misuse
-from fairway.spark.jobs import picking, program, reconcile_page, sent
+from fairway.spark.jobs import picking, program, reconcile_page, sent, shuffle
 from fairway.spark.jobs.balance import Book, Finding, Options, Result
 from fairway.spark.jobs.failing import sentences
 from fairway.spark.jobs.files import Files
@@ -57,7 +57,8 @@ def run(spark: SparkSession, options: Options, rows: DataFrame | None = None, wa
             rows = sent.load(spark, options.sent, options.sent_format)
         reconciling = Reconciling(spark, options, rows, watch)
         try:
-            result = reconciling.run()
+            with shuffle.sized(spark, reconciling.size()):
+                result = reconciling.run()
         finally:
             reconciling.close()
     if options.html is not None:

@@ -13,9 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
 from fairway.errors import Misuse
-from fairway.spark.jobs import auditing, books, findings, held, replay, sent, servers
+from fairway.spark.jobs import auditing, books, findings, held, ledger, replay, sent, servers
 from fairway.spark.jobs.auditing import Archive
 from fairway.spark.jobs.balance import MS, Book, Finding, Options, Result
+from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.holes import Whole, holes
 from fairway.spark.jobs.scope import COLUMNS, Scope
 from fairway.spark.jobs.watching import Point, Watch
@@ -42,14 +43,25 @@ class Reconciling:
         self._scope = Scope(spark, options, has_rows=rows is not None or self._held is not None)
         self._scope.notes.extend(notes)
 
+    @property
+    def messages(self) -> int:
+        """That are looked at."""
+        return sum(end - begin for begin, end in self._scope.extents.values())
+
+    def size(self) -> int:
+        """Of all that is compared: messages, business rows, what producers hold, and rows of an archive."""
+        path = self._options.archive
+        archived = 0 if path is None else ledger.load(Files(self._spark, path)).rows
+        given = sum(each.count() for each in (self._rows, self._held) if each is not None)
+        return self.messages + archived + given
+
     def close(self) -> None:
         for each in self._kept:
             each.unpersist()
 
     def run(self) -> Result:
         options, scope = self._options, self._scope
-        headers = ("headers",) if self._rows is not None and sent.needs_headers(options.match) else ()
-        log = self._keep(scope.log((*COLUMNS, *headers)))
+        log = self._keep(self._log())
         messages = log if options.until is None else log.filter(F.col("appended_at") < F.lit(options.until))
         self._tell("reading the log")
         parts = self._of_log(messages)
@@ -68,12 +80,20 @@ class Reconciling:
             scope.notes.extend(held.notes_of(self._waiting))
         return self._result(messages, accounts, judged, findings.together(parts).localCheckpoint())
 
+    def _log(self) -> DataFrame:
+        """The messages, and what is compared of them: of payloads a digest is kept."""
+        headers = ("headers",) if self._rows is not None and sent.needs_headers(self._options.match) else ()
+        if self._options.archive is None:
+            return self._scope.log((*COLUMNS, *headers))
+        whole = auditing.with_content(self._scope.log((*COLUMNS, *auditing.PAYLOADS)))
+        return whole.select(*COLUMNS, *headers, auditing.CONTENT)
+
     def _keep(self, rows: DataFrame) -> DataFrame:
         self._kept.append(rows.persist())
         return self._kept[-1]
 
     def _tell(self, doing: str) -> None:
-        self._watch(Point(f"reconcile: {doing}", sum(end - begin for begin, end in self._scope.extents.values())))
+        self._watch(Point(f"reconcile: {doing}", self.messages))
 
     # --- findings -----------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 
 from fairway.errors import Misuse
 from fairway.limits import LOT_MESSAGES_MAX
-from fairway.spark.jobs import picking, program
+from fairway.spark.jobs import picking, program, shuffle
 from fairway.spark.jobs.failing import sentences
 from fairway.spark.jobs.picking import Picking
 from fairway.spark.jobs.watching import Point, Watch, unwatched
@@ -145,25 +145,32 @@ def run(spark: SparkSession, options: Options, watch: Watch = unwatched) -> Foun
     if options.queue_length < 1:
         raise Misuse(f"a queue of {options.queue_length} messages: it is 1 at least")
     with sentences("looking for repetition"):
-        messages = (
-            picking.messages(spark, options.picking).select("subject", "broker_group", "sequence", "key").persist()
-        )
-        keys = by_key(messages, options.queue_length).persist()
+        messages = picking.messages(spark, options.picking).select("subject", "broker_group", "sequence", "key")
+        messages = messages.persist()
         try:
-            watch(Point("repetition", messages.count()))  # what is counted is kept, and not read again
-            if options.output is not None:
-                keys.write.mode("errorifexists").partitionBy("subject").parquet(options.output)
-            found = Found(options.queue_length)
-            for row in by_subject(messages, keys, options.many).orderBy("subject").collect():
-                named = row.asDict()
-                found.subjects.append(Subject(**named, recommendation=_RECOMMENDED[named["repetition"]]))
-            top = keys.filter(F.col("repetition") != NONE)
-            top = top.orderBy(F.desc("saved"), F.desc("messages"), "subject", "key").limit(options.top)
-            found.keys.extend(Key(**row.asDict()) for row in top.collect())
-            return found
+            count = messages.count()  # what is counted is kept, and not read again
+            watch(Point("repetition", count))
+            with shuffle.sized(spark, count):
+                return _found(messages, options)
         finally:
-            keys.unpersist()
             messages.unpersist()
+
+
+def _found(messages: DataFrame, options: Options) -> Found:
+    keys = by_key(messages, options.queue_length).persist()
+    try:
+        if options.output is not None:
+            keys.write.mode("errorifexists").partitionBy("subject").parquet(options.output)
+        found = Found(options.queue_length)
+        for row in by_subject(messages, keys, options.many).orderBy("subject").collect():
+            named = row.asDict()
+            found.subjects.append(Subject(**named, recommendation=_RECOMMENDED[named["repetition"]]))
+        top = keys.filter(F.col("repetition") != NONE)
+        top = top.orderBy(F.desc("saved"), F.desc("messages"), "subject", "key").limit(options.top)
+        found.keys.extend(Key(**row.asDict()) for row in top.collect())
+        return found
+    finally:
+        keys.unpersist()
 
 
 # --- the program ------------------------------------------------------------------------------------------------------

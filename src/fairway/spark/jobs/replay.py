@@ -257,7 +257,7 @@ class _Replay:
         rate = self._options.rate_per_s
         step = min(SLICE_ROWS, rate) if rate else SLICE_ROWS
         found = [
-            (self._files.footer(each.path, "ordinal"), each.path)
+            (self._files.footer(each, "ordinal"), each.path)
             for each in self._files.walk("selection")
             if each.path.endswith(".parquet")
         ]

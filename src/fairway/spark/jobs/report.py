@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 from fairway.client import spans, sync
 from fairway.client.url import parse_any as parse_url
 from fairway.errors import Misuse
-from fairway.spark.jobs import capacity, flow, picking, program, report_page, scales, scraping
+from fairway.spark.jobs import capacity, flow, picking, program, report_page, scales, scraping, shuffle
 from fairway.spark.jobs.capacity import ALL, Delayed, Group, Seen
 from fairway.spark.jobs.failing import sentences
 from fairway.spark.jobs.flow import Flow, Known
@@ -113,8 +113,10 @@ def run(spark: SparkSession, options: Options, watch: Watch = unwatched) -> Resu
         found.subjects = capacity.meant(options.subjects, seen.ends, options.url)
         found.groups = capacity.groups(seen, before, found.subjects)
         found.remarks.extend(capacity.remarks(seen, before, found.groups))
-        watch(Point("report: events", sum(sum(seen.ends[name].values()) for name in found.subjects)))
-        _over_time(spark, options, seen, found)
+        messages = sum(sum(seen.ends[name].values()) for name in found.subjects)
+        watch(Point("report: events", messages))
+        with shuffle.sized(spark, messages):
+            _over_time(spark, options, seen, found)
         asked = None if not options.subjects or ALL in options.subjects else found.subjects
         hours = -(-options.ahead // timedelta(hours=1))
         found.remarks.extend(capacity.forecast(client, asked, seen.now, hours, found.delayed))
@@ -283,7 +285,7 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
 def _lines(found: Result) -> list[str]:
     lines = [
         f"{each.subject} {each.group}: {_share(each)}, {each.cold_share:.0%} of it cold, lag {each.lag:,} "
-        f"(and {each.in_flight + each.waiting:,} in hand), {each.acked:,} acked"
+        f"({each.in_flight:,} in flight, {each.waiting:,} to be tried again later), {each.acked:,} acked"
         for each in found.groups
     ]
     if found.delayed.overdue is not None:

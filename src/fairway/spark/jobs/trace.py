@@ -14,10 +14,11 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 
 from fairway.errors import BadName, Misuse
 from fairway.names import Group
-from fairway.spark.jobs import picking, program, standing
+from fairway.spark.jobs import picking, program, shuffle, standing
 from fairway.spark.jobs.failing import sentences
 from fairway.spark.jobs.lives import ACKED, OPEN, STATES, lives
 from fairway.spark.jobs.picking import Picking
+from fairway.spark.jobs.standing import Standing
 from fairway.spark.jobs.watching import Point, Watch, unwatched
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 
@@ -94,19 +95,25 @@ def run(spark: SparkSession, options: Options, watch: Watch = unwatched) -> Foun
     groups = _checked(options.groups)
     with sentences("tracing"):
         seen = standing.look(options.picking, groups)
-        watch(Point("trace", sum(seen.extents[part].end - seen.extents[part].first for part in seen.parts)))
-        rows = lives(spark, options.picking, groups, seen).persist()
-        try:
-            if options.output is not None:
-                rows.write.mode("errorifexists").partitionBy("subject").parquet(options.output)
-            found = Found([_account(row) for row in accounts(rows).orderBy("subject", "group").collect()])
-            found.slowest = _named(rows.filter(F.col("state") == ACKED), F.desc("total_ms"), options.top)
-            found.stuck = _named(rows.filter(F.col("state").isin(*OPEN)), F.asc("appended_at"), options.top)
-            claimed = {part.subject for part, _ in seen.cursors} | {each.subject for each in found.accounts}
-            found.unclaimed = sorted(name for name in seen.subjects if name not in claimed) if groups is None else []
-            return found
-        finally:
-            rows.unpersist()
+        messages = sum(seen.extents[part].end - seen.extents[part].first for part in seen.parts)
+        watch(Point("trace", messages))
+        with shuffle.sized(spark, messages + picking.archived(spark, options.picking)):
+            return _found(spark, options, groups, seen)
+
+
+def _found(spark: SparkSession, options: Options, groups: frozenset[str] | None, seen: Standing) -> Found:
+    rows = lives(spark, options.picking, groups, seen).persist()
+    try:
+        if options.output is not None:
+            rows.write.mode("errorifexists").partitionBy("subject").parquet(options.output)
+        found = Found([_account(row) for row in accounts(rows).orderBy("subject", "group").collect()])
+        found.slowest = _named(rows.filter(F.col("state") == ACKED), F.desc("total_ms"), options.top)
+        found.stuck = _named(rows.filter(F.col("state").isin(*OPEN)), F.asc("appended_at"), options.top)
+        claimed = {part.subject for part, _ in seen.cursors} | {each.subject for each in found.accounts}
+        found.unclaimed = sorted(name for name in seen.subjects if name not in claimed) if groups is None else []
+        return found
+    finally:
+        rows.unpersist()
 
 
 def accounts(rows: DataFrame) -> DataFrame:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fairway.delay.timekeeper import HOLD_MS, Timekeeper
 from fairway.world.clock import ManualClock
+from fairway.world.timekeeper import HOLD_MS, Timekeeper
 
 DAY_MS = 86_400_000
 

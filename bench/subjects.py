@@ -1,0 +1,269 @@
+"""A meta server before a registry of many subjects: until it is ready, CPU of a creation, and how soon a pause is seen.
+
+    python -m bench.subjects                0, 1,000, 10,000 and 50,000 subjects, about three minutes
+    python -m bench.subjects --quick        up to 10,000
+    python -m bench.subjects --json         the figures for a program
+
+The meta server is a process of its own, before an SQLite registry and before a real ZooKeeper, with the session that it
+asks for by default. At each size: the time from its start to its word that it is ready, the CPU-seconds that it burns
+for a creation (of which the figures are to be flat: shown is each size ÷ the first), and, where there are 10,000
+subjects or more, the time from a `subject pause` until a broker that serves 10,000 subjects knows of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from bench import machine
+from bench.client_rates import cpu_s
+from bench.cluster_groups import end, started
+from fairway.broker.switches import Switches
+from fairway.errors import FairwayError
+from fairway.lookup.asking import Inquirer
+from fairway.lookup.opening import open_registry, parse_meta
+from fairway.names import Group, Subject
+from fairway.protocol.routing import Change, Govern, Governed
+from fairway.registry import layout
+from fairway.registry.layout import MASTER, GroupRecord, Member, SubjectRecord
+from fairway.registry.port import Exists, Registry
+from fairway.registry.sqlite import SqliteRegistry
+from fairway.world.clock import RealClock
+from fairway.world.net import RealNet
+from fairway.world.rng import RealRng
+from tests.support.ports import free_port
+from tests.support.zookeeper import ensemble
+
+READY_S_MAX = 10.0
+FLAT = 1.5  # a creation at the largest size, of one at the smallest
+SEEN_S_MAX = 2.0
+GROUP = "east"
+COPY = "00000000000000aa"
+CREATIONS = 500
+SERVED = 10_000
+PAUSES = 5
+ANSWER_S = 60.0
+MEMORY = Path("/dev/shm")  # used where it is there
+
+FULL = (0, 1_000, 10_000, 50_000)
+QUICK = (0, 1_000, 10_000)
+TINY = (0, 50)
+
+
+class SqliteForm:
+    """The registry in a file. Subjects are written on a file system that syncs for nothing, and then copied."""
+
+    name = "sqlite"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "registry"
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:{self._folder}"
+
+    async def fill(self, first: int, after: int) -> None:
+        with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as name:  # noqa: ASYNC240
+            place = Path(name) / "registry"
+            if self._folder.is_dir():
+                shutil.copytree(self._folder, place)
+            registry = await SqliteRegistry.open(str(place))
+            try:
+                await fill(registry, first, after)
+            finally:
+                await registry.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.copytree(place, self._folder)
+
+    def registry_of_brokers(self, meta: str) -> str:
+        return meta
+
+
+class ZooKeeperForm:
+    """The registry on a real ZooKeeper."""
+
+    name = "zookeeper"
+
+    def __init__(self, hosts: str) -> None:
+        self.url = f"zookeeper://{hosts}"
+
+    async def fill(self, first: int, after: int) -> None:
+        registry = await open_registry(self.url, RealNet(), RealClock(), RealRng())
+        try:
+            await fill(registry, first, after)
+        finally:
+            await registry.close()
+
+    def registry_of_brokers(self, meta: str) -> str:
+        del meta
+        return self.url
+
+
+Form = SqliteForm | ZooKeeperForm
+
+
+def name_of(number: int) -> str:
+    return f"orders.{number:06d}"
+
+
+async def fill(registry: Registry, first: int, after: int) -> None:
+    """Subjects of these numbers, and the group that carries them."""
+    record = GroupRecord("broker", 1, COPY, [COPY], members=[COPY])
+    with suppress(Exists):
+        await registry.create(layout.group_path(GROUP), layout.pack(record))
+    value = layout.pack(SubjectRecord([GROUP], [GROUP]))
+    for begin in range(first, after, 100):
+        numbers = range(begin, min(begin + 100, after))
+        await asyncio.gather(*(registry.create(layout.subject_path(name_of(each)), value) for each in numbers))
+
+
+@asynccontextmanager
+async def living(url: str) -> AsyncIterator[Registry]:
+    """A session whose node says that the group has a master."""
+    registry = await open_registry(url, RealNet(), RealClock(), RealRng())
+    member = Member(COPY, "127.0.0.1", 1, MASTER, 1)
+    path = layout.member_path(GROUP, layout.place_name(COPY, registry.session_id))
+    try:
+        await registry.create(path, layout.pack(member), is_ephemeral=True)
+        yield registry
+    finally:
+        await registry.close()
+
+
+async def create(inquirer: Inquirer, label: str, number: int) -> None:
+    """So many subjects, one after the other; the first may find the group without a master."""
+    for each in range(number):
+        await inquirer.ask(Govern(Change.CREATE, f"new.{label}.{each}"), Governed, ANSWER_S)
+
+
+async def until_led(inquirer: Inquirer, label: str) -> None:
+    deadline = time.monotonic() + ANSWER_S
+    while time.monotonic() < deadline:
+        with suppress(FairwayError):
+            await inquirer.ask(Govern(Change.CREATE, f"first.{label}"), Governed, ANSWER_S)
+            return
+        await asyncio.sleep(0.1)
+    raise RuntimeError("the meta server makes no subject")
+
+
+async def seen_s(inquirer: Inquirer, registry: Registry, served: int) -> float:
+    """The longest time from the order to pause until a broker of so many subjects knows of it."""
+    switches = Switches(registry, RealClock())
+    subjects = [Subject.parse(name_of(number)) for number in range(served)]
+    group = Group.parse("all")
+    task = asyncio.ensure_future(switches.run())
+    longest = 0.0
+    try:
+        for subject in subjects:
+            switches.is_off(subject, group)
+        await asyncio.sleep(SEEN_S_MAX)
+        for subject in subjects[:: max(served // PAUSES, 1)]:
+            began = time.monotonic()
+            await inquirer.ask(Govern(Change.PAUSE, str(subject), ["all"]), Governed, ANSWER_S)
+            while not switches.is_off(subject, group) and time.monotonic() - began < ANSWER_S:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            longest = max(longest, time.monotonic() - began)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    return longest
+
+
+async def at_size(form: Form, size: int) -> dict[str, float]:
+    port = free_port()
+    url = f"meta://127.0.0.1:{port}"
+    began = time.monotonic()
+    child = started("meta", "--registry", form.url, "--port", str(port))
+    told = {"ready_s": time.monotonic() - began}
+    inquirer = Inquirer(RealNet(), RealClock(), RealRng(), parse_meta(url))
+    try:
+        async with living(form.registry_of_brokers(url)) as registry:
+            await until_led(inquirer, str(size))
+            before_s = cpu_s(child.pid)
+            await create(inquirer, str(size), CREATIONS)
+            told["create_cpu_ms"] = (cpu_s(child.pid) - before_s) / CREATIONS * 1e3
+            if size >= SERVED:
+                told["pause_seen_s"] = await seen_s(inquirer, registry, SERVED)
+    finally:
+        inquirer.abort()
+        end(child)
+    return told
+
+
+def measure(sizes: Sequence[int], folder: Path) -> dict[str, dict[int, dict[str, float]]]:
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    with ExitStack() as running:
+        zookeeper = running.enter_context(ensemble(1, tick_ms=500))  # grants the default session of 10 s
+        for form in (SqliteForm(folder), ZooKeeperForm(zookeeper.hosts)):
+            filled = 0
+            for size in sizes:
+                asyncio.run(form.fill(filled, size))
+                filled = size
+                found.setdefault(form.name, {})[size] = asyncio.run(at_size(form, size))
+    return found
+
+
+def summarise(found: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for form, sizes in found.items():
+        first, last = min(sizes), max(sizes)
+        growth = sizes[last]["create_cpu_ms"] / max(sizes[first]["create_cpu_ms"], 1e-9)
+        seen = max((each.get("pause_seen_s", 0.0) for each in sizes.values()), default=0.0)
+        ready = max(each["ready_s"] for each in sizes.values())
+        told[form] = {
+            "sizes": {str(size): figures for size, figures in sizes.items()},
+            "create_growth": growth,
+            "ready_s": ready,
+            "pause_seen_s": seen,
+            "met": growth <= FLAT and ready <= READY_S_MAX and seen <= SEEN_S_MAX,
+        }
+    return told
+
+
+def show(told: dict[str, Any]) -> None:
+    for form, figures in told.items():
+        for size, row in figures["sizes"].items():
+            seen = f", pause seen in {row['pause_seen_s']:.2f} s" if "pause_seen_s" in row else ""
+            print(
+                f"{form}: {int(size):>6,} subjects: ready in {row['ready_s']:.2f} s, "
+                f"{row['create_cpu_ms']:.2f} ms of CPU per creation{seen}"
+            )
+        verdict = "met" if figures["met"] else "not met"
+        print(
+            f"{form}: creation at the largest ÷ at the smallest {figures['create_growth']:.2f} (at most {FLAT}), "
+            f"ready in {READY_S_MAX:g} s, pause seen in {SEEN_S_MAX:g} s: {verdict}"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.subjects", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer subjects")
+    parser.add_argument("--tiny", action="store_true", help="only to see that it runs")
+    parser.add_argument("--sizes", type=int, nargs="+", help="numbers of subjects, ascending")
+    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()), help="where; default: %(default)s")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    sizes = options.sizes or (TINY if options.tiny else QUICK if options.quick else FULL)
+    with tempfile.TemporaryDirectory(prefix="fairway-subjects-", dir=options.data) as name:
+        told = summarise(measure(sizes, Path(name)))
+    if options.json:
+        print(json.dumps(told | {"machine": machine.describe(options.data)}))
+    else:
+        show(told)
+        print(machine.describe(options.data))
+    return 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are stopped then too
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""What the clients of an app write into its log: how their connections stand, and each dead letter.
+
+A client tries to connect for ever. The log says so at once with the reason, then at growing intervals, and again when
+the reason is a new one. A connection that is lost again and again is reported in the same way, so no broker can make
+an app flood its log. The end of an outage is reported if its beginning was.
+
+Several clients may share one log: an app with both kinds of handlers has two connections to one broker, and one line
+for both is enough. Callers hold no lock of a client: a handler of Python's logging may use a client itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+from fairway.client.core import Goal
+from fairway.protocol.consumption import ConsumingEvent, DeadLettered
+from fairway.protocol.line import Line
+from fairway.world.gate import Lock
+from fairway.world.log_format import TimedFormatter
+
+NS: Final = 1_000_000_000
+AGAIN_FIRST_NS: Final = 10 * NS  # until the same reason is reported once more; doubled each time
+AGAIN_MOST_NS: Final = 600 * NS
+CHANGED_NS: Final = 1 * NS  # between two lines at least
+REASONS_MAX: Final = 8  # that are reported at once in one outage: a reason may contain a number that always changes
+STEADY_NS: Final = 60 * NS  # a connection that has held for so long ends the outage before it
+
+
+class Outages:
+    """Which changes of one connection are worth a line. Pure: the caller has the clock and the log."""
+
+    def __init__(self, goal: Goal) -> None:
+        self._goal = goal
+        self._is_up = False  # by what was reported last
+        self._has_been_up = False
+        self._opened_ns: int | None = None  # None: it is not open
+        self._down_ns: int | None = None  # when the outage began
+        self._reasons: set[frozenset[str]] = set()  # reported in this outage
+        self._reported_ns = 0
+        self._again_ns = AGAIN_FIRST_NS
+
+    def trouble(self, reason: str, now_ns: int) -> str | None:
+        """The connection cannot be had, or was lost: the sentence to report, or None."""
+        if self._opened_ns is not None and now_ns - self._opened_ns >= STEADY_NS:
+            self._reasons.clear()
+            self._again_ns, self._down_ns = AGAIN_FIRST_NS, None
+        self._opened_ns = None
+        if self._down_ns is None:
+            self._down_ns = now_ns
+        parts = _parts(reason)
+        is_new = parts not in self._reasons and len(self._reasons) < REASONS_MAX
+        if self._reasons and now_ns < self._reported_ns + (CHANGED_NS if is_new else self._again_ns):
+            return None
+        sentence = self._sentence(reason, now_ns - self._down_ns)
+        if not is_new:
+            self._again_ns = min(2 * self._again_ns, AGAIN_MOST_NS)
+        else:
+            self._reasons.add(parts)
+        self._reported_ns = now_ns
+        self._is_up = False
+        return sentence
+
+    def opened(self, now_ns: int) -> str | None:
+        """The connection was made: the sentence to report, or None."""
+        self._opened_ns = now_ns
+        self._has_been_up = True
+        if self._is_up:
+            return None
+        self._is_up = True
+        return f"connected to the {self._goal.place}"
+
+    def _sentence(self, reason: str, down_ns: int) -> str:
+        place = self._goal.place
+        if self._is_up:
+            return f"lost the connection to the {place}: {reason}; connecting again"
+        if self._reasons:
+            return f"still waiting for the {place}, after {down_ns / NS:.0f} s: {reason}"
+        return f"waiting for the {place}: {reason}. {'' if self._has_been_up else self._goal.remedy}".rstrip(". ")
+
+
+def _parts(reason: str) -> frozenset[str]:
+    """What is the same for the same troubles: addresses are tried in any order."""
+    return frozenset(reason.replace("cannot connect to ", "").split("; "))
+
+
+class ConnectionLog:
+    """The connections to one server, of all clients that share a log (`client.core.ConnectionWatch`)."""
+
+    def __init__(self, goal: Goal, logger: logging.Logger) -> None:
+        self._outages = Outages(goal)
+        self._logger = logger
+        self._lock = Lock()  # clients of threads and clients of loops
+
+    def trouble(self, reason: str, now_ns: int) -> None:
+        with self._lock:
+            sentence = self._outages.trouble(reason, now_ns)
+        if sentence is not None:
+            self._logger.warning("%s", sentence)
+
+    def opened(self, now_ns: int) -> None:
+        with self._lock:
+            sentence = self._outages.opened(now_ns)
+        if sentence is not None:
+            self._logger.info("%s", sentence)
+
+
+class ClientLog:
+    """All that clients which share it write into one logger."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._lock = Lock()
+        self._connections: dict[Goal, ConnectionLog] = {}
+
+    def connection(self, goal: Goal) -> ConnectionLog:
+        """For a connection to this server."""
+        with self._lock:
+            return self._connections.setdefault(goal, ConnectionLog(goal, self._logger))
+
+    def listener(self, line: Line) -> Callable[[ConsumingEvent], None]:
+        """For a session on this line: it tells under the lock, and the log is written without."""
+        return partial(self._on_event, line)
+
+    def _on_event(self, line: Line, event: ConsumingEvent) -> None:
+        if isinstance(event, DeadLettered):
+            line.run_later(partial(self._dead, event))
+
+    def _dead(self, event: DeadLettered) -> None:
+        name = f"message {event.sequence}" if event.id is None else f"message {event.id} (sequence {event.sequence})"
+        where = f"{event.subject} on {event.broker_group}" if event.broker_group else event.subject
+        what = "was rejected on attempt" if event.is_rejected else "failed on its last attempt,"
+        doubt = "" if event.is_certain else "; unless its lease had run out: see `fairway dead list`"
+        self._logger.warning(
+            "dead letter: %s of %s in group %s %s %d: %s%s",
+            *(name, where, event.group, what, event.attempt, event.reason or "no reason was given", doubt),
+        )
+
+
+@contextmanager
+def shown_on_stderr() -> Iterator[None]:
+    """Show the log of Fairway on stderr, unless the program has set up Python's logging itself."""
+    logger, root = logging.getLogger("fairway"), logging.getLogger()
+    if logger.hasHandlers() or logging.lastResort is None:
+        yield
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(TimedFormatter())
+    handler.addFilter(lambda _record: not root.handlers)  # it may still do so while the app runs
+    level = logger.level
+    logger.addHandler(handler)
+    if level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -1,0 +1,84 @@
+"""Messages that a consumer has and the program has not begun.
+
+They leave in the order in which they came, and only while certainly nobody else has them (`lease`). A message whose
+lease may have run out is released. Where the broker cannot be asked whether it still knows of a handout, the message
+waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+
+from fairway.protocol.consumption import ConsumingCounts
+from fairway.protocol.delivery import Message
+from fairway.protocol.lots import ACK, OPEN, RELEASE
+from fairway.protocol.unpacking import Run
+
+
+class PrefetchBuffer:
+    """Runs of messages, the oldest first. Called under the lock of the line's owner, but for `has_ready`."""
+
+    def __init__(self, counts: ConsumingCounts) -> None:
+        self._runs: deque[Run] = deque()
+        self._counts = counts
+        self.count = 0  # messages
+
+    def put(self, runs: Sequence[Run]) -> None:
+        self._runs.extend(runs)
+        self.count += sum(run.end - run.first for run in runs)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether `take` would hand out some. From any thread, without a lock."""
+        try:
+            return not self._runs[0].lot.is_detached
+        except IndexError:
+            return False
+
+    def take(self, most: int | None, now_ns: int) -> list[Message]:
+        """At most so many, for the program; those that others may have by now are released instead."""
+        taken: list[Message] = []
+        left = self.count if most is None else most
+        while left > 0 and self.has_ready:
+            lot, page, first, end = self._runs.popleft()
+            if lot.is_over(now_ns):
+                lot.say(first, end, RELEASE)
+                self.count -= end - first
+                self._counts.lapsed += end - first
+                continue
+            if end - first > left:
+                self._runs.appendleft(Run(lot, page, first + left, end))
+                end = first + left
+            lot.fill(first - lot.first, end - lot.first, OPEN)
+            at = page.first_sequence
+            payloads = page.batch.payloads[first - at : end - at]
+            taken += map(Message, payloads, range(first, end), repeat(lot), repeat(page))
+            left -= end - first
+        self.count -= len(taken)
+        self._counts.handed_out += len(taken)
+        return taken
+
+    def give_back(self, behind: Iterable[Run], *, is_last: bool) -> int:
+        """Release all that is here, and what waits `behind` it; how many messages that is. What cannot be released is
+        kept, or forgone if this is the last time."""
+        released = 0
+        kept: deque[Run] = deque()
+        for run in (*self._runs, *behind):
+            length = run.end - run.first
+            if not run.lot.is_final:
+                run.lot.say(run.first, run.end, RELEASE)
+                released += length
+            elif is_last:
+                run.lot.say(run.first, run.end, ACK)
+                self._counts.forgone += length
+            else:
+                kept.append(run)
+        self._runs = kept
+        self.count = sum(run.end - run.first for run in kept)
+        return released
+
+    def clear(self) -> None:
+        self._runs.clear()
+        self.count = 0

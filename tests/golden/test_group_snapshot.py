@@ -1,0 +1,47 @@
+"""A group's snapshot, as it is in the checkpoint: version 1, and version 1 with the failed attempts of what is owed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fairway.groups import Group, Verdict
+from tests.unit.groups.scene import Scene
+from tests.unit.groups.test_recovery import busy_scene
+
+FOLDER = Path(__file__).parent
+BEFORE = FOLDER / "group_snapshot_v1.bin"  # from before attempts were kept: `busy_scene`
+KEPT = FOLDER / "group_snapshot_v1_attempts.bin"
+
+
+def failing_scene() -> Scene:
+    """The same, and attempts that failed in each way; some messages share them."""
+    scene = busy_scene()
+    scene.wait(scene.group.config.lease_ms)
+    scene.expire()
+    scene.join("dee")
+    for _ in range(3):
+        scene.settle("dee", Verdict.RETRY, scene.lot("dee", 2), after_ms=0, reason="no such hotel")
+    scene.pull("dee", 3)
+    return scene
+
+
+def test_a_snapshot_from_before_attempts_were_kept_is_read_and_written_alike() -> None:
+    data = BEFORE.read_bytes()
+    assert Group.restore(data).snapshot() == data
+    assert data == msgspec.msgpack.encode(msgspec.msgpack.decode(busy_scene().group.snapshot())[:15])
+
+
+def test_a_snapshot_with_attempts_is_read_and_written_alike() -> None:
+    data = KEPT.read_bytes()
+    assert Group.restore(data).snapshot() == data == failing_scene().group.snapshot()
+
+
+@pytest.mark.parametrize("path", [BEFORE, KEPT], ids=lambda path: path.stem)
+def test_no_part_of_it_is_taken_for_the_whole(path: Path) -> None:
+    data = path.read_bytes()
+    for end in range(len(data)):
+        with pytest.raises(Exception, match="a group's snapshot cannot be read"):
+            Group.restore(data[:end])

@@ -1,0 +1,28 @@
+"""The bench of many subjects runs to its end, so that it does not rot; how fast it is here says nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import subjects
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("zookeeper")
+def test_a_tiny_run_prints_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert subjects.main(["--tiny", "--json", "--data", str(tmp_path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    for form in ("sqlite", "zookeeper"):
+        assert told[form]["sizes"].keys() == {"0", "50"}
+        assert told[form]["ready_s"] > 0
+
+
+def test_each_goal_counts() -> None:
+    sizes = {0: {"ready_s": 1.0, "create_cpu_ms": 1.0}, 9: {"ready_s": 2.0, "create_cpu_ms": 1.4, "pause_seen_s": 0.5}}
+    assert subjects.summarise({"sqlite": sizes})["sqlite"]["met"]
+    for figure, value in (("ready_s", 11.0), ("create_cpu_ms", 1.6), ("pause_seen_s", 2.5)):
+        worse = {**sizes, 9: {**sizes[9], figure: value}}
+        assert not subjects.summarise({"sqlite": worse})["sqlite"]["met"]

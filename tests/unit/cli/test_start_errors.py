@@ -1,0 +1,154 @@
+"""Every way in which a server or a verb does not start: a sentence with the remedy, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fairway
+from fairway.world.process import Child
+from tests.support.ports import free_port
+from tests.tidy.source import ROOT
+from tests.unit.cli.running import READY_S, Cli
+
+NOBODY = Cli("fairway://127.0.0.1:1")
+
+# What each role is started with; DIR is where its data would be.
+ROLES = {
+    "up": "up --data DIR",
+    "broker": "broker --data DIR",
+    "copy of a broker": "broker --data DIR --registry meta://127.0.0.1:1 --group east",
+    "meta": "meta --registry sqlite:DIR",
+    "delay": "delay serve --data DIR --broker 127.0.0.1:1",
+    "copy of a delay server": "delay serve --data DIR --registry meta://127.0.0.1:1 --group d1",
+}
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def command(role: str, directory: Path) -> list[str]:
+    return [word.replace("DIR", str(directory)) for word in ROLES[role].split()]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_port_in_use_is_a_sentence_with_the_remedy_and_no_directory_is_made(
+    role: str, tmp_path: Path, taken: int
+) -> None:
+    said = NOBODY.fails(*command(role, tmp_path / "data"), "--port", str(taken), status=1)
+    assert f"cannot listen on 127.0.0.1:{taken}: another program listens there" in said
+    assert "choose another port with --port N (0: any that is free)" in said
+    assert "Errno" not in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_port_for_probes_in_use_is_told_apart(role: str, tmp_path: Path, taken: int) -> None:
+    arguments = (*command(role, tmp_path / "data"), "--port", "0", "--http-port", str(taken))
+    assert "choose another port with --http-port N" in NOBODY.fails(*arguments, status=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("below", ["", "/deep/er"])
+@pytest.mark.parametrize("role", ROLES)
+def test_a_file_where_a_directory_is_meant_is_named(role: str, below: str, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("mine")
+    said = NOBODY.fails(*command(role, Path(f"{tmp_path}/data{below}")), "--port", "0", status=2)
+    assert f"{tmp_path / 'data'} is a file, and --" in said
+    assert "names a directory: give another path, or move the file away" in said
+    assert (tmp_path / "data").read_text() == "mine"
+
+
+def test_a_file_where_the_log_directory_is_meant_is_named(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("mine")
+    arguments = ("up", "--data", str(tmp_path / "data"), "--log-data", str(tmp_path / "log"), "--port", "0")
+    assert "is a file, and --log-data names a directory" in NOBODY.fails(*arguments, status=2)
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("scheme", ["fairway", "meta"])
+def test_what_an_unreachable_server_is_said_to_need_starts_one_there(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{scheme}://127.0.0.1:{free_port()}"
+    with pytest.raises(fairway.Unreachable) as unreachable:
+        fairway.connect(url)
+    hint = re.search(r"`fairway ([^`]+)`", str(unreachable.value))
+    assert hint
+    monkeypatch.chdir(tmp_path)
+    with Child("fairway.cli.main", *shlex.split(hint[1])) as server:
+        assert f"ready at {url}" in (server.line(timeout_s=READY_S) or "")
+        with fairway.connect(url):
+            pass
+
+
+def test_meta_says_one_port() -> None:
+    ports = re.findall(r"\b208\d\d\b", NOBODY.run("meta", "--help"))
+    assert set(ports) == {"20882"}
+
+
+# --- consume ----------------------------------------------------------------------------------------------------------
+
+
+def test_consuming_what_does_not_exist_says_what_it_makes(cli: Cli) -> None:
+    printed, said = cli.both("consume", "misspelt", "-g", "g", "--idle-s", "0.1")
+    assert printed == ""
+    assert said == "fairway consume: subject misspelt does not exist yet: making it, with group g, and waiting\n"
+    assert cli.both("consume", "misspelt", "-g", "g", "--idle-s", "0.1") == ("", "")
+    _, said = cli.both("consume", "misspelt", "-g", "other", "--start", "latest", "--idle-s", "0.1")
+    assert said == "fairway consume: group other on misspelt is new, and begins at the latest message\n"
+
+
+def test_consuming_without_create_refuses_what_does_not_exist_and_makes_nothing(cli: Cli) -> None:
+    said = cli.fails("consume", "absent", "-g", "g", "--no-create", status=1)
+    assert "there is no subject absent: send something to it, or leave out --no-create" in said
+    assert "absent" not in cli.run("subjects")
+    cli.run("produce", "present", stdin=b"a\n")
+    said = cli.fails("consume", "present", "-g", "g", "--no-create", status=1)
+    assert "there is no group g on present: leave out --no-create to make it" in said
+    assert cli.run("consume", "present", "-g", "g", "-n", "1") == "a\n"
+    assert cli.both("consume", "present", "-g", "g", "--no-create", "--idle-s", "0.1") == ("", "")
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+_SLOW_IMPORT = """
+import time
+print("importing", flush=True)
+time.sleep(60)
+"""
+
+
+def test_ctrl_c_while_the_command_line_is_being_imported_ends_it_quietly(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(_SLOW_IMPORT)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from fairway_cli import main; main()", "up"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'src'}"},
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == ("", "")
+    assert process.returncode == 130
+
+
+def test_the_console_script_is_the_one_that_ends_quietly() -> None:
+    assert 'fairway = "fairway_cli:main"' in (ROOT / "pyproject.toml").read_text()

@@ -20,6 +20,7 @@ from fairway.registry.layout import GroupRecord
 from fairway.registry.sim_client import SimRegistry
 from fairway.replication.membership import MemberOptions, MemberWorld
 from fairway.world.job_runner import SimRunner
+from fairway.world.sim_files import Volume
 from tests.unit.delay.cluster import SESSION_MS, Cluster
 from tests.unit.delay.scene import PORT, STORE, SUBJECT
 
@@ -34,6 +35,7 @@ class DrainWorld(Cluster):
         self.brokers: dict[str, BrokerMember] = {}
         self.broker_registries: dict[str, SimRegistry] = {}
         self.subjects: tuple[str, ...] = (SUBJECT,)
+        self._backup: Volume | None = None
         self.kept: Counter[bytes] = Counter()  # by a group that was given up, when that was granted
 
     # --- lives -------------------------------------------------------------------------------------------------------
@@ -74,6 +76,17 @@ class DrainWorld(Cluster):
         self.ensemble.crash(self.broker_registries[name].name)
         self.kill_broker(name, is_power_cut=is_power_cut)
 
+    def back_up_delay(self) -> None:
+        """Keep the delay server's disk as it is now."""
+        self._backup = self.disks["delay"]._volume.after_power_cut(self.sim.rng.child("backup"))
+
+    async def restore_delay(self) -> None:
+        """Start the delay server on the disk that was kept."""
+        assert self._backup is not None
+        self.kill_delay()
+        self.disks["delay"] = self.disks["delay"]._successor(self._backup, None)
+        await self.start_delay()
+
     async def stop_group(self, name: str) -> None:
         self.machines[name].broker = None
         self._clients.pop(name, None)
@@ -90,6 +103,7 @@ class DrainWorld(Cluster):
 
     async def in_transit(self) -> list[InTransit]:
         tallied: Tallied = await self.ask(Tally(Which()), Tallied)
+        assert tallied.in_transit is not None
         return tallied.in_transit
 
     async def decommissioned(self, group: str, within_s: int = 120) -> None:

@@ -118,6 +118,38 @@ def test_a_group_is_not_given_up_while_delayed_messages_wait_for_it() -> None:
     played("not given up", story)
 
 
+@pytest.mark.parametrize("end", ["none", "stop", "kill"])
+def test_a_group_that_was_given_up_opens_again_for_what_a_restored_delay_server_asks(end: str) -> None:
+    """A delay server restored from a backup has batches for the group again. Only the group can answer for them."""
+
+    async def story(world: DrainWorld) -> None:
+        await in_doubt(world)
+        world.back_up_delay()
+        await world.start_broker("west")
+        await world.sleep(10)
+        assert "stop its servers" in await world.govern(Change.DECOMMISSION, "west")
+        if end == "stop":
+            await world.stop_group("west")
+        elif end == "kill":
+            world.kill_group("west")
+        await world.restore_delay()
+        await world.sleep(10)
+        with pytest.raises(Refused, match=r"2 delayed messages wait for it at delay servers \(d1 2\)"):
+            await world.govern(Change.DECOMMISSION, "west")
+        record = await world.group_record("west")
+        assert record is not None
+        assert not record.is_closed
+        assert not record.is_done
+        if end != "none":
+            await world.start_broker("west")
+        await world.sleep(30)
+        assert await world.in_transit() == []
+        await world.decommissioned("west")
+        assert await world.delivered("east") == {b"first": 1, b"stored": 1, b"not stored": 1}
+
+    played("opens again", story)
+
+
 def test_delay_servers_are_not_given_up_while_their_messages_are_on_their_way() -> None:
     async def story(world: DrainWorld) -> None:
         await in_doubt(world)

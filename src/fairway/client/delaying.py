@@ -213,7 +213,7 @@ def stretches_of(tallied: Tallied) -> dict[datetime, int]:
 
 
 def in_transit_of(tallied: Tallied) -> list[InTransit]:
-    return [InTransit(each.group, each.messages, each.is_reachable) for each in tallied.in_transit]
+    return [InTransit(each.group, each.messages, each.is_reachable) for each in tallied.in_transit or ()]
 
 
 def resend(group: str) -> Command[Resent]:

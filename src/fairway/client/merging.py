@@ -200,7 +200,7 @@ def _tallied(answers: Sequence[Tallied]) -> Tallied:
 def _in_transit(answers: Sequence[Tallied]) -> list[InTransit]:
     """A broker group is reachable if all that have something for it reach it."""
     found: dict[str, list[InTransit]] = {}
-    for each in (each for answer in answers for each in answer.in_transit):
+    for each in (each for answer in answers for each in answer.in_transit or ()):
         found.setdefault(each.group, []).append(each)
     return [
         InTransit(group, sum(each.messages for each in parts), all(each.is_reachable for each in parts))

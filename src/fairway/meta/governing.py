@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -33,13 +34,21 @@ _LOOK_S = 0.05
 RecordT = TypeVar("RecordT", GroupRecord, SubjectRecord)
 
 
-class Creditors(Protocol):
-    """Who asks masters what is still owed. Each answer is a sentence for people; empty: nothing."""
+@dataclass(frozen=True)
+class Debt:
+    """What is still owed. `sentence` is for people; empty: nothing is."""
 
-    async def owed(self, view: GroupView) -> str:
+    sentence: str = ""
+    is_known: bool = True  # False: nobody could be asked, and the sentence says why
+
+
+class Creditors(Protocol):
+    """Who asks masters what is still owed."""
+
+    async def owed(self, view: GroupView) -> Debt:
         """By a group of servers."""
 
-    async def bound_for(self, group: str, delays: Sequence[GroupView]) -> str:
+    async def bound_for(self, group: str, delays: Sequence[GroupView]) -> Debt:
         """By groups of delay servers, to a group of brokers: what was made for it, and only it can say whether it has
         that."""
 
@@ -253,17 +262,18 @@ class Governor:
                 raise Refused(
                     Code.BAD_REQUEST, f"group {view.name} is in use: `fairway cluster drain {view.name}` first"
                 )
-            await self._check_owed(view, is_asked=bool(holding) or not (view.kind == routing.BROKER or view.is_done))
+            is_asked = not view.is_done and (bool(holding) or view.kind != routing.BROKER)
+            await self._check_owed(view, is_asked=is_asked)
         elif not view.is_draining:
             await self._drain(Govern(Change.DRAIN, view.name, is_forced=True))
-        for subject in holding:
-            await self._let_go(subject, view.name)
         if view.living:
             await self._mark(view, is_closed=True, is_done=True)
             return Governed(
-                f"group {view.name} carries no subject any more: stop its servers, "
+                f"group {view.name} owes nothing and takes nothing any more: stop its servers, "
                 f"then `fairway cluster decommission {view.name}` once more, and it is forgotten"
             )
+        for subject in holding:  # not before: until then senders of doubtful batches must find the group
+            await self._let_go(subject, view.name)
         for path in (layout.members_path(view.name), layout.group_path(view.name)):
             await self._remove(path)
         self._told(self._picture.put_group(view.name, None, {}))
@@ -274,35 +284,41 @@ class Governor:
 
         A group that is drained still takes what it may have stored already, which its senders can send nowhere else.
         So the group is closed to that before anybody is asked: nothing can come in behind the answers. Whatever was
-        refused meanwhile is among what delay servers still owe to the group, or stays with its sender."""
+        refused meanwhile is among what delay servers still owe to the group, or stays with its sender.
+
+        A group that was done opens again if anything is owed after all, as when a delay server was restored from a
+        backup: the remedy is to start its servers, and these must answer."""
         is_closing, is_clear = bool(view.living) and not view.is_done, False
+        debt = Debt()
         try:
-            owed = await self._close(view) if is_closing else ""
-            if not owed and view.kind == routing.BROKER:
-                owed = await self._creditors.bound_for(view.name, self._delays())
-            if not owed and (is_asked or is_closing):
-                owed = await self._creditors.owed(self._group(view.name))
-            is_clear = not owed
+            if is_closing:
+                debt = await self._close(view)
+            if not debt.sentence and view.kind == routing.BROKER:
+                debt = await self._creditors.bound_for(view.name, self._delays())
+            if not debt.sentence and (is_asked or is_closing):
+                debt = await self._creditors.owed(self._group(view.name))
+            is_clear = not debt.sentence
         finally:
-            if is_closing and not is_clear:
+            if not is_clear and (is_closing or (debt.sentence and debt.is_known)):
                 await self._mark(view, is_closed=False)
-        if owed:
-            raise Refused(Code.BUSY, f"group {view.name} is not done: {owed}", retry_after_ms=_RETRY_AFTER_MS)
+        if debt.sentence:
+            raise Refused(Code.BUSY, f"group {view.name} is not done: {debt.sentence}", retry_after_ms=_RETRY_AFTER_MS)
 
     def _delays(self) -> list[GroupView]:
         """The groups of delay servers that may owe something: not those that are stopped, and owed nothing."""
         views = self._picture.groups.values()
         return [each for each in views if each.kind == routing.DELAY and (each.living or not each.is_done)]
 
-    async def _close(self, view: GroupView) -> str:
+    async def _close(self, view: GroupView) -> Debt:
         """Return once the master of a group has said that it takes nothing; with a sentence, if it does not say so."""
         await self._mark(view, is_closed=True)
         for _ in range(int(_CLOSED_S / _LOOK_S)):
             master = self._group(view.name).master
             if master is None or master.is_closed:
-                return ""  # without a master, nobody can say what it owes, either
+                return Debt()  # without a master, nobody can say what it owes, either
             await asyncio.sleep(_LOOK_S)
-        return "its master does not say that it has closed: ask again, and if it is of an older version, upgrade it"
+        sentence = "its master does not say that it has closed: ask again, and if it is of an older version, upgrade it"
+        return Debt(sentence, is_known=False)
 
     async def _mark(self, view: GroupView, *, is_closed: bool, is_done: bool = False) -> None:
         """`is_done`: nobody can be asked once its servers are stopped."""

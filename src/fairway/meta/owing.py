@@ -7,9 +7,10 @@ from typing import TypeVar
 
 from fairway.errors import FairwayError, Unreachable
 from fairway.lookup.asking import Inquirer
+from fairway.meta.governing import Debt
 from fairway.meta.routing import DELAY, GroupView, address_of
 from fairway.protocol.admin import Depth, Describe, Described, GroupState
-from fairway.protocol.delaying import Tallied, Tally, Which
+from fairway.protocol.delaying import InTransit, Tallied, Tally, Which
 from fairway.registry.layout import Member
 from fairway.world.clock import Clock
 from fairway.world.net import Net
@@ -22,44 +23,47 @@ _NAMED_MAX = 5  # consumer groups in the sentence
 
 
 class Creditors:
-    """Asks masters. `await creditors.owed(view)` is a sentence for people; empty: nobody is owed anything."""
+    """Asks masters: `debt = await creditors.owed(view)`."""
 
     def __init__(self, net: Net, clock: Clock, rng: Rng) -> None:
         self._net = net
         self._clock = clock
         self._rng = rng
 
-    async def owed(self, view: GroupView) -> str:
+    async def owed(self, view: GroupView) -> Debt:
         master = view.master
         if master is None:
-            return "it has no master, so nobody can say what it still owes: start its servers, or use --force"
+            sentence = "it has no master, so nobody can say what it still owes: start its servers, or use --force"
+            return Debt(sentence, is_known=False)
         try:
             return await self._ask(master, _pending if view.kind == DELAY else _unconsumed)
         except FairwayError as error:
-            return f"its master at {address_of(master)} does not say what it still owes: {error}"
+            sentence = f"its master at {address_of(master)} does not say what it still owes: {error}"
+            return Debt(sentence, is_known=False)
 
-    async def bound_for(self, group: str, delays: Sequence[GroupView]) -> str:
+    async def bound_for(self, group: str, delays: Sequence[GroupView]) -> Debt:
         """What delay servers have made for a broker group, and do not know to be there."""
         found: dict[str, int] = {}
         for view in sorted(delays, key=lambda each: each.name):
             master = view.master
             remedy = f"start the servers of {view.name}, or use --force"
+            who = f"group {view.name} of delay servers"
             if master is None:
-                return f"group {view.name} of delay servers has no master to say what it owes to {group}: {remedy}"
+                return Debt(f"{who} has no master to say what it owes to {group}: {remedy}", is_known=False)
             try:
-                tallied = await self._ask(master, _tallied)
+                _, in_transit = await self._ask(master, _tallied)
             except FairwayError as error:
-                return f"group {view.name} of delay servers does not say what it owes to {group} ({error}): {remedy}"
-            messages = sum(each.messages for each in tallied.in_transit if each.group == group)
+                return Debt(f"{who} does not say what it owes to {group} ({error}): {remedy}", is_known=False)
+            messages = sum(each.messages for each in in_transit if each.group == group)
             if messages:
                 found[view.name] = messages
         if not found:
-            return ""
-        count, who = sum(found.values()), ", ".join(f"{name} {messages:,}" for name, messages in found.items())
+            return Debt()
+        count, by_group = sum(found.values()), ", ".join(f"{name} {messages:,}" for name, messages in found.items())
         what = "1 delayed message waits" if count == 1 else f"{count:,} delayed messages wait"
-        return (
-            f"{what} for it at delay servers ({who}), and only it can say whether it has them: start its servers if "
-            "they are stopped, and ask again"
+        return Debt(
+            f"{what} for it at delay servers ({by_group}), and only it can say whether it has them: "
+            "start its servers if they are stopped, and ask again"
         )
 
     async def _ask(self, master: Member, question: Callable[[Inquirer], Awaitable[T]]) -> T:
@@ -72,21 +76,25 @@ class Creditors:
             inquirer.abort()
 
 
-async def _tallied(inquirer: Inquirer) -> Tallied:
-    return await inquirer.ask(Tally(Which()), Tallied, _ANSWER_S)
+async def _tallied(inquirer: Inquirer) -> tuple[Tallied, list[InTransit]]:
+    """What is pending, and what is on its way to broker groups."""
+    tallied = await inquirer.ask(Tally(Which()), Tallied, _ANSWER_S)
+    if tallied.in_transit is None:
+        raise FairwayError("it is of an older version, which does not count what is on its way: upgrade it")
+    return tallied, tallied.in_transit
 
 
-async def _pending(inquirer: Inquirer) -> str:
-    tallied = await _tallied(inquirer)
-    in_transit = sum(each.messages for each in tallied.in_transit)
+async def _pending(inquirer: Inquirer) -> Debt:
+    tallied, in_transit = await _tallied(inquirer)
+    count = sum(each.messages for each in in_transit)
     told = [f"{tallied.count} delayed messages are pending"] if tallied.count else []
-    if in_transit:
-        groups = ", ".join(f"{each.group} {each.messages:,}" for each in tallied.in_transit[:_NAMED_MAX])
-        told.append(f"{in_transit:,} are on their way to their broker groups ({groups})")
-    return " and ".join(told)
+    if count:
+        groups = ", ".join(f"{each.group} {each.messages:,}" for each in in_transit[:_NAMED_MAX])
+        told.append(f"{count:,} are on their way to their broker groups ({groups})")
+    return Debt(" and ".join(told))
 
 
-async def _unconsumed(inquirer: Inquirer) -> str:
+async def _unconsumed(inquirer: Inquirer) -> Debt:
     owed: dict[str, int] = {}
     after = ""
     while True:
@@ -99,9 +107,10 @@ async def _unconsumed(inquirer: Inquirer) -> str:
         if not after:
             break
     if not owed:
-        return ""
+        return Debt()
     named = ", ".join(f"{who} {rest}" for who, rest in [*owed.items()][:_NAMED_MAX])
-    return f"{sum(owed.values())} messages are owed to consumers ({named}{', ...' if len(owed) > _NAMED_MAX else ''})"
+    more = ", ..." if len(owed) > _NAMED_MAX else ""
+    return Debt(f"{sum(owed.values())} messages are owed to consumers ({named}{more})")
 
 
 def owed_to(group: GroupState) -> int:

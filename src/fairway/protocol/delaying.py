@@ -112,7 +112,8 @@ class InTransit(Message, frozen=True):
 class Tallied(Message, frozen=True):
     count: Natural
     stretches: list[Stretch] = []  # noqa: RUF012  (msgspec copies an empty default)  # in order; none is empty
-    in_transit: list[InTransit] = []  # noqa: RUF012  # by group; all there are, whichever pending ones were meant
+    in_transit: list[InTransit] | None = None  # by group; all there are, whichever pending ones were meant. None: an
+    # older server, which does not count them
 
 
 class Resend(Message, frozen=True):

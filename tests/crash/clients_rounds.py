@@ -22,7 +22,7 @@ import msgspec
 import fairway
 from fairway.errors import FairwayError
 from fairway.groups.config import encode
-from tests.crash.broker_rounds import CALM_S, START_S_MAX, Counts, Process, Stage
+from tests.crash.broker_rounds import CALM_S, LIVES_MIN, START_S_MAX, Counts, Process, Stage
 from tests.crash.broker_worker import CONFIG, LEASE_MS
 from tests.crash.clients_diary import ClientReading, ClientTruth
 from tests.crash.clients_worker import Orders
@@ -162,7 +162,7 @@ class ClientStage(Stage):
         self.start_clients()
         rng = self._rng
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or self._counts.kills + self._counts.stops < LIVES_MIN:
             time.sleep(rng.random() * LIFE_S_MAX)
             kills = [rng.randrange(PRODUCER_KILLS_ONE_IN) == 0, rng.randrange(CONSUMER_KILLS_ONE_IN) == 0]
             is_before = rng.randrange(2) == 0

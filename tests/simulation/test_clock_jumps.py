@@ -249,6 +249,28 @@ def test_a_clock_that_is_set_back_wrongly_dates_nothing_back() -> None:
     Scene("set back", OPTIONS).play(story)
 
 
+def test_a_clock_that_is_set_back_wrongly_after_a_pause_dates_nothing_back() -> None:
+    """Ages lag behind for an hour after a start: that is no proof that append times are ahead."""
+
+    async def story(scene: Scene) -> None:
+        await fill(scene, 20)
+        await scene.stop()
+        await scene.sleep(1_200)
+        await scene.start()
+        await fill(scene, 20)
+        scene.clock.jump(-YEAR_MS)
+        await fill(scene, 20)
+        scene.clock.jump(YEAR_MS)
+        await scene.sleep(90)
+        await fill(scene, 20)
+        found = await times(scene)
+        assert found == sorted(found)
+        await scene.sleep(20 * 3_600)
+        assert scene.broker.store.messages.first_sequence(1) == 0
+
+    Scene("a pause", OPTIONS).play(story)
+
+
 def test_a_clock_that_was_ahead_for_long_is_followed_back_after_an_hour() -> None:
     async def story(scene: Scene) -> None:
         await fill(scene, 20)

@@ -53,7 +53,7 @@ class Housekeeper:
 
     def _begin(self) -> None:
         store = self._desk.store
-        store.messages.log.follow_clock(store.time.wall_ms())  # also if nothing is appended: it ages from then on
+        store.follow_clock()
         store.complete_old_segment()
         is_retaining = bool(self._desk.store.plan_retention().doomed)
         try:

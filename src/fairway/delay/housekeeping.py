@@ -96,7 +96,7 @@ class Housekeeper:
                 self._look_at_past(file, now_ms)
             else:
                 self._to_catalogue.append(file)
-        self._store.messages.log.follow_clock(self._store.time.wall_ms())
+        self._store.follow_clock()
         self._store.retain(owed_from=self._mover.moved_end)
         if self._store.actions.log.end - self._actions_end >= _ACTIONS_BYTES:
             self._actions_end = self._store.actions.log.end

@@ -22,6 +22,7 @@ from fairway.errors import DiskFull, RemoteProtocolError
 from fairway.storage import record
 from fairway.storage.flusher import Defer, Durability
 from fairway.storage.log import Log, LogState
+from fairway.storage.log_time import IsAhead
 from fairway.storage.record import Header, Kind, Record
 from fairway.world.clock import Clock
 from fairway.world.disk import Disk
@@ -192,7 +193,7 @@ class ActionLog:
         on_cut: Callable[[int], None] = lambda _: None,
         durability: Durability = Durability.SYNC,
         names: Names = tuple,
-        is_ahead: Callable[[int], bool] = lambda _: False,
+        is_ahead: IsAhead = lambda *_: False,
     ) -> None:
         self._disk = disk
         self._clock = clock

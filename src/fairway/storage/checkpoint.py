@@ -56,6 +56,7 @@ class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     rotten: list[RotMark]
     groups: bytes = b""  # the broker's view of the action log, if there is one
     aging_ms: int = 0  # by which things were old when it was made, where append times are ahead of that; else 0
+    latest_ms: int = 0  # it was no later than that when it was made, where that may be more than a minute later; else 0
     verifiers: bytes = b""  # of streams that were begun with a secret
     action_bounds: dict[int, int] = {}  # by action segment: how far the messages reach that it speaks of
     pictures: list[int] = []  # where the action log states the groups

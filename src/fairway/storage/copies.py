@@ -16,6 +16,7 @@ from fairway.storage.catching_up import CatchUp
 from fairway.storage.checkpoint import LogMark, RotMark
 from fairway.storage.flusher import Durability, Outcome
 from fairway.storage.log import Damaged, Log
+from fairway.storage.log_time import LogClock
 from fairway.storage.message_log import MessageLog
 from fairway.storage.opening import Opened
 from fairway.storage.record import Kind, Record
@@ -28,6 +29,8 @@ class Copies(ABC):
     fault: StorageFault | None
     messages: MessageLog
     actions: ActionLog
+    time: LogClock  # of messages
+    action_time: LogClock
     _action_view: ActionView | None
     _rotten: list[RotMark]
 
@@ -141,10 +144,28 @@ class Copies(ABC):
             raise Misuse("this copy is catching up: end that before it leads")
         self.check_epoch(epoch)
         self._follow(False)
+        self._take_over_clocks()
         if self._durability is Durability.MEMORY:
             self.messages.use_memory()
             self.actions.log.flusher.use_memory()
         self._begin_epoch(epoch)
+
+    def _written_ms(self) -> int | None:
+        """The last time that somebody wrote down in the logs; None: they are empty."""
+        return max(log.newest_ms for log in self._logs) or None
+
+    def _take_over_clocks(self) -> None:
+        """Compare the clock of this machine with the times that the master before wrote down, as a start does: where
+        the two are apart, nothing becomes old and no append time goes back for an hour."""
+        written_ms = self._written_ms()
+        if written_ms is not None:
+            for log, time in zip(self._logs, (self.time, self.action_time), strict=True):
+                time.take_over(log.newest_ms, written_ms)
+
+    def _vouched_ms(self) -> tuple[int, int]:
+        """What a checkpoint says of the time: on a copy, by its master's clock too."""
+        segments = [each for log in self._logs for each in log.segments]
+        return self.time.vouched_ms(segments, self._written_ms() if self.follows else None)
 
     def read_chunk(self, log: int, position: int, bytes_max: int) -> copying.Chunk | None:
         """For a copy: whole records from `position` on that are synced here, of one segment, its header before the

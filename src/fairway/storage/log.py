@@ -17,7 +17,7 @@ from fairway.batch import checksum
 from fairway.errors import Code, DiskFull, FairwayError, Refused, invariant
 from fairway.storage import record, segment
 from fairway.storage.flusher import Defer, Durability, Flusher
-from fairway.storage.log_time import AHEAD_MS
+from fairway.storage.log_time import AHEAD_MS, IsAhead
 from fairway.storage.record import BadRecord, Header, Kind, Record
 from fairway.storage.segment import Segment
 from fairway.world.disk import Disk, Fetched, File
@@ -62,7 +62,7 @@ class Log:
         durability: Durability = Durability.SYNC,
         reserved: bool = False,
         release_ballast: Callable[[], bool] = lambda: False,
-        is_ahead: Callable[[int], bool] = lambda _: False,
+        is_ahead: IsAhead = lambda *_: False,
     ) -> None:
         self.directory = directory
         self.log_id = state.log_id
@@ -79,7 +79,7 @@ class Log:
         self._on_cut = on_cut
         self._reserved = reserved
         self._release_ballast = release_ballast
-        self._is_ahead = is_ahead  # whether an append time is known to be one of a clock that was ahead
+        self._is_ahead = is_ahead
         self._files: OrderedDict[int, File] = OrderedDict()
         self._must_roll = False  # the newest segment was complete once, and its owner may have sealed it
         self._easy_end = -1  # what ends here or before needs no roll and no epoch first; `_make_way` has the cases
@@ -227,9 +227,12 @@ class Log:
         self.flusher.add(file, header)
         self.end = base + segment.HEADER_BYTES
         is_set_back = bool(self.segments) and self.newest_ms < self.segments[-1].newest_ms
-        self.segments.append(Segment(base, self.end, self.newest_ms, self.newest_ms if is_set_back else 0))
+        newest = Segment(base, self.end, self.newest_ms, self.newest_ms if is_set_back else 0)
+        self.segments.append(newest)
         self._must_roll = False
         self._on_roll()
+        if is_set_back:
+            newest.set_back_ms = newest.newest_ms  # of the record that opens the segment, if there is one
 
     def _new_file(self, base: int) -> File:
         name = segment.file_name(self.directory, base)
@@ -253,10 +256,9 @@ class Log:
         self._admit(size)
         if self._epoch_end is None:
             self._write_epoch(now_ms)
+        self.follow_clock(now_ms)  # first: a segment that is full is no reason to date one more record ahead
         if self._is_full(size):
             self.roll()
-        else:
-            self.follow_clock(now_ms)
         self._easy_end = self.segments[-1].base + self._segment_bytes
 
     def follow_clock(self, now_ms: int) -> None:
@@ -264,7 +266,7 @@ class Log:
         for it they stand still."""
         if now_ms >= self.newest_ms - AHEAD_MS or self.follows or not self.segments or self.flusher.fault is not None:
             return
-        if not self._is_ahead(self.newest_ms):
+        if not self._is_ahead(self.newest_ms, now_ms):
             return
         newest_ms, self.newest_ms = self.newest_ms, now_ms
         try:

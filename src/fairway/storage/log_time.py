@@ -12,24 +12,45 @@ So a message in front of such a segment was stored no later than that segment be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from fairway.storage.segment import Segment
 from fairway.world.clock import Clock
 from fairway.world.timekeeper import AGE_HOLD_MS, HOLD_MS, Timekeeper
 
+IsAhead: TypeAlias = Callable[[int, int], bool]  # `LogClock.is_ahead`
 AHEAD_MS = 60_000  # append times that are ahead by less stand still until the clock has caught up
 
 
 class LogClock:
-    """Dates what is appended to a log, as a `Clock`, and tells what is old."""
+    """Dates what is appended to a log, as a `Clock`, and tells what is old.
 
-    def __init__(self, clock: Clock, newest_ms: int, aging_ms: int | None) -> None:
-        """`newest_ms`: the last append time of the log; `aging_ms`: by which things were old when the process before
-        wrote it down."""
+    Where nobody knows what time it was when the log was written last, two times bound it: things are old by the earlier
+    one, and append times are ahead by the later one. Both follow the clock after an hour.
+    """
+
+    def __init__(self, clock: Clock, newest_ms: int, aging_ms: int | None, latest_ms: int | None) -> None:
+        """`newest_ms`: the last append time of the log. `aging_ms` and `latest_ms`: it was no earlier, and no later,
+        when the process before wrote that down."""
         self._clock = clock
-        self._dating = Timekeeper(clock, holds_back=True, since_ms=max(clock.wall_ms(), newest_ms))
-        self._aging = Timekeeper(clock, hold_ms=AGE_HOLD_MS, holds_back=True, since_ms=aging_ms)
+        self._begin(max(clock.wall_ms(), newest_ms), aging_ms, latest_ms)
+
+    def _begin(self, dating_ms: int, aging_ms: int | None, latest_ms: int | None) -> None:
+        self._dating = Timekeeper(self._clock, holds_back=True, since_ms=dating_ms)
+        self._aging = Timekeeper(self._clock, hold_ms=AGE_HOLD_MS, holds_back=True, since_ms=aging_ms)
+        self._latest = Timekeeper(self._clock, hold_ms=AGE_HOLD_MS, holds_back=True, since_ms=latest_ms)
+
+    def take_over(self, newest_ms: int, written_ms: int) -> None:
+        """Another process dated the log until now, by the clock of its machine; `written_ms` is the last time that it
+        wrote down. Where the two clocks are apart, either may be wrong."""
+        self._begin(max(self._dating.now_ms(), newest_ms), *self._bounds(written_ms))
+
+    def _bounds(self, written_ms: int | None = None) -> tuple[int, int]:
+        """No earlier and no later than which it is, by this clock and by what another process wrote down. Both look at
+        the clock together, so that both see the same jumps."""
+        aging_ms, latest_ms = self._aging.now_ms(), self._latest.now_ms()
+        return (aging_ms, latest_ms) if written_ms is None else (min(aging_ms, written_ms), max(latest_ms, written_ms))
 
     def wall_ms(self) -> int:
         """The append time of now. A jump that is put right within a minute leaves no trace in it."""
@@ -40,16 +61,21 @@ class LogClock:
 
     def aging_ms(self) -> int:
         """The time by which things are too old to be kept: a clock that jumps ahead makes nothing old for an hour."""
-        return min(self._aging.now_ms(), self._clock.wall_ms())
+        return min(self._bounds()[0], self._clock.wall_ms())
 
-    def is_ahead(self, appended_ms: int) -> bool:
-        """Whether this append time is known to be one of a clock that was ahead."""
-        return self._aging.now_ms() + AHEAD_MS < appended_ms
+    def is_ahead(self, appended_ms: int, now_ms: int) -> bool:
+        """Whether this append time is known to be one of a clock that was ahead, and `now_ms` is not known to be one of
+        a clock that is behind."""
+        latest_ms = self._bounds()[1]
+        return latest_ms + AHEAD_MS < appended_ms and latest_ms - AHEAD_MS <= now_ms
 
-    def vouched_ms(self, segments: Sequence[Segment]) -> int:
-        """What a checkpoint says of the time: 0 where the append times tell."""
-        aging_ms = self._aging.now_ms()
-        return aging_ms if max((each.newest_ms for each in segments), default=0) - aging_ms > HOLD_MS else 0
+    def vouched_ms(self, segments: Sequence[Segment], written_ms: int | None = None) -> tuple[int, int]:
+        """What a checkpoint says of the time, no earlier and no later than which it is: 0 where the append times tell,
+        and where the later one is no other. `written_ms`: another process dates the log, as for `take_over`."""
+        aging_ms, latest_ms = self._bounds(written_ms)
+        newest_ms = max((each.newest_ms for each in segments), default=0)
+        is_apart = latest_ms - aging_ms > HOLD_MS
+        return aging_ms if newest_ms - aging_ms > HOLD_MS else 0, latest_ms if is_apart else 0
 
 
 def effective_ms(segments: Sequence[Segment]) -> list[int]:

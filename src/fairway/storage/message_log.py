@@ -20,6 +20,7 @@ from fairway.storage.consume_log import Entry
 from fairway.storage.dedupe import STATEMENT_BYTES, PlaceTaken, Stored
 from fairway.storage.flusher import Defer, Durability
 from fairway.storage.log import Damaged, Log, LogState
+from fairway.storage.log_time import IsAhead
 from fairway.storage.record import BadRecord, Header, Kind, Record
 from fairway.storage.segment import Segment
 from fairway.storage.subjects import SubjectState
@@ -71,7 +72,7 @@ class MessageLog:
         on_damage: Callable[[Damaged], None],
         on_cut: Callable[[int], None] = lambda _: None,
         durability: Durability = Durability.SYNC,
-        is_ahead: Callable[[int], bool] = lambda _: False,
+        is_ahead: IsAhead = lambda *_: False,
     ) -> None:
         self.views = views
         self._on_cut = on_cut

@@ -42,6 +42,7 @@ class Opened:
     action_retention: ActionRetention = field(default_factory=ActionRetention)
     is_new: bool = False  # nothing was ever written to it, and it joins no group
     aging_ms: int | None = None  # by which things were old when somebody last knew; None: the directory is new
+    latest_ms: int | None = None  # it was no later then
 
 
 def recover(disk: Disk, rng: Rng, action_view: ActionView | None = None, adopt: Identity | None = None) -> Opened:
@@ -79,6 +80,7 @@ def open_directory(
     if believed:
         disk.remove(catching_up.FILE)  # what is there now is whole, and synced
     findings = messages.findings + actions.findings
+    aging_ms, latest_ms = _times(known, messages_state, replay.views)
     return Opened(
         identity,
         messages_state,
@@ -93,7 +95,8 @@ def open_directory(
         remarks + replay.remarks,
         action_retention,
         is_new=adopt is None and messages_state.end == actions_state.end == 0,
-        aging_ms=_aging_ms(known, messages_state, replay.views),
+        aging_ms=aging_ms,
+        latest_ms=latest_ms,
     )
 
 
@@ -104,14 +107,19 @@ def _apply_action(view: ActionView | None, of: ActionRetention, record: Record) 
         view.replay(record)
 
 
-def _aging_ms(known: Checkpoint | None, messages: LogState, views: Views) -> int | None:
-    """What the checkpoint vouches for. Append times behind it are no evidence: a clock that is ahead may have made
-    them. Without a checkpoint the oldest of them is the best that there is."""
+def _times(known: Checkpoint | None, messages: LogState, views: Views) -> tuple[int | None, int | None]:
+    """No earlier and no later than which it was, by what the checkpoint vouches for. Append times behind it are no
+    evidence: a clock that is ahead may have made them. Without a checkpoint the oldest of them is the best that there
+    is; where all that is left in front was dated ahead, that is where times went back."""
     if known is None:
         firsts = (next(views.entries.entries(each.id, 0, messages.end), None) for each in views.subjects)
-        return min((entry.appended_ms for entry in firsts if entry is not None), default=None)
+        times = [entry.appended_ms for entry in firsts if entry is not None]
+        times += [each.set_back_ms for each in messages.segments if each.set_back_ms]
+        oldest_ms = min(times, default=None)
+        return oldest_ms, oldest_ms
     marks = (*known.messages.newest_ms.values(), *known.actions.newest_ms.values())
-    return known.aging_ms or max(marks, default=0)
+    aging_ms = known.aging_ms or max(marks, default=0)
+    return aging_ms, max(known.latest_ms, aging_ms)
 
 
 def _begin_view(view: ActionView, known: Checkpoint | None, actions: LogRecovery) -> list[str]:

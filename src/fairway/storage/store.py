@@ -72,8 +72,8 @@ class Store(Copies):
         self.fault: StorageFault | None = None
         self._disk = disk
         self._clock = clock
-        self.time = LogClock(clock, opened.messages.newest_ms, opened.aging_ms)
-        self.action_time = LogClock(clock, opened.actions.newest_ms, opened.aging_ms)
+        self.time = LogClock(clock, opened.messages.newest_ms, opened.aging_ms, opened.latest_ms)
+        self.action_time = LogClock(clock, opened.actions.newest_ms, opened.aging_ms, opened.latest_ms)
         self._options = options
         self._number = opened.checkpoint_number
         self.is_view_stale = False  # the action log was mended: only the next start makes the view of it again
@@ -439,6 +439,7 @@ class Store(Copies):
         known = self._action_retention.below(actions_end, actions.segments)
         views.dedupe.expire(self.aging_ms())
         first_places = cache(partial(views.entries.first_places_from, end))
+        aging_ms, latest_ms = self._vouched_ms()
         return Checkpoint(
             number=self._number + 1,
             messages_id=self.identity.messages_id,
@@ -453,7 +454,8 @@ class Store(Copies):
             verifiers=views.dedupe.pack_verifiers(end, first_places),
             action_bounds=known.bounds,
             pictures=known.pictures,
-            aging_ms=self.time.vouched_ms([*self.messages.log.segments, *actions.segments]),
+            aging_ms=aging_ms,
+            latest_ms=latest_ms,
         )
 
     def _checkpoint_written(self, written: Checkpoint) -> None:
@@ -513,8 +515,14 @@ class Store(Copies):
         return self._options.retention.age_ms_max
 
     def aging_ms(self) -> int:
-        """The time by which things are too old to be kept: a clock that jumps ahead makes nothing old for an hour."""
-        return self.time.aging_ms()
+        """By this time things are too old to be kept (`log_time`); on a copy, by its master's clock too."""
+        now_ms = self.time.aging_ms()
+        return min(now_ms, self._written_ms() or now_ms) if self.follows else now_ms
+
+    def follow_clock(self) -> None:
+        """Look at the clock, every so often: what was dated ahead ages from then on, also if nothing is appended."""
+        self.action_time.wall_ms()
+        self.messages.log.follow_clock(self.time.wall_ms())
 
     def plan_retention(self, owed_from: int | None = None) -> retention.Plan:
         """What `retain` would let go of."""

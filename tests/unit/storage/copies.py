@@ -29,6 +29,7 @@ class Side:
 
     def __init__(self, sim: Simulation, name: str, options: StoreOptions, capacity_bytes: int = GIB) -> None:
         self.sim = sim
+        self.clock = sim.clock  # of its machine; another one, if a test wants that
         self.name = name
         self.options = options
         self.disk = SimDisk(sim.rng.child(f"disk of {name}"), sim.loop.call_later, capacity_bytes=capacity_bytes)
@@ -45,7 +46,7 @@ class Side:
         self.view = ActionNumbers()
         self._opened = Store.open(
             self.disk,
-            self.sim.clock,
+            self.clock,
             self.sim.rng.child(f"{self.name} {self._life} {self.sim.loop.now_ns()}"),
             defer=self._defer,
             options=self.options,

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from fairway import limits
 from fairway.batch import checksum
@@ -363,13 +364,13 @@ class Log:
         """One record, verified. `size` is its whole length, as the consume log has it."""
         return self.parse(self.read(position, size), 0, position)
 
-    def first_appended_ms(self, of: Segment) -> int:
-        """When the first record of a segment was appended; when its last one was, where the first is damaged."""
+    def first_appended_ms(self, of: Segment) -> int | None:
+        """When the first record of a segment was appended; None: it is damaged, or there is none yet."""
         position = of.base + segment.HEADER_BYTES
         try:
             return record.parse_header(self.read(position, record.HEADER_BYTES), 0, position, self.log_id).appended_ms
-        except BadRecord:
-            return of.newest_ms
+        except (BadRecord, Damaged):
+            return None
 
     def parse(self, data: bytes, offset: int, position: int) -> Record:
         """The record at `offset` of bytes that were read from this log; `Damaged` if it is not intact."""
@@ -382,8 +383,9 @@ class Log:
             raise Damaged(position, bad.why) from bad
         return Record(header, body)
 
-    def mend(self, base: int, position: int, data: bytes, first_ms: int, newest_ms: int) -> Segment:
-        """Write over what has rotted, in the segment with that base, which is made where there is none."""
+    def mend(self, base: int, position: int, data: bytes, newest_ms: int) -> Segment:
+        """Write over what has rotted, in the segment with that base, which is made where there is none. `newest_ms`:
+        the append time of the last record in these bytes; 0: there is none."""
         of = next((each for each in self.segments if each.base == base), None)
         file = (
             self.file(of) if of is not None else self._disk.open(segment.file_name(self.directory, base), create=True)
@@ -394,9 +396,12 @@ class Log:
             insort(self.segments, of, key=lambda each: each.base)
             self._files[base] = file
         of.end, of.newest_ms = max(of.end, position + len(data)), max(of.newest_ms, newest_ms)
-        before = next((each for each in reversed(self.segments) if each.base < base), of)
-        if position <= base + segment.HEADER_BYTES and first_ms < before.newest_ms:
-            of.set_back_ms = first_ms
+        if of is self.segments[-1]:
+            self.newest_ms = max(self.newest_ms, of.newest_ms)
+        for earlier, later in pairwise(self.segments):
+            if of is earlier or of is later:  # the times at both ends of the segment may be others than before
+                first_ms = self.first_appended_ms(later) or later.set_back_ms or later.newest_ms
+                later.set_back_ms = first_ms if first_ms < earlier.newest_ms else 0
         return of
 
     def drop(self, base: int) -> None:

@@ -206,8 +206,8 @@ class Store(Copies):
             self._distrust_view()
         else:
             self.messages.check_mended(patch.records)
-        times = [each.header.appended_ms for each in patch.records] or [0]
-        mended = of.mend(base, position, patch.data, times[0], times[-1])
+        newest_ms = patch.records[-1].header.appended_ms if patch.records else 0
+        mended = of.mend(base, position, patch.data, newest_ms)
         if of is self.messages.log:
             self.messages.mended(mended, patch.records, self._background_fault)
         self._rotten = mending.left(self._rotten, of, position, position + len(patch.data))
@@ -557,7 +557,7 @@ class Store(Copies):
             return
         newest = log.segments[-1]
         if self._oldest[0] != newest.base and newest.end <= log.synced_end:
-            self._oldest = (newest.base, log.first_appended_ms(newest))
+            self._oldest = (newest.base, log.first_appended_ms(newest) or newest.newest_ms)
         base, appended_ms = self._oldest
         if base == newest.base and self.aging_ms() - appended_ms > early_ms:
             with suppress(Refused):

@@ -8,13 +8,14 @@ import pytest
 
 from fairway.errors import Code, DiskFull, Refused, RemoteProtocolError
 from fairway.storage import segment
-from fairway.storage.recovery import Verdict
+from fairway.storage.recovery import Verdict, witness_name
 from fairway.storage.survey import survey
 from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
 from tests.unit.storage.copies import LOGS, Pair, Side, bytes_of
 from tests.unit.storage.helpers import BILLS, FIRST_ACTIONS, FIRST_MESSAGES, ORDERS, messages, names
 
 Ruin = Callable[[Side], None]
+YEAR_MS = 365 * 24 * 3_600_000
 
 
 def _pair() -> Pair:
@@ -352,3 +353,82 @@ def test_logs_have_numbers() -> None:
     with _pair() as pair:
         pair.copy.open(follows=True)
         assert [log.directory for log in (pair.copy.store.messages.log, pair.copy.store.actions.log)] == list(LOGS)
+
+
+def _dated_ahead() -> tuple[Pair, int]:
+    """A master whose clock was ahead for some minutes, and a copy that has everything, let go of. Also the number of
+    the segment with which append times went back."""
+    pair = Pair("dated ahead")
+
+    def fill(count: int) -> None:
+        for number in range(count):
+            pair.send([b"%d" % number * 80])
+        pair.settle()
+
+    fill(20)
+    for jump_ms in (YEAR_MS, -YEAR_MS):
+        pair.sim.clock.jump(jump_ms)
+        pair.master.store.follow_clock()
+        pair.wait(61)
+        fill(20)
+    pair.copy.store.checkpoint()
+    pair.wait()
+    pair.copy.disk.publish(witness_name("messages", pair.copy.store.messages.log.synced_end), [])  # or it is torn
+    pair.copy.abandon()
+    [later] = [number for number, each in enumerate(pair.master.store.messages.log.segments) if each.set_back_ms]
+    return pair, later
+
+
+@pytest.mark.parametrize("has_views", [True, False], ids=["", "without a checkpoint"])
+@pytest.mark.parametrize("what", ["its header", "its first record", "it", "the one before", "the end before"])
+def test_where_times_went_back_is_known_again_once_it_is_mended(what: str, has_views: bool) -> None:
+    pair, later = _dated_ahead()
+    with pair:
+        name = _segment(pair.copy, later)
+        ruins: dict[str, Ruin] = {
+            "its header": _flip(name, 12),
+            "its first record": _flip(name, segment.HEADER_BYTES + 20),
+            "it": _lose(later),
+            "the one before": _lose(later - 1),
+            "the end before": _chop(later - 1, 400),
+        }
+        (ruins[what] if has_views else _forget(ruins[what]))(pair.copy)
+        store = pair.copy.open(follows=True)
+        store.confirm(*pair.master.store.committed_ends())
+        store.messages.read(1, 0, messages_max=1_000, bytes_max=1 << 20)  # meets what the checkpoint covers
+        is_known = bool(store.rotten_spans())
+        assert is_known or (has_views and what in {"its header", "its first record"})  # which nobody reads then
+        _mend(pair)
+        assert not is_known or bytes_of(pair.copy) == bytes_of(pair.master)
+        assert store.messages.log.segments == pair.master.store.messages.log.segments
+        assert store.messages.log.newest_ms == pair.master.store.messages.log.newest_ms
+
+
+def test_a_copy_that_was_mended_at_its_end_sees_that_times_go_back_behind_it() -> None:
+    with Pair("mended at its end") as pair:
+        pair.send([b"a"])
+        pair.settle()
+        pair.sim.clock.jump(YEAR_MS)
+        pair.master.store.follow_clock()
+        pair.wait(61)
+        pair.send([b"b" * 500])
+        pair.settle()
+        pair.copy.store.checkpoint()
+        pair.wait()
+        pair.copy.abandon()
+        for name in names(pair.copy.disk, "checkpoints"):
+            pair.copy.disk.remove(name)
+        file = pair.copy.disk.open(FIRST_MESSAGES)
+        size = file.size
+        file.close()
+        pair.copy.disk.publish(witness_name("messages", size), [])
+        pair.copy.disk.chop(FIRST_MESSAGES, size - 300)
+        store = pair.copy.open(follows=True)
+        _mend(pair)
+        pair.sim.clock.jump(-YEAR_MS)
+        pair.master.store.follow_clock()
+        pair.wait(61)
+        pair.send([b"c"])
+        pair.settle()
+        assert pair.master.store.messages.log.segments[-1].set_back_ms > 0
+        assert store.messages.log.segments == pair.master.store.messages.log.segments

@@ -249,6 +249,48 @@ def test_a_clock_that_is_set_back_wrongly_dates_nothing_back() -> None:
     Scene("set back", OPTIONS).play(story)
 
 
+@pytest.mark.parametrize("end", ["leaves", "expires", "is made"])
+def test_a_group_that_loses_its_last_member_while_the_clock_is_behind_is_kept(end: str) -> None:
+    """A year behind for two minutes: the group is not taken for one that nobody used for a year."""
+
+    async def story(scene: Scene) -> None:
+        await scene.send(b"a", b"b")
+        ann = await scene.worker("ann", is_joining=end != "is made")
+        if end != "is made":
+            await ann.ack(await ann.pull(most=1))
+        scene.clock.jump(-YEAR_MS)
+        await scene.sleep(20)
+        if end == "leaves":
+            await ann.leave()
+        elif end == "is made":
+            await scene.configure(GroupConfig())
+        await scene.sleep(100)
+        scene.clock.jump(YEAR_MS)
+        for _ in range(3):
+            await scene.sleep(1_500)
+            assert scene.broker.housekeeper.removed == 0
+            await scene.restart()
+        assert (await scene.describe()).cursor == (0 if end == "is made" else 1)
+
+    Scene(f"behind, {end}", OPTIONS).play(story)
+
+
+def test_a_broadcast_consumer_misses_nothing_because_the_clock_jumped() -> None:
+    async def story(scene: Scene) -> None:
+        ann = await scene.worker("ann", group="ann", is_joining=False)
+        await ann.join(is_broadcast=True, start=m.Whence.LATEST)
+        await scene.send(b"a")
+        assert await ann.drain() == [b"a"]
+        await ann.leave()
+        await scene.send(b"b")
+        scene.clock.jump(YEAR_MS)
+        await scene.sleep(30)
+        assert not (await ann.join(is_broadcast=True)).has_gap
+        assert await ann.drain() == [b"b"]
+
+    Scene("broadcast", OPTIONS).play(story)
+
+
 def test_a_clock_that_is_set_back_wrongly_after_a_pause_dates_nothing_back() -> None:
     """Ages lag behind for an hour after a start: that is no proof that append times are ahead."""
 

@@ -124,6 +124,7 @@ class ConsumeProcessor:
             resume_at=self._desk.store.messages.end_sequence(host.subject_id),
             now_ns=self._desk.clock.monotonic_ns(),
             now_ms=self._desk.clock.wall_ms(),
+            aging_ms=self._desk.store.aging_ms(),
         )
         refused = refusal(decision)
         if refused is not None:
@@ -152,7 +153,7 @@ class ConsumeProcessor:
         host = self._desk.host(message.subject, message.group)
         name = Consumer.parse(message.consumer)
         host.voices.check(name, request.session)
-        decision = host.law.leave(name, now_ms=self._desk.clock.wall_ms())
+        decision = host.law.leave(name, now_ms=self._desk.store.time.ages_from_ms())
         written = self._desk.carry_out_all([(host, decision), *self._inboxes.leave(host, name)])
         host.voices.drop(name)
         if self._leases is not None:

@@ -165,7 +165,7 @@ class Desk:
                 sentence = f"there are {limits.GROUPS_MAX:,} groups on this broker, and there is room for no more"
                 raise Refused(Code.BUSY, sentence, retry_after_ms=_FULL_RETRY_MS)
             host = self.groups.introduce(subject_id, name)
-            now_ms = self.clock.wall_ms()
+            now_ms = self.store.time.ages_from_ms()  # a group without members ages from now on
             try:
                 configured = host.law.configure(0, config, now_ms=now_ms)
                 self.carry_out_all([(host, configured), (host, host.law.seek(start, now_ms=now_ms))])
@@ -307,7 +307,8 @@ class Desk:
         if self._is_closed or self.store.fault is not None:
             return
         try:
-            decision = host.law.expire(now_ns=self.clock.monotonic_ns(), now_ms=self.clock.wall_ms())
+            now_ms = self.store.time.ages_from_ms()  # the last member may go
+            decision = host.law.expire(now_ns=self.clock.monotonic_ns(), now_ms=now_ms)
             self.carry_out(host, decision)
             host.voices.prune()
         except FairwayError:

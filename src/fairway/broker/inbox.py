@@ -111,7 +111,7 @@ class Inboxes:
     def leave(self, host: GroupHost, name: Consumer) -> list[tuple[GroupHost, Decision]]:
         if host.inbox is None:
             return []
-        return [(host.inbox, host.inbox.law.leave(name, now_ms=self._desk.clock.wall_ms()))]
+        return [(host.inbox, host.inbox.law.leave(name, now_ms=self._desk.store.time.ages_from_ms()))]
 
     # --- pulling -----------------------------------------------------------------------------------------------------
 

@@ -83,12 +83,30 @@ class Group:
 
     # --- what members ask
 
-    def join(self, name: Consumer, *, version: int, arrived: int, resume_at: int, now_ns: int, now_ms: int) -> Joined:
-        """Become a member, or come back as one. `version` 0 takes whatever configuration holds."""
+    def join(
+        self,
+        name: Consumer,
+        *,
+        version: int,
+        arrived: int,
+        resume_at: int,
+        now_ns: int,
+        now_ms: int,
+        aging_ms: int | None = None,
+    ) -> Joined:
+        """Become a member, or come back as one. `version` 0 takes whatever configuration holds. `aging_ms` is the time
+        by which a broadcast consumer was away for too long, where that is another than now."""
         if not 0 <= arrived <= _NUMBER_MAX:
             return Joined(Outcome.BAD_REQUEST, sentence=_BAD_NUMBER)
         return membership.decide_join(
-            self._state, name, version, arrived, resume_at=resume_at, now_ns=now_ns, now_ms=now_ms
+            self._state,
+            name,
+            version,
+            arrived,
+            resume_at=resume_at,
+            now_ns=now_ns,
+            now_ms=now_ms,
+            aging_ms=now_ms if aging_ms is None else aging_ms,
         )
 
     def heartbeat(self, name: Consumer, *, arrived: int, now_ns: int) -> Decision:

@@ -22,9 +22,18 @@ RESTARTED = "the consumer restarted"
 
 
 def decide_join(
-    state: State, name: Consumer, version: int, arrived: int, *, resume_at: int, now_ns: int, now_ms: int
+    state: State,
+    name: Consumer,
+    version: int,
+    arrived: int,
+    *,
+    resume_at: int,
+    now_ns: int,
+    now_ms: int,
+    aging_ms: int,
 ) -> Joined:
-    """`resume_at` is where a broadcast consumer goes on that has missed messages."""
+    """`resume_at` is where a broadcast consumer goes on that has missed messages; `aging_ms` tells for how long it was
+    away."""
     config = state.config
     if version not in (0, config.version):
         sentence = f"the group's configuration is version {config.version}, this member was written for {version}"
@@ -39,7 +48,7 @@ def decide_join(
         sentence = f"the group has {len(state.roster)} members, which is all it may have"
         return Joined(Outcome.BUSY, sentence=sentence, config=config, retry_after_ms=BUSY_RETRY_AFTER_MS)
     happened: list[Event] = []
-    is_new_gap = _is_gap(state, arrived, now_ms)
+    is_new_gap = _is_gap(state, arrived, aging_ms)
     is_gap = is_new_gap or state.has_gap  # told once more, where the answer that told it may have been lost
     if is_new_gap:
         happened.append(events.sought(max(resume_at, state.cursor), now_ms))
@@ -50,12 +59,12 @@ def decide_join(
     return Joined(Outcome.DONE, tuple(happened), dying, config=config, is_gap=is_gap)
 
 
-def _is_gap(state: State, arrived: int, now_ms: int) -> bool:
+def _is_gap(state: State, arrived: int, aging_ms: int) -> bool:
     """Whether a broadcast consumer was away for too long, or so long that its group had been removed."""
     if not state.config.is_broadcast or len(state.roster):
         return False
     is_first = state.next_consumer_id == 1
-    return bool(arrived) if is_first else now_ms - state.absent_since_ms > state.config.broadcast_ms_max
+    return bool(arrived) if is_first else aging_ms - state.absent_since_ms > state.config.broadcast_ms_max
 
 
 def decide_leave(member: Member, now_ms: int) -> Decision:

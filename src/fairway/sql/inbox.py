@@ -84,7 +84,7 @@ class SqlInbox:
         self._rows = InboxRows(table)
         self._session: Callable[..., Any] = session or (Session if isinstance(engine, Engine) else AsyncSession)
         self._clock = clock or RealClock()
-        self._aging = Timekeeper(self._clock, hold_ms=AGE_HOLD_MS)  # a clock that jumps ahead makes nothing old
+        self._aging = Timekeeper(self._clock, hold_ms=AGE_HOLD_MS, holds_back=True)  # a jump makes nothing old
         self._rng = RealRng()
         self._is_made = False
         self._since_expiry = 0
@@ -141,7 +141,8 @@ class SqlInbox:
         return self._naming.of(message)
 
     def _record(self, connection: Connection, place: Place, names: Sequence[str]) -> set[str]:
-        fresh = self._rows.record(connection, place, names, self._clock.wall_ms())
+        now_ms = max(self._aging.now_ms(), self._clock.wall_ms())  # a clock that is behind makes no row old either
+        fresh = self._rows.record(connection, place, names, now_ms)
         self.counts.recorded += len(fresh)
         self.counts.done_before += len(names) - len(fresh)
         return fresh
@@ -290,7 +291,8 @@ class SqlInbox:
             return await connection.run_sync(self._expire_in)
 
     def _expire_in(self, connection: Connection) -> int:
-        count = self._rows.expire(connection, self._aging.now_ms() - (self._keep_ms or 0))
+        now_ms = min(self._aging.now_ms(), self._clock.wall_ms())
+        count = self._rows.expire(connection, now_ms - (self._keep_ms or 0))
         self.counts.expired += count
         return count
 

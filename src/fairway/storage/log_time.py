@@ -63,6 +63,11 @@ class LogClock:
         """The time by which things are too old to be kept: a clock that jumps ahead makes nothing old for an hour."""
         return min(self._bounds()[0], self._clock.wall_ms())
 
+    def ages_from_ms(self) -> int:
+        """The time from which a thing ages that begins to do so now: a clock that is set back makes nothing old either,
+        if it is put right within an hour."""
+        return max(self._bounds()[0], self._clock.wall_ms())
+
     def is_ahead(self, appended_ms: int, now_ms: int) -> bool:
         """Whether this append time is known to be one of a clock that was ahead, and `now_ms` is not known to be one of
         a clock that is behind."""

@@ -505,6 +505,26 @@ def test_listeners_remove_old_rows_by_themselves(engine: sa.Engine, fairway_brok
     assert inbox.counts.expired == 1_500
 
 
+def test_rows_of_a_time_in_which_the_clock_was_behind_are_kept(engine: sa.Engine, fairway_broker: MemoryBroker) -> None:
+    """Two minutes, and it is put right: the rows are not taken for a year old, not even after an hour."""
+    clock = ManualClock()
+    inbox = SqlInbox(engine, keep=timedelta(days=7), clock=clock)
+
+    def nothing(messages: Sequence[fairway.Message], session: Session) -> None: ...
+
+    desk = Desk(fairway_broker, inbox, nothing, batch=True)
+    clock.jump(-365 * DAY_MS)
+    desk.fw.send_many(SUBJECT, [b"x"] * 5).result()
+    desk.broker.handle(desk.app)
+    clock.advance(120_000)
+    clock.jump(365 * DAY_MS)
+    for _ in range(3):
+        assert inbox.expire() == 0
+        clock.advance(3_600_000)
+    clock.advance(7 * DAY_MS)
+    assert inbox.expire() == 5
+
+
 @pytest.mark.parametrize("verb", ["DELETE", "SELECT recorded_ms"])
 def test_old_rows_are_found_by_an_index(verb: str) -> None:
     """On SQLite, which says what it can do; the planners of servers go by statistics."""

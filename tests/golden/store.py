@@ -30,6 +30,9 @@ FOLDER = Path(__file__).parent / "store_v1"
 EXPECTED = Path(__file__).parent / "store_v1.json"
 GUARDED_FOLDER = Path(__file__).parent / "store_v1_guarded"  # its streams have secrets
 GUARDED_EXPECTED = Path(__file__).parent / "store_v1_guarded.json"
+SET_BACK_FOLDER = Path(__file__).parent / "store_v1_set_back"  # its append times go back
+SET_BACK_EXPECTED = Path(__file__).parent / "store_v1_set_back.json"
+YEAR_MS = 365 * 24 * 3_600_000
 SECRETS = {0x1234: bytes(range(16)), 0x5678: bytes(range(16, 32))}  # and producer 9abc has none
 OPTIONS = StoreOptions(segment_bytes=2_048, action_segment_bytes=1_024, low_water_bytes=0)
 ORDERS, BILLS = Subject("orders"), Subject("bills.EU-1_x")
@@ -91,6 +94,33 @@ class Author:
         self.checkpoint()
         self.produce(BILLS, 0x5678, [b"after the checkpoint"])
         self.act(_action(ActionKind.ACK, 99))
+
+
+    def write_set_back_story(self) -> None:
+        """A clock that is ahead and put right, twice: before the checkpoint, and between the checkpoint and the end."""
+        self._fill(0)
+        self._jump(YEAR_MS)
+        self._fill(1)
+        self._jump(-YEAR_MS)
+        self._fill(2)
+        self._jump(2 * YEAR_MS)
+        self._fill(3)
+        self.checkpoint()
+        self._fill(4)
+        self._jump(-2 * YEAR_MS)
+        self._fill(5)
+
+    def _fill(self, number: int) -> None:
+        for each in range(3):
+            self.produce(ORDERS, 0x1234, [b"order %d.%d" % (number, each) * 20])
+            self.produce(BILLS, 0x5678, [b"bill %d.%d" % (number, each)])
+            self.act(_action(ActionKind.ACK, 10 * number + each))
+
+    def _jump(self, ms: int) -> None:
+        """Of the clock; the store follows it after a minute."""
+        self._clock.jump(ms)
+        self.store.follow_clock()
+        self._clock.advance(61_000)
 
 
 def _action(kind: ActionKind, number: int, detail: bytes = b"") -> Action:
@@ -162,13 +192,18 @@ def records(disk: Disk, log: str, log_id: int) -> Iterator[Record]:
             file.close()
 
 
-def write(folder: Path = FOLDER, expected: Path = EXPECTED, *, is_guarded: bool = False) -> bool:
+def write(
+    folder: Path = FOLDER, expected: Path = EXPECTED, *, is_guarded: bool = False, is_set_back: bool = False
+) -> bool:
     """Write the golden directory unless it is there."""
     if folder.exists():
         return False
     with Simulation("golden") as world:
         author = Author(world, is_guarded=is_guarded)
-        author.write_story()
+        if is_set_back:
+            author.write_set_back_story()
+        else:
+            author.write_story()
         for directory in DIRECTORIES:
             (folder / directory).mkdir(exist_ok=True, parents=True)
             for name in author.disk.listing(directory):
@@ -182,5 +217,9 @@ def write(folder: Path = FOLDER, expected: Path = EXPECTED, *, is_guarded: bool 
 
 
 if __name__ == "__main__":
-    for is_new in (write(), write(GUARDED_FOLDER, GUARDED_EXPECTED, is_guarded=True)):
+    for is_new in (
+        write(),
+        write(GUARDED_FOLDER, GUARDED_EXPECTED, is_guarded=True),
+        write(SET_BACK_FOLDER, SET_BACK_EXPECTED, is_set_back=True),
+    ):
         print("written" if is_new else "it is there already, and is never written again")

@@ -29,12 +29,18 @@ from tests.golden.store import (
     GUARDED_FOLDER,
     ORDERS,
     SECRETS,
+    SET_BACK_EXPECTED,
+    SET_BACK_FOLDER,
+    YEAR_MS,
     content,
     records,
     write,
 )
 
 LOGS = (message_log.DIRECTORY, action_log.DIRECTORY)
+
+# Where append times went back, a time finds what was dated ahead before it.
+FOUND = {6: 3, 15: 9}
 
 # Kinds that came after the golden directory was written, with their bytes.
 ADDED: dict[str, tuple[Action, str]] = {
@@ -138,6 +144,55 @@ def test_the_guarded_one_is_what_this_version_writes(tmp_path: Path) -> None:
     assert write(tmp_path / "new", tmp_path / "new.json", is_guarded=True)
     for path in sorted(each for each in GUARDED_FOLDER.rglob("*") if each.is_file()):
         assert (tmp_path / "new" / path.relative_to(GUARDED_FOLDER)).read_bytes() == path.read_bytes(), path.name
+
+
+@pytest.mark.parametrize("without", [(), ("checkpoints",), ("index",), ("checkpoints", "index")], ids="+".join)
+def test_the_one_whose_append_times_go_back_is_opened_and_they_count(tmp_path: Path, without: tuple[str, ...]) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(SET_BACK_FOLDER, root)
+    for view in without:
+        shutil.rmtree(root / view)
+    held = json.loads(SET_BACK_EXPECTED.read_text(encoding="utf-8"))
+    times = [each["appended_ms"] for each in held["subjects"]["orders"]["batches"]]
+    right = [*range(3), *range(6, 9), *range(15, 18)]
+    assert [number for number, time_ms in enumerate(times) if time_ms < times[0] + YEAR_MS // 2] == right
+
+    def check(store: Store, disk: RealDisk) -> None:
+        assert store.findings == []
+        assert content(store, disk) == held
+        for log in (store.messages.log, store.actions.log):
+            assert sum(each.set_back_ms > 0 for each in log.segments) == 2
+        for number in right:
+            assert store.messages.sequence_at(1, times[number]) == FOUND.get(number, number)
+        assert [store.messages.sequence_at(1, times[number]) for number in (3, 9, 14)] == [None] * 3
+
+    opened(root, check)
+    opened(root, check)
+
+
+def test_the_one_whose_append_times_go_back_is_what_this_version_writes(tmp_path: Path) -> None:
+    assert write(tmp_path / "new", tmp_path / "new.json", is_set_back=True)
+    for path in sorted(each for each in SET_BACK_FOLDER.rglob("*") if each.is_file()):
+        assert (tmp_path / "new" / path.relative_to(SET_BACK_FOLDER)).read_bytes() == path.read_bytes(), path.name
+
+
+def test_its_checkpoint_says_where_times_went_back_and_what_time_it_was() -> None:
+    (path,) = (SET_BACK_FOLDER / "checkpoints").iterdir()
+    data = path.read_bytes()
+    found = checkpoint.unpack(data)
+    assert b"".join(bytes(part) for part in checkpoint.pack(found)) == data
+    for mark in (found.messages, found.actions):
+        [(base, set_back_ms)] = mark.set_back_ms.items()
+        assert set_back_ms < mark.newest_ms[max(each for each in mark.newest_ms if each < base)] - YEAR_MS // 2
+    assert 0 < found.aging_ms < max(found.messages.newest_ms.values()) - YEAR_MS
+
+
+def test_a_checkpoint_of_a_copy_whose_clock_is_apart_is_read_and_written_alike() -> None:
+    data = (FOLDER.parent / "checkpoint-v1-latest.ckpt").read_bytes()
+    found = checkpoint.unpack(data)
+    assert (found.aging_ms, found.latest_ms) == (1_700_000_000_000, 1_700_000_600_000)
+    assert found.messages.set_back_ms == {4_096: 1_699_999_000_000}
+    assert b"".join(bytes(part) for part in checkpoint.pack(found)) == data
 
 
 def test_it_is_what_it_should_be() -> None:

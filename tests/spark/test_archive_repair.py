@@ -21,7 +21,8 @@ from pyspark.sql import SparkSession
 from fairway.client.sync import Client
 from fairway.errors import Misuse, StorageFault, Unreachable
 from fairway.spark.jobs import archive, ledger, manifest
-from fairway.spark.jobs.files import Files, Taken
+from fairway.spark.jobs.disks import Taken
+from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.ledger import Ledger, Overtaken
 from fairway.spark.jobs.manifest import Range
 from tests.golden import archive as golden

@@ -10,7 +10,7 @@ for `spark-submit`.
     picking      which messages a job is about: from an archive or from the live log, by time, key, tag or SQL
     manifest     what an archive consists of: commits, folded into ranges and files        ledger   the same, on a disk
     compacting   small files into large ones
-    files        wherever Spark can read and write: local disks, HDFS, object stores
+    files        wherever Spark can read and write: local disks, HDFS, object stores        disks   two ways there
     capacity     what servers say of themselves          flow         messages over time, from events
     page         a report as one HTML file: plots, their scales, and markup that is escaped
     program      what the commands share: options, session, exit status

@@ -29,7 +29,8 @@ from urllib.parse import unquote, urlsplit
 from fairway.errors import FairwayError, Misuse, StorageFault
 from fairway.spark.jobs import manifest
 from fairway.spark.jobs.columns import STAGED_BY
-from fairway.spark.jobs.files import EXCLUSIVE, Files, Listed, Taken
+from fairway.spark.jobs.disks import Listed, Taken
+from fairway.spark.jobs.files import EXCLUSIVE, Files
 from fairway.spark.jobs.manifest import ArchiveDamaged, Commit, File, NotAnArchive, Range, State
 from fairway.spark.places import Part
 from fairway.world.clock import RealClock

@@ -31,8 +31,9 @@ from fairway.protocol.admin import Depth, Describe, Described
 from fairway.spark.jobs import manifest as archives
 from fairway.spark.jobs import picking, program, servers
 from fairway.spark.jobs.capping import Cap
+from fairway.spark.jobs.disks import Taken
 from fairway.spark.jobs.failing import sentences
-from fairway.spark.jobs.files import Files, Taken
+from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.picking import Picking
 from fairway.spark.jobs.watching import Pace, Watch, unwatched
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S, is_pattern

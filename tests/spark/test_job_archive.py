@@ -222,6 +222,31 @@ def test_what_the_log_has_no_longer_is_an_error_or_a_gap() -> None:
         archive.resumed(state, Part("orders"), Extent(0, 7), log_id, options)
 
 
+def test_many_small_files_are_shared_among_the_cores() -> None:
+    def batch(subjects: int, messages: int) -> dict[Part, Extent]:
+        return {Part(f"s{number}"): Extent(5, 5 + messages) for number in range(subjects)}
+
+    assert archive.has_small_files(batch(65, 999))
+    assert not archive.has_small_files(batch(64, 1)), "one task has all their files open at once"
+    assert not archive.has_small_files(batch(65, 1_000))
+    assert not archive.has_small_files({**batch(65, 1), Part("hot"): Extent(0, 66_000)}), "one core would write it"
+
+
+def test_archive_of_more_subjects_than_files_open_at_once(
+    spark: SparkSession, url: str, client: Client, tmp_path: Path
+) -> None:
+    path, subjects = tmp_path / "archive", columns.WRITERS_MAX + 6
+    for number in range(subjects):
+        send(client, f"arch.many.{number}", 3)
+    done = archive.run(spark, Options(str(path), ("arch.many.*",), url, once=True))
+    assert (done.rows, done.files, done.batches) == (3 * subjects, subjects, 1)
+    assert archived(spark, path) == live(spark, url, "arch.many.*")
+    for each in visible(path):
+        assert pq.ParquetFile(path / each).read(["sequence"]).column("sequence").to_pylist() == [0, 1, 2]
+        assert (path / each).with_name(f".{(path / each).name}.crc").exists()
+    assert pq.read_table(path).num_rows == 3 * subjects
+
+
 # --- a run that dies between any two of its steps ---------------------------------------------------------------------
 
 

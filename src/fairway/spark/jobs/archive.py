@@ -35,6 +35,7 @@ from fairway.world.clock import RealClock
 
 BATCH_MIB: Final = 256  # of the log: two tasks of 128, and what is repeated after a crash is seconds of work
 INTERVAL_S: Final = 10.0  # between commits while messages trickle: each makes a file per subject
+_FILE_MESSAGES: Final = 1_000  # of a file that takes longer to create than to fill
 _POLL_MS: Final = 500  # how soon a run that is asked to end does
 
 
@@ -155,6 +156,13 @@ def check_kind(state: State, subject: str, logs: Mapping[str, str], options: Opt
         f"{options.path} holds {subject} of broker group {', '.join(there)} of a cluster, and the broker at "
         f"{options.url} has another log ({logs[BROKER_GROUP]}): go on with meta://HOST:PORT, or archive to a new path"
     )
+
+
+def has_small_files(batch: Mapping[Part, Extent]) -> bool:
+    """Whether files cost more than rows. A small batch comes from the source as one task, which would write hundreds
+    of files one after the other; a shuffle of few rows lets every core write its share."""
+    messages = sum(end - begin for begin, end in batch.values())
+    return len(batch) > columns.WRITERS_MAX and messages < len(batch) * _FILE_MESSAGES
 
 
 def _shown(part: Part) -> str:
@@ -298,11 +306,13 @@ class _Run:
         )
         rows = reader.load().withColumn("date", columns.utc_date("appended_at"))
         names = {part: own.broker_group for part in batch if (own := self._own(part)) != part}
-        rows = columns.renamed(rows, names)
-        tasks = max(
-            self._spark.sparkContext.defaultParallelism, self._options.batch_mib * MIB // compacting.TARGET_BYTES
-        )
-        columns.stage(columns.to_stage(rows).coalesce(tasks), self._ledger.room)
+        rows = columns.to_stage(columns.renamed(rows, names))
+        cores = self._spark.sparkContext.defaultParallelism
+        if has_small_files(batch):
+            rows = columns.by_file(rows, cores)
+        else:
+            rows = rows.coalesce(max(cores, self._options.batch_mib * MIB // compacting.TARGET_BYTES))
+        columns.stage(rows, self._ledger.room)
 
     def _confirm(self, batch: Mapping[Part, Extent]) -> None:
         """That the logs that Spark has read are those that were looked at, and still have it all."""

@@ -18,12 +18,14 @@ from fairway.spark.schema import MESSAGES
 ARCHIVE: Final = StructType([*MESSAGES.fields, StructField("date", DateType(), False)])
 
 STAGED_BY: Final = "staged_by"  # a directory of what is staged: each file is of one broker group
+_FILE_OF: Final = (STAGED_BY, "subject", "date")  # what the rows of a file have in common
 _DAY_US: Final = 24 * 3_600 * 1_000_000
+WRITERS_MAX: Final = 64  # of one task at once
 _WRITING: Final = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # not INT96, which only Spark still likes
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     # Several subjects and dates at once without sorting: rows stay in the order of the log.
-    "spark.sql.maxConcurrentOutputFileWriters": "64",
+    "spark.sql.maxConcurrentOutputFileWriters": str(WRITERS_MAX),
     # Compaction reads small files: up to 512 of them in a task in place of 32, shared among all cores.
     "spark.sql.files.openCostInBytes": str(256 * KIB),
 }
@@ -62,11 +64,17 @@ def renamed(rows: DataFrame, names: Mapping[Part, str]) -> DataFrame:
 
 def stage(rows: DataFrame, path: str) -> None:
     """Write rows there, each file of one broker group, subject and date."""
-    rows.write.partitionBy(STAGED_BY, "subject", "date").parquet(path)
+    rows.write.partitionBy(*_FILE_OF).parquet(path)
 
 
 def to_stage(rows: DataFrame) -> DataFrame:
     return rows.withColumn(STAGED_BY, F.col("broker_group"))
+
+
+def by_file(rows: DataFrame, tasks: int) -> DataFrame:
+    """All rows of a file in one task, in the order of the log. One task needs no shuffle for that."""
+    rows = rows.coalesce(1) if tasks == 1 else rows.repartition(tasks, *_FILE_OF)
+    return rows.sortWithinPartitions(*_FILE_OF, "sequence")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from fairway.limits import KIB, MIB
-from fairway.spark.jobs.columns import STAGED_BY, frame, stage, to_stage
+from fairway.spark.jobs.columns import by_file, frame, stage, to_stage
 from fairway.spark.jobs.ledger import Ledger
 from fairway.spark.jobs.manifest import File
 from fairway.spark.places import Part
@@ -105,10 +105,7 @@ def run(spark: SparkSession, ledger: Ledger) -> int:
     for batch in batches(plan(ledger.state.files.values())):
         removed = [file for group in batch for file in group]
         rows = to_stage(frame(spark, ledger.files.root, removed))
-        # All rows of a file in one task. Where there is one file, no shuffle is needed for that.
-        tasks = min(len(batch), spark.sparkContext.defaultParallelism)
-        rows = rows.coalesce(1) if tasks == 1 else rows.repartition(tasks, STAGED_BY, "subject", "date")
-        stage(rows.sortWithinPartitions(STAGED_BY, "subject", "date", "sequence"), ledger.room)
+        stage(by_file(rows, min(len(batch), spark.sparkContext.defaultParallelism)), ledger.room)
         staged = ledger.staged()
         ledger.commit(staged, (), removed)
         fewer += len(removed) - len(staged)

@@ -17,7 +17,7 @@ from fairway.batch import MessageId
 from fairway.client.sync import Client
 from fairway.errors import FairwayError, Misuse
 from fairway.spark.brokers import Extent
-from fairway.spark.jobs import archive, auditing, reconcile, replay, sent
+from fairway.spark.jobs import archive, auditing, reconcile, replay, sent, servers
 from fairway.spark.jobs.auditing import Archive
 from fairway.spark.jobs.holes import STRETCH, Whole, holes
 from fairway.spark.jobs.manifest import Range
@@ -25,6 +25,7 @@ from fairway.spark.jobs.reconcile import Finding, Options, Result
 from fairway.spark.places import Part
 from fairway.spark.schema import MESSAGES
 from tests.spark.jobs import visible
+from tests.unit.client.broker import running
 
 WAIT_S = 60
 NEVER_LATE_S = 3_600.0  # a slow machine is no finding
@@ -227,6 +228,12 @@ def test_rows_by_key_and_what_is_scheduled(spark: SparkSession, url: str, client
     (due,) = (each for each in result.windows if each.scheduled)
     assert due.window is not None
     assert abs(due.window - (now + timedelta(hours=5))) <= timedelta(hours=1)
+
+
+def test_broker_without_delayed_messages_has_none_scheduled(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as broker:
+        found = servers.scheduled(broker.url, 30, ["orders"], 60_000)
+    assert (found.is_there, dict(found.messages)) == (False, {})
 
 
 @pytest.mark.slow

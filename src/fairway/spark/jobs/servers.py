@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Final
 
 from fairway.errors import Code, Refused
 from fairway.protocol.admin import Depth, Describe, Described
@@ -94,6 +95,10 @@ def scheduled(url: str, patience_s: int, subjects: Iterable[str], window_ms: int
     return Scheduled(bool(there), messages, windows)
 
 
+# How a broker refuses a question about delayed messages if it keeps none, or does not know the question.
+_NO_DELAY: Final = frozenset({Code.BAD_REQUEST, Code.UNSUPPORTED})
+
+
 def _scheduled(place: Place, subjects: Sequence[str], window_ms: int) -> Scheduled:
     messages: dict[str, int] = {}
     windows: dict[tuple[str, int], int] = {}
@@ -101,7 +106,7 @@ def _scheduled(place: Place, subjects: Sequence[str], window_ms: int) -> Schedul
         try:
             total = caller.ask(Tally(Which()), Tallied).count
         except Refused as refused:
-            if refused.code is Code.UNSUPPORTED:  # a broker by itself
+            if refused.code in _NO_DELAY:
                 return Scheduled(False)
             raise
         for name in subjects if total else ():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fairway.errors import Misuse
 from fairway.spark.jobs import plots, scales
 from fairway.spark.jobs.markup import Markup, tag
-from fairway.spark.jobs.page import Column, Figure, Page, State
+from fairway.spark.jobs.page import Column, Figure, IdColumn, Page, State
 from fairway.spark.jobs.plots import Bucket, Plot, Series
 from fairway.spark.jobs.scales import COUNT, RATE, SECONDS, SHARE
 
@@ -62,7 +62,9 @@ def whole_page(name: str) -> Page:
     for _ in range(3):
         section = page.section(name, name)
         section.text(name)
-        section.table([name, Column(name, SECONDS)], [[name, 0.25], [name, None]], name)
+        section.heading(name)
+        section.terms(name, {name: name})
+        section.table([name, IdColumn(name), Column(name, SECONDS)], [[name, name, 0.25], [name, None, None]], name)
         section.plot(plots.bars(name, {name: 1.0}))
         section.plot(plots.lines(name, [Series(name, points([1.0, 2.0])), Series("b", points([2.0, None]))]))
         section.plot(plots.columns(name, [Series(name, points([1.0]))], 60))

@@ -8,6 +8,7 @@ added; every text is escaped (`markup`).
     section.plot(plots.lines("Lag of each group over time.", [Series("billing", points)], unit="messages"))
     section.table(["group", Column("lag"), Column("wait", SECONDS)], [["billing", 17, 0.25]], "Lag now.")
     section.text("The delay server says nothing of that.")
+    section.terms("What the columns count", {"lag": "messages that are stored, and not yet acked"})
     section.warn("Three messages are missing.")
     page.write("report.html")
 
@@ -16,7 +17,7 @@ A cell is a text, a number (written as its column's quantity), a time or None (a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from itertools import islice
@@ -57,6 +58,15 @@ class Column(NamedTuple):
     quantity: Quantity = COUNT
 
 
+class IdColumn(NamedTuple):
+    """A column of identifiers, which a reader copies: each on one line, in letters of one width."""
+
+    name: str
+
+
+Head = str | Column | IdColumn
+
+
 class Section:
     """A part of a page under a heading."""
 
@@ -69,6 +79,15 @@ class Section:
     def text(self, sentence: str) -> None:
         self._parts.append(tag("p", sentence))
 
+    def heading(self, title: str) -> None:
+        """Of what follows in this section."""
+        self._parts.append(tag("h3", title))
+
+    def terms(self, summary: str, meanings: Mapping[str, str]) -> None:
+        """What words mean, for a reader who opens the list."""
+        listed = [part for term, meaning in meanings.items() for part in (tag("dt", term), tag("dd", meaning))]
+        self._parts.append(tag("details", tag("summary", summary), tag("dl", *listed, class_="terms")))
+
     def warn(self, sentence: str) -> None:
         """A sentence one should not miss."""
         self._parts.append(tag("p", sentence, class_="warn", role="note"))
@@ -78,7 +97,7 @@ class Section:
 
     def table(
         self,
-        head: Sequence[str | Column],
+        head: Sequence[Head],
         rows: Iterable[Sequence[Cell]],
         caption: str = "",
         rows_max: int = ROWS_MAX,
@@ -176,23 +195,22 @@ def _figure(figure: Figure) -> Markup:
     )
 
 
-def _name(column: str | Column) -> str:
-    return column.name if isinstance(column, Column) else column
+def _name(column: Head) -> str:
+    return column if isinstance(column, str) else column.name
 
 
-def _side(column: str | Column) -> str | None:
+def _side(column: Head) -> str | None:
     return "number" if isinstance(column, Column) else None
 
 
-def _cell(column: str | Column, value: Cell) -> Markup:
+def _cell(column: Head, value: Cell) -> Markup:
     if value is None:
-        text = "–"
-    elif isinstance(value, str):
-        text = value
-    elif isinstance(value, datetime):
-        text = scales.moment(value)
-    else:
-        text = column.quantity.shown(value) if isinstance(column, Column) else COUNT.shown(value)
+        return tag("td", "–", class_=_side(column))
+    if isinstance(value, datetime):
+        return tag("td", scales.moment(value), class_="whole")
+    if isinstance(value, str):
+        return tag("td", value, class_="whole id" if isinstance(column, IdColumn) else _side(column))
+    text = column.quantity.shown(value) if isinstance(column, Column) else COUNT.shown(value)
     return tag("td", text, class_=_side(column))
 
 
@@ -220,11 +238,12 @@ _STYLE: Final = joined(
         Markup(
             """
 *{box-sizing:border-box}
-body{margin:0 auto;padding:1.5rem 1rem 4rem;max-width:60rem;background:var(--ground);color:var(--ink);
+body{margin:0 auto;padding:1.5rem 1rem 4rem;max-width:68rem;background:var(--ground);color:var(--ink);
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
 h1{font-size:1.7rem;line-height:1.2;margin:0}
 h2{font-size:1.25rem;margin:2.5rem 0 .5rem;padding-top:1rem;border-top:1px solid var(--rule)}
-h1,h2,td,th,dt,dd,li,figcaption,p{overflow-wrap:anywhere}
+h3{font-size:1rem;margin:1.5rem 0 .25rem}
+h1,h2,h3,dt,dd,li,figcaption,p{overflow-wrap:anywhere}
 p{margin:.5rem 0;max-width:46rem}
 a{color:inherit}
 .about,.note,.empty,caption{color:var(--soft)}
@@ -242,8 +261,16 @@ nav ul{display:flex;flex-wrap:wrap;gap:.25rem 1.25rem;list-style:none;padding:0;
 .wide{overflow-x:auto;margin:1rem 0}
 table{border-collapse:collapse;width:100%}
 caption{text-align:left;padding-bottom:.4rem}
-th,td{text-align:left;vertical-align:top;padding:.3rem .9rem .3rem 0;border-bottom:1px solid var(--rule);min-width:4rem}
+th,td{text-align:left;vertical-align:top;padding:.3rem .9rem .3rem 0;border-bottom:1px solid var(--rule);
+max-width:22rem;overflow-wrap:break-word}
 th{color:var(--soft);font-weight:500;font-size:.85rem;vertical-align:bottom}
+.whole{white-space:nowrap}
+.id{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;font-size:.9em}
+details{margin:.5rem 0;color:var(--soft)}
+summary{cursor:pointer}
+.terms{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;margin:.5rem 0}
+.terms dt{color:var(--ink)}
+.terms dd{margin:0}
 .number{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
 figure{margin:1.5rem 0;overflow-x:auto}
 figcaption{font-weight:500;margin-bottom:.4rem}

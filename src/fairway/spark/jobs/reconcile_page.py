@@ -7,15 +7,39 @@ from datetime import datetime
 from typing import Final
 
 from fairway.spark.jobs import plots
-from fairway.spark.jobs.balance import MS, Book, Options, Result
-from fairway.spark.jobs.page import Column, Figure, Page, Section, State
+from fairway.spark.jobs.balance import MS, Book, Finding, Options, Result
+from fairway.spark.jobs.findings import DIFFERING, DUPLICATE, LATE, MISSING, STRANGER, STUCK
+from fairway.spark.jobs.page import Cell, Column, Figure, Head, IdColumn, Page, Section, State
 from fairway.spark.jobs.plots import Series
 from fairway.spark.jobs.scales import SECONDS
 
-_COUNTS: Final = (
-    "sent", "stored", "scheduled", "unsent", "missing", "duplicates", "delivered", "acked", "retried", "dead",
-    "outstanding", "skipped", "lost", "late", "stuck",
-)  # fmt: skip
+# What each column of the books counts.
+_COUNTS: Final = {
+    "sent": "business rows; without them what is stored, what left a hole, and what is unsent",
+    "stored": "messages in the log",
+    "scheduled": "messages that wait at the delay server",
+    "unsent": "messages that outboxes and spools hold",
+    "missing": "messages that should be there, and are not",
+    "duplicates": "messages that are there more often than once",
+    "delivered": "messages that the group was handed at least once",
+    "acked": "messages that the group is done with",
+    "retried": "messages that a consumer gave back as failed, once or more",
+    "dead": "messages in dead letter",
+    "outstanding": "messages that the group is owed: waiting, in hand, returned, retrying, dying",
+    "skipped": "messages that are not for the group: before its beginning, without its tags, passed over by a seek",
+    "lost": "messages that retention took before the group had them",
+    "late": "findings of that kind in the group",
+    "stuck": "findings of that kind in the group",
+}
+_ALWAYS: Final = frozenset({"sent", "stored", "delivered", "acked", "outstanding"})  # shown even if they are all zero
+_LATENCIES: Final = {
+    "ack_p50_ms": "ack p50",
+    "ack_p95_ms": "ack p95",
+    "ack_p99_ms": "ack p99",
+    "total_p50_ms": "total p50",
+    "total_p95_ms": "total p95",
+    "total_p99_ms": "total p99",
+}
 _OF_SUBJECT: Final = ("stored", "missing", "duplicates")
 _OF_GROUP: Final = ("acked", "dead", "outstanding")
 _GROUPS_MAX: Final = 20  # with plots of their own: a page of hundreds is read by nobody
@@ -25,7 +49,7 @@ def page(result: Result, options: Options) -> Page:
     """All of a result."""
     about = f"{options.url}, {result.at:%Y-%m-%d %H:%M:%S} UTC, windows of {SECONDS.shown(result.window_s)}"
     made = Page(f"Books of {', '.join(options.subjects)}", about)
-    made.figures(_balance(result), *_figures(result))
+    made.figures(_balance(result), *_figures(result, options))
     for each in result.notes:
         made.warn(each)
     _books(made.section("Books", "Every group of every subject, as a whole."), result.books)
@@ -41,44 +65,66 @@ def _balance(result: Result) -> Figure:
     return Figure("The books", "do not balance", "see the findings", State.BAD)
 
 
-def _figures(result: Result) -> Iterable[Figure]:
+def _figures(result: Result, options: Options) -> Iterable[Figure]:
+    meanings = {
+        MISSING: "should be there, and is not",
+        DUPLICATE: "is there more often than once",
+        LATE: f"delivered or acked more than {SECONDS.shown(options.late_after_s)} after it was stored",
+        STUCK: f"in hand, or waiting, for more than {SECONDS.shown(options.stuck_after_s)}",
+        STRANGER: "stored, and no business row says so",
+        DIFFERING: "the log, and the archive or the broker, disagree",
+    }
     for kind, number in result.counts.items():
-        yield Figure(kind.capitalize(), f"{number:,}", state=State.BAD if number else State.PLAIN)
+        state = State.BAD if number else State.PLAIN
+        yield Figure(kind.capitalize(), f"{number:,}", meanings.get(kind, ""), state)
 
 
 def _books(section: Section, books: Sequence[Book]) -> None:
-    latencies = ("ack_p50_ms", "ack_p95_ms", "ack_p99_ms", "total_p50_ms", "total_p95_ms", "total_p99_ms")
-    head: list[str | Column] = [
-        "subject",
-        "group",
-        *(Column(name) for name in _COUNTS),
-        *(Column(name.removesuffix("_ms").replace("_p", " p"), SECONDS) for name in latencies),
-    ]
-    rows = [
-        [
-            each.subject,
-            each.group,
-            *(getattr(each, name) for name in _COUNTS),
-            *(_seconds(getattr(each, name)) for name in latencies),
-        ]
-        for each in books
-    ]
-    section.table(head, rows, "ack: from storing to the ack; total: from creation to the ack.")
+    names = [name for name in _COUNTS if name in _ALWAYS or any(getattr(each, name) for each in books)]
+    zero = [name for name in _COUNTS if name not in names]
+    left_out = f"Zero everywhere, and left out: {', '.join(zero)}." if zero else ""
+    section.table(
+        ["subject", "group", *map(Column, names)],
+        [[each.subject, each.group, *(getattr(each, name) for name in names)] for each in books],
+        f"How many messages. {left_out}".rstrip(),
+    )
+    section.terms("What the columns count", _COUNTS)
+    timed = [each for each in books if each.ack_p50_ms is not None]
+    section.table(
+        ["subject", "group", *(Column(name, SECONDS) for name in _LATENCIES.values())],
+        [[each.subject, each.group, *(_seconds(getattr(each, name)) for name in _LATENCIES)] for each in timed],
+        "How long it took half (p50), 95 % and 99 % of what was acked. ack: from storing to the ack; total: from "
+        "creation to the ack.",
+    )
 
 
 def _findings(section: Section, result: Result) -> None:
+    """A table for each reason: what to do about it is said once, and columns without a value are left out."""
     if not any(result.counts.values()):
         section.text("There are none.")
         return
-    head = ["kind", "reason", "subject", "group", "id", "sequence", "since", "consumer", "detail", "remedy"]
-    rows = [
-        [
-            each.kind, each.reason, each.subject, each.group, each.id,
-            None if each.sequence is None else str(each.sequence), each.since, each.consumer, each.detail, each.remedy,
-        ]
-        for each in result.findings
+    section.text("The first of each kind; the figures at the top count all of them.")
+    for kind, reason, remedy in dict.fromkeys((each.kind, each.reason, each.remedy) for each in result.findings):
+        section.heading(f"{kind.capitalize()}: {reason}")
+        section.text(f"What to do: {remedy}.")
+        found = [_told(each) for each in result.findings if (each.kind, each.reason) == (kind, reason)]
+        places = [place for place in range(len(_FINDING)) if any(row[place] is not None for row in found)]
+        section.table([_FINDING[place] for place in places], [[row[place] for place in places] for row in found])
+
+
+_FINDING: Final[tuple[Head, ...]] = (
+    "subject", "group", IdColumn("id"), "key", IdColumn("sequence"), Column("messages"), "since", "consumer", "detail",
+)  # fmt: skip
+
+
+def _told(finding: Finding) -> list[Cell]:
+    """A row under `_FINDING`. A finding is one message unless it says otherwise."""
+    sequence = None if finding.sequence is None else str(finding.sequence)
+    messages = finding.messages if finding.messages != 1 else None
+    return [
+        finding.subject, finding.group, finding.id, finding.key, sequence, messages, finding.since, finding.consumer,
+        finding.detail,
     ]  # fmt: skip
-    section.table(head, rows, "The first of each kind; the figures above count all of them.")
 
 
 def _subject(made: Page, subject: str, windows: Sequence[Book], result: Result) -> None:

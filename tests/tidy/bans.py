@@ -35,6 +35,11 @@ _NOW = frozenset({"now", "utcnow", "today"})
 # Nothing waits on a pool or a raw socket behind the loop's back: the simulated loop could not order it.
 _LOOP_BYPASS = frozenset({"run_in_executor", "to_thread", "sendfile"})
 
+# What writes to a terminal unescaped. A console may still be named as a type.
+_OUTPUTS = frozenset({"print", "typer.echo", "typer.secho", "click.echo", "click.secho", "rich.print"})
+_OUTPUTS |= {"sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"}
+_PRINTERS = frozenset({"rich.console.Console", "rich.get_console"})
+
 _CODE_FROM_DATA = frozenset({"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"})
 _CODE_FROM_TEXT = frozenset({"eval", "exec", "compile", "__import__"})
 
@@ -87,12 +92,13 @@ def asserts(sources: Iterable[Source]) -> Iterator[Finding]:
 
 
 def prints(sources: Iterable[Source]) -> Iterator[Finding]:
-    """Only the command line speaks to the terminal."""
+    """Only `world.terminal` writes to stdout and stderr: it escapes what a terminal would obey."""
     for source in sources:
-        if source.in_product and source.package != "cli":
+        if source.in_product and source.module != "fairway.world.terminal":
+            called = {part.func for part in ast.walk(source.tree) if isinstance(part, ast.Call)}
             for node, name in _names(source.tree):
-                if name == "print":
-                    yield source.at(node, "`print` outside the cli")
+                if name in _OUTPUTS or (name in _PRINTERS and node in called):
+                    yield source.at(node, f"`{name}` outside `world.terminal`, which escapes what a terminal obeys")
 
 
 def _machine_imports(source: Source) -> Iterator[Finding]:

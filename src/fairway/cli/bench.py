@@ -14,6 +14,7 @@ from fairway.cli import output
 from fairway.cli.client import AsJson, Patience, Url, connected, describe
 from fairway.cli.settings import ConfigFile
 from fairway.errors import Code, Refused
+from fairway.world import terminal
 from fairway.world.clock import RealClock
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class _Bench:
     def run(self) -> Result:
         from fairway.protocol.admin import Depth
 
-        errors = output.console(stderr=True)
+        errors = terminal.console(err=True)
         with errors.status("sending in bulk") as status:
             first, many_s = self._send_many()
             status.update("sending one by one")

@@ -12,7 +12,7 @@ from fairway.cli.cluster_check import troubles
 from fairway.cli.copy_probe import ask_copies
 from fairway.cli.settings import ConfigFile, resolve
 from fairway.errors import FairwayError
-from fairway.world import host
+from fairway.world import host, terminal
 
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
@@ -62,9 +62,10 @@ def cluster(
         if json:
             output.write_json(document(found, wrong))
         else:
-            output.console().print(shown(found))
+            terminal.console().print(shown(found))
         if check and not json:
-            typer.echo("\n".join(wrong) or "all is well: every group is led and takes messages, all copies are in sync")
+            for sentence in wrong or ["all is well: every group is led and takes messages, all copies are in sync"]:
+                terminal.say(sentence)
         if check and wrong:
             raise typer.Exit(output.Exit.DAMAGE)
 
@@ -115,7 +116,7 @@ def _watch(options: Options, interval_s: float, *, as_json: bool) -> None:
                     return
         from rich.live import Live
 
-        with Live(shown(meta_client.everything(options)), console=output.console(), auto_refresh=False) as live:
+        with Live(shown(meta_client.everything(options)), console=terminal.console(), auto_refresh=False) as live:
             while not ending.wait(interval_s):
                 try:
                     live.update(shown(meta_client.everything(options)), refresh=True)
@@ -150,7 +151,6 @@ def document(found: Routed, wrong: list[str]) -> dict[str, object]:
 def shown(found: Routed) -> RichGroup:
     """For people."""
     from rich.console import Group as RichGroup
-    from rich.text import Text
 
     columns = ("group", "kind", "epoch>", "copy", "at", "role", "in sync", "log ends>", "behind>", "")
     table = output.table("cluster", *columns)
@@ -163,7 +163,7 @@ def shown(found: Routed) -> RichGroup:
         lines.append("the registry cannot be reached: this is how it was")
     if not found.groups:
         lines.insert(0, "no groups of servers yet: start brokers with --registry and --group")
-    return RichGroup(*([table] if found.groups else []), *map(Text, lines))
+    return RichGroup(*([table] if found.groups else []), *map(output.cell, lines))
 
 
 def _rows(group: GroupRoute) -> list[tuple[str, ...]]:

@@ -9,6 +9,7 @@ import typer
 from fairway.cli import output
 from fairway.cli.options import SETTINGS, shown
 from fairway.cli.settings import ConfigFile, Settings, resolve
+from fairway.world import terminal
 
 app = typer.Typer(no_args_is_help=True, help="What is set, and where.")
 
@@ -52,6 +53,6 @@ def _show(settings: Settings) -> None:
         for name, origin in settings.origins.items()
     ]
     output.fill(table, rows)
-    output.console().print(table)
+    terminal.console().print(table)
     for name in settings.strangers:
-        typer.echo(f"{name} is set, and is no setting of Fairway's", err=True)
+        terminal.say(f"{name} is set, and is no setting of Fairway's", err=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +11,7 @@ from fairway.cli import messages, output
 from fairway.cli.client import AsJson, Patience, Subject, Url, connected, describe
 from fairway.cli.settings import ConfigFile
 from fairway.errors import Code, Refused
-from fairway.world import host
+from fairway.world import host, terminal
 
 if TYPE_CHECKING:
     from fairway import Client, Consumer, Message
@@ -72,9 +71,9 @@ def consume(
             printed = _Printing(consumer, as_json=json, is_acking=ack)
             with host.asked_to_end() as ending:
                 printed.run(count, idle_s, ending)
-        if sys.stderr.isatty():
+        if terminal.is_terminal(err=True):
             verb = "printed and acked" if ack else "printed and handed back"
-            typer.echo(f"{output.count(printed.count, 'message')} {verb}", err=True)
+            terminal.say(f"{output.count(printed.count, 'message')} {verb}", err=True)
 
 
 def _check_existence(client: Client, subject: str, group: str, start: Start, *, may_create: bool) -> None:
@@ -88,9 +87,9 @@ def _check_existence(client: Client, subject: str, group: str, start: Start, *, 
         code = Code.NO_SUCH_GROUP if has_subject else Code.NO_SUCH_SUBJECT
         raise Refused(code, f"there is no {missing}: {remedy}")
     if has_subject:
-        typer.echo(f"fairway consume: {missing} is new, and begins at the {start.value} message", err=True)
+        terminal.say(f"fairway consume: {missing} is new, and begins at the {start.value} message", err=True)
     else:
-        typer.echo(
+        terminal.say(
             f"fairway consume: {missing} does not exist yet: making it, with group {group}, and waiting", err=True
         )
 
@@ -135,8 +134,8 @@ class _Printing:
             if self._as_json:
                 messages.write_line(messages.of_message(message))
             else:
-                messages.write_payload(message.payload)
-        messages.flush()
+                terminal.write_payload(message.payload)
+        terminal.flush()
         self.count += len(found)
         if self._is_acking:
             self._consumer.ack(found)

@@ -17,6 +17,7 @@ from fairway.cli.client import AsJson, Group, Patience, Subject, Url, connected
 from fairway.cli.messages import ShownMessage
 from fairway.cli.settings import ConfigFile
 from fairway.errors import Code, Misuse, Refused
+from fairway.world import terminal
 
 if TYPE_CHECKING:
     from fairway import Client
@@ -81,7 +82,7 @@ def list_letters(
     ]
     output.show_rows(table, rows, f"no dead letters of {group} on {subject}", rows_max=limit)
     if has_more:
-        typer.echo(f"there are more: --limit {10 * limit}")
+        terminal.say(f"there are more: --limit {10 * limit}")
 
 
 @app.command("show")
@@ -106,7 +107,7 @@ def show_letter(
     if json:
         output.write_json(found)
         return
-    out = output.console()
+    out = terminal.console()
     table = output.table(f"dead letter {found.id}", "", "")
     lines = [("key", found.key or ""), ("tags", " ".join(found.tags)), ("created", found.created_at.isoformat())]
     headers = [each for each in found.headers.items() if found.history is None or each[0] != HISTORY]
@@ -115,7 +116,7 @@ def show_letter(
     if found.history is not None:
         _show_attempts(found.history)
     payload = found.payload if found.payload is not None else f"(base 64) {found.payload_base64}"
-    out.print(payload, soft_wrap=True, markup=False)
+    terminal.write_text(f"{payload}\n")
 
 
 @app.command("redrive")
@@ -138,9 +139,9 @@ def redrive_letters(
     if json:
         output.write_json(output.named(redriven))
     else:
-        typer.echo(f"{output.count(redriven.count, 'message')} handed to {group} on {subject} again")
+        terminal.say(f"{output.count(redriven.count, 'message')} handed to {group} on {subject} again")
         for unknown in redriven.unknown:
-            typer.echo(f"fairway dead redrive: {unknown} is not among the dead letters", err=True)
+            terminal.say(f"fairway dead redrive: {unknown} is not among the dead letters", err=True)
     if redriven.unknown:
         raise typer.Exit(output.Exit.FAILED)
 
@@ -150,7 +151,7 @@ def _show_attempts(history: History) -> None:
     table = output.table("failed attempts", "attempt>", "time (UTC)", "consumer", "reason")
     output.show_rows(table, rows, "its failed attempts were not kept")
     if history.left_out:
-        typer.echo(f"left out: {output.count(history.left_out, 'attempt')}")
+        terminal.say(f"left out: {output.count(history.left_out, 'attempt')}")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

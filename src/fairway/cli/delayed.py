@@ -16,6 +16,7 @@ from fairway.cli.client import AsJson, Patience, Url, connected
 from fairway.cli.settings import ConfigFile, resolve
 from fairway.client.url import META_SCHEME
 from fairway.errors import FairwayError, Misuse
+from fairway.world import terminal
 from fairway.world.clock import RealClock
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def list_delayed(
     table = output.table("delayed messages", "due (UTC)", "in>", "subject", "id", "key", "size>")
     output.show_rows(table, [_row(each, now_ms) for each in shown], "nothing waits for its time", rows_max=limit)
     if has_more:
-        typer.echo(f"there are more: --limit {10 * limit}")
+        terminal.say(f"there are more: --limit {10 * limit}")
 
 
 def _row(message: DelayedMessage, now_ms: int) -> tuple[str, ...]:
@@ -98,10 +99,10 @@ def count_delayed(
     if json:
         output.write_json({"count": count, "in_transit": in_transit})
         return
-    typer.echo(f"{output.count(count, 'message')} pending")
+    terminal.say(f"{output.count(count, 'message')} pending")
     for each in in_transit:
         where = f"broker group {each.group}" + ("" if each.is_reachable else ", which cannot be reached")
-        typer.echo(f"{output.count(each.messages, 'message')} of all subjects on the way to {where}")
+        terminal.say(f"{output.count(each.messages, 'message')} of all subjects on the way to {where}")
 
 
 def retry_delayed(
@@ -131,11 +132,11 @@ def retry_delayed(
     if json:
         output.write_json({"messages": messages, "left": left})
     elif not waiting:
-        typer.echo(f"nothing waits for broker group {group}")
+        terminal.say(f"nothing waits for broker group {group}")
     else:
-        typer.echo(f"{output.count(messages, 'message')} sent to other broker groups")
+        terminal.say(f"{output.count(messages, 'message')} sent to other broker groups")
     if left:
-        typer.echo(
+        terminal.say(
             f"fairway delay retry: {output.count(left, 'message')} left: no other group takes them now, or {group} "
             "can be reached and is asked",
             err=True,
@@ -185,7 +186,7 @@ def histogram_delayed(
     ]
     output.show_rows(table, rows, "nothing waits for its time", rows_max=_ROWS_MAX)
     if len(found) > _ROWS_MAX:
-        typer.echo(f"{len(found) - _ROWS_MAX:,} more behind these: a larger --width shows them, or --json")
+        terminal.say(f"{len(found) - _ROWS_MAX:,} more behind these: a larger --width shows them, or --json")
 
 
 def cancel_delayed(
@@ -263,9 +264,9 @@ def _say(
         changed = sum(each.messages for _, each in decided)
         if changed or not failed:
             before = "" if changed else ": that was done before"
-            typer.echo(f"{output.count(changed, 'message')} {_DONE[verb]}{before}")
+            terminal.say(f"{output.count(changed, 'message')} {_DONE[verb]}{before}")
         for one, each in failed:
             what = one if one is not None else f"what has the key {key} in {subject}"
-            typer.echo(f"fairway delay {verb}: {what} {_WHY_NOT[each.fate]}", err=True)
+            terminal.say(f"fairway delay {verb}: {what} {_WHY_NOT[each.fate]}", err=True)
     if failed:
         raise typer.Exit(output.Exit.FAILED)

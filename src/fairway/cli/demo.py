@@ -19,7 +19,7 @@ from fairway.cli import demo_cluster, demo_log, output, top
 from fairway.cli.client import describe
 from fairway.cli.rates import GroupRow, Watch
 from fairway.errors import FairwayError, StorageFault
-from fairway.world import host
+from fairway.world import host, terminal
 from fairway.world.clock import RealClock
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def demo(context: typer.Context, seconds: Seconds = None, data: DataDirectory = 
     if context.invoked_subcommand is not None:
         return
     with output.failures("demo"), _directory(data) as root, host.asked_to_end() as ending:
-        is_whole = _Demo(output.console(), root, ending).run(seconds)
+        is_whole = _Demo(terminal.console(), root, ending).run(seconds)
     if not is_whole:
         raise typer.Exit(output.Exit.DAMAGE)
 
@@ -268,6 +268,8 @@ class _Demo:
         return msgspec.json.decode(words[-1], type=dict[str, Told])
 
     def _sum_up(self, told: dict[str, Told], rows: list[GroupRow]) -> bool:
+        from rich.text import Text
+
         from fairway.cli.demo_shop import BILLING
 
         left = {row.group: row for row in rows}
@@ -291,7 +293,8 @@ class _Demo:
         killed = f", and the broker died {'once' if deaths == 1 else f'{deaths} times'} meanwhile" if deaths else ""
         failed = f", {self._failed:,} were refused" if self._failed else ""
         self._out.print(
-            f"{self._stored:,} orders stored{failed}{killed}; [bold]{missing:,} lost on the way to billing[/bold]",
+            f"{self._stored:,} orders stored{failed}{killed};",
+            Text(f"{missing:,} lost on the way to billing", "bold"),
             soft_wrap=True,
         )
         return not missing
@@ -310,5 +313,5 @@ class _Demo:
         who = "billing is quick, mailer is slow, fraud fails now and then"
         self._out.print(f"{_ORDERS_PER_S} orders a second; {who}. In another shell:")
         for command, what in tries.items():
-            self._out.print(f"  {command:48} # {what}" if what else f"  {command}", markup=False, soft_wrap=True)
+            self._out.print(f"  {command:48} # {what}" if what else f"  {command}", soft_wrap=True)
         self._out.print()

@@ -22,7 +22,7 @@ from fairway.cli import demo_servers, meta_client, output
 from fairway.cli.demo_servers import AWAY_S, SESSION_MS, Cluster
 from fairway.cli.options import Options
 from fairway.errors import FairwayError
-from fairway.world import host
+from fairway.world import host, terminal
 from fairway.world.clock import RealClock
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def cluster(seconds: Seconds = None, data: DataDirectory = None) -> None:
     have a ZooKeeper.
     """
     with output.failures("demo cluster"), _directory(data) as root, host.asked_to_end() as ending:
-        out = output.console()
+        out = terminal.console()
         out.print("starting ZooKeeper, two meta servers, four brokers and two delay servers ...")
         with demo_servers.running(root) as servers:
             is_whole = _Show(out, servers, ending).run(seconds)
@@ -224,8 +224,10 @@ class _Show:
             host.sleep(_TICK_S)
 
     def _sum_up(self, traffic: Traffic) -> bool:
-        for sentence in traffic.sum_up():
+        *counts, verdict = traffic.sum_up()
+        for sentence in counts:
             self._out.print(sentence, soft_wrap=True)
+        self._out.print(verdict, style="bold", soft_wrap=True)
         if self._is_awaiting():
             self._out.print("nobody took over from a master that was killed: see the logs with --data DIR")
             return False
@@ -246,7 +248,7 @@ class _Show:
         }
         self._out.print(f"Everything is up. Whoever is killed comes back after {AWAY_S:g} s. In another shell:")
         for command, what in tries.items():
-            self._out.print(f"  {command:48} # {what}" if what else f"  {command}", markup=False, soft_wrap=True)
+            self._out.print(f"  {command:48} # {what}" if what else f"  {command}", soft_wrap=True)
         self._out.print()
 
     def _pid_of_master(self, group: GroupRoute | None) -> str:

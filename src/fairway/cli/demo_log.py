@@ -23,6 +23,7 @@ from fairway.cli import inspect, output, verify
 from fairway.cli.look import look
 from fairway.errors import FairwayError, Misuse, StorageFault
 from fairway.names import Subject
+from fairway.world import terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +51,7 @@ def log(data: DataDirectory = None, writer: IsWriter = False) -> None:
             asyncio.run(_write(data))
             return
         with _place(data) as root:
-            is_right = _Show(output.console(), root).run()
+            is_right = _Show(terminal.console(), root).run()
     if not is_right:
         raise typer.Exit(output.Exit.DAMAGE)
 
@@ -127,7 +128,7 @@ async def _append_for_ever(store: Store) -> None:
         while len(waiting) >= _IN_FLIGHT_MAX:
             confirmed, durable = waiting.popleft()
             await durable
-            print(confirmed, flush=True)
+            terminal.say(str(confirmed))
 
 
 # --- the show ---------------------------------------------------------------------------------------------------------
@@ -154,14 +155,15 @@ class _Show:
 
     def run(self) -> bool:
         """Whether everything was as it should be."""
+        from rich.text import Text
+
         confirmed = self._append_and_crash()
         self._act("Recover: open the directory as a broker would after the crash")
         recovered = asyncio.run(self._recover())
         lost = len(confirmed - recovered.numbers) * _BATCH_MESSAGES
-        self._say(
-            f"acknowledged {len(confirmed) * _BATCH_MESSAGES:,}, recovered {recovered.messages:,}, "
-            f"[bold]lost {lost:,}, phantom {recovered.phantom:,}[/bold]"
-        )
+        counts = f"acknowledged {len(confirmed) * _BATCH_MESSAGES:,}, recovered {recovered.messages:,}"
+        verdict = Text(f"lost {lost:,}, phantom {recovered.phantom:,}", "bold")
+        self._out.print(f"  {counts},", verdict, soft_wrap=True)
         self._say("(what was recovered beyond the acknowledged had reached the disk, but not its acknowledgement)")
         is_found = self._rot()
         self._act("Open it once more: the rest is served")
@@ -177,7 +179,9 @@ class _Show:
 
     def _act(self, title: str) -> None:
         self._out.print()
-        self._out.rule(f"[bold]{title}", align="left", characters="─")
+        from rich.text import Text
+
+        self._out.rule(Text(title, "bold"), align="left", characters="─")
 
     def _say(self, sentence: str) -> None:
         self._out.print(f"  {sentence}", soft_wrap=True)

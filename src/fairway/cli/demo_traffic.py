@@ -113,5 +113,5 @@ class Traffic:
         return [
             f"{self.sent:,} orders sent, {len(self.stored):,} stored{refused}{unknown}; {later:,} were for later",
             f"{len(self.received):,} received{twice}; the longest pause was {output.age(self._worst_s)}",
-            f"[bold]{len(self.lost):,} lost[/bold]",
+            f"{len(self.lost):,} lost",
         ]

@@ -17,7 +17,7 @@ from fairway.cli.client import AsJson, Patience, Url, describe
 from fairway.cli.options import Options
 from fairway.cli.settings import ConfigFile, Settings, resolve
 from fairway.errors import Refused, Unreachable
-from fairway.world import host
+from fairway.world import host, terminal
 from fairway.world.clock import RealClock
 
 if TYPE_CHECKING:
@@ -74,14 +74,15 @@ def doctor(
 
 
 def _show(checks: list[Check]) -> None:
-    out = output.console()
+    from rich.text import Text
+
+    out = terminal.console()
     colours = {State.OK: "green", State.WARNING: "yellow", State.FAILED: "red"}
     for each in checks:
         colour = colours[each.state]
-        out.print(f"[{colour}]{each.state.value:8}[/{colour}] {each.name}: ", end="")
-        out.print(each.found, markup=False, soft_wrap=True)
+        out.print(Text(f"{each.state.value:8}", colour), f" {each.name}: {each.found}", sep="", soft_wrap=True)
         if each.remedy:
-            out.print(f"         {each.remedy}", markup=False, soft_wrap=True)
+            out.print(f"         {each.remedy}", soft_wrap=True)
 
 
 def _verdict(name: str, found: str, *, is_ok: bool, remedy: str, otherwise: State = State.WARNING) -> Check:

@@ -8,6 +8,7 @@ import typer
 
 from fairway.cli import output
 from fairway.cli.look import AsJson, Directory, look, show_wrongs, use_of
+from fairway.world import terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +29,7 @@ def inspect(directory: Directory, json: AsJson = False, records: Records = 0) ->
         if json:
             output.write_json(found)
         else:
-            show(output.console(), str(directory), found)
+            show(terminal.console(), str(directory), found)
 
 
 def show(out: Console, title: str, found: Survey) -> None:
@@ -121,7 +122,7 @@ def _show_records(out: Console, found: Survey) -> None:
             each.kind,
             str(each.epoch),
             output.moment(each.appended_ms),
-            each.subject or "",
+            output.cell(each.subject or ""),
             "" if each.first_sequence is None else f"{each.first_sequence:,}",
             f"{each.count:,}",
         )

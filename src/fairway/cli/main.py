@@ -5,6 +5,7 @@ The modules of the verbs import little more than typer; whatever they need is im
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 import typer
@@ -35,6 +36,8 @@ from fairway.cli import (
 )
 from fairway.cli.trace import trace
 from fairway.cli.verify import verify
+from fairway.world import terminal
+from fairway.world.log_format import EscapingFormatter
 
 app = typer.Typer(
     name="fairway",
@@ -48,7 +51,7 @@ app = typer.Typer(
 
 def _say_version(is_wanted: bool) -> None:
     if is_wanted:
-        typer.echo(f"fairway {__version__}")
+        terminal.say(f"fairway {__version__}")
         raise typer.Exit
 
 
@@ -99,6 +102,8 @@ app.add_typer(config.app, name="config", rich_help_panel=_CARE)
 
 def main() -> None:
     """What the console script calls."""
+    if logging.lastResort is not None:  # has the warnings of libraries, for verbs that set up no log
+        logging.lastResort.setFormatter(EscapingFormatter())
     app()
 
 

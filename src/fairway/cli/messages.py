@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
-import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from fairway.world import terminal
 
 if TYPE_CHECKING:
     from fairway import Message
@@ -68,18 +69,9 @@ def of_page(subject: str, page: Page, sequence: int) -> ShownMessage:
     )
 
 
-def write_payload(payload: bytes) -> None:
-    """The payload as it is, and a newline."""
-    sys.stdout.buffer.write(payload + b"\n")
-
-
 def write_line(shown: ShownMessage) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(shown) + b"\n")
-
-
-def flush() -> None:
-    """What was written has left this process: only now may it be settled."""
-    sys.stdout.buffer.flush()
+    """One line of JSON on stdout."""
+    terminal.write_payload(msgspec.json.encode(shown))
 
 
 def of_payload(payload: bytes) -> tuple[str | None, str | None]:

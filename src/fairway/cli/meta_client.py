@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import typer
-
 from fairway.cli import output
 from fairway.cli.settings import resolve
 from fairway.errors import Unreachable
+from fairway.world import terminal
 
 if TYPE_CHECKING:
     from fairway.cli.options import Options
@@ -89,4 +88,4 @@ def decide(
         if as_json:
             output.write_json({"name": name, "changed": bool(done.sentence), "groups": done.groups})
         else:
-            typer.echo(done.sentence or f"{name}: it was so already")
+            terminal.say(done.sentence or f"{name}: it was so already")

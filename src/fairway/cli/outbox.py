@@ -12,6 +12,7 @@ from fairway.cli import output
 from fairway.cli.client import AsJson, Url
 from fairway.cli.settings import ConfigFile, resolve
 from fairway.errors import FairwayError, Misuse
+from fairway.world import terminal
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -63,7 +64,7 @@ def status(database: Database, table: TableName = _TABLE, json: AsJson = False) 
     if json:
         output.write_json(state)
         return
-    typer.echo(
+    terminal.say(
         f"{output.count(state.pending, 'message')} pending, the oldest {output.age(state.oldest_s)} old; "
         f"{state.overdue:,} overdue; {state.set_aside:,} set aside"
     )
@@ -71,9 +72,11 @@ def status(database: Database, table: TableName = _TABLE, json: AsJson = False) 
         shown = output.table("pending", "subject", "messages>")
         output.show_rows(shown, [(name, f"{messages:,}") for name, messages in state.subjects.items()], "")
     if state.overdue and state.oldest_s > 60:
-        typer.echo("overdue for more than a minute: is a relay running, and a broker (`fairway outbox relay`)?")
+        terminal.say("overdue for more than a minute: is a relay running, and a broker (`fairway outbox relay`)?")
     if state.set_aside:
-        typer.echo("what was set aside: `fairway outbox list`; once the cause is mended: `fairway outbox retry --all`")
+        terminal.say(
+            "what was set aside: `fairway outbox list`; once the cause is mended: `fairway outbox retry --all`"
+        )
 
 
 @app.command("list")
@@ -101,7 +104,7 @@ def show(database: Database, id: Id, table: TableName = _TABLE, json: AsJson = F
     if json:
         output.write_json({**_told(row), "contents": messages})
         return
-    typer.echo(f"{row.id} to {row.subject}, written {output.moment(row.created_ms)}: {row.error}")
+    terminal.say(f"{row.id} to {row.subject}, written {output.moment(row.created_ms)}: {row.error}")
     shown = output.table("messages", "id", "key", "tags", "headers", "payload")
     lines = [
         (each["id"], each["key"] or "", " ".join(each["tags"]), str(each["headers"] or ""), each["payload"])
@@ -135,7 +138,7 @@ def create(database: Database, table: TableName = _TABLE) -> None:
     """Make the table and its index, where they are missing."""
     with output.failures("outbox create"), _engine(database) as engine:
         _outbox(engine, table).create()
-    typer.echo(f"the table {table} is there")
+    terminal.say(f"the table {table} is there")
 
 
 @app.command("relay")
@@ -161,7 +164,7 @@ def relay(
         how = RelayOptions(lease_s=lease_s, answer_s=lease_s / 2)
         working = Relay(engine, options.url, table=name, schema=schema, options=how)
         with host.asked_to_end() as ending, working:
-            typer.echo(f"relaying {table} to {options.url}", err=True)
+            terminal.say(f"relaying {table} to {options.url}", err=True)
             if once:
                 _until_empty(working, ending.wait)
             else:
@@ -173,7 +176,7 @@ def relay(
         output.write_json(dataclasses.asdict(working.counts))
     else:
         counts = working.counts
-        typer.echo(
+        terminal.say(
             f"{output.count(counts.sent, 'message')} sent, {counts.repeats:,} of them stored before; "
             f"{counts.set_aside:,} set aside"
         )
@@ -260,8 +263,8 @@ def _tell(verb: str, found: list[str], asked: list[str], json: bool, what: str) 
     if json:
         output.write_json({"ids": found, "unknown": unknown})
     else:
-        typer.echo(f"{output.count(len(found), 'row')}: {what}")
+        terminal.say(f"{output.count(len(found), 'row')}: {what}")
         for each in unknown:
-            typer.echo(f"fairway {verb}: {each} is not among what was set aside", err=True)
+            terminal.say(f"fairway {verb}: {each} is not among what was set aside", err=True)
     if unknown:
         raise typer.Exit(output.Exit.FAILED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -13,12 +12,12 @@ import typer
 
 from fairway.cli import server_log
 from fairway.errors import FairwayError, Misuse, Unreachable
+from fairway.world import terminal
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-_PIPED_COLUMNS = 140  # what is not a terminal has no width; our widest table fits
 _MOMENT_NS = 1_000_000_000  # what is done by then needs no bar
 _REDRAW_NS = 100_000_000
 _ROWS_MAX = 50  # per table: ten thousand subjects are for --json
@@ -36,16 +35,6 @@ class Exit(enum.IntEnum):
     USAGE = 2
     UNREACHABLE = 3
     DAMAGE = 4
-
-
-def console(*, stderr: bool = False) -> Console:
-    """A console that lets names and numbers be: no colours of its own invention."""
-    from rich.console import Console
-
-    made = Console(stderr=stderr, highlight=False, emoji=False)
-    if not made.is_terminal:
-        made.width = _PIPED_COLUMNS
-    return made
 
 
 @contextmanager
@@ -67,7 +56,7 @@ def failures(verb: str) -> Iterator[None]:
         extra = EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        typer.echo(f"fairway {verb}: this needs {error.name}: {install(extra)}", err=True)
+        terminal.say(f"fairway {verb}: this needs {error.name}: {install(extra)}", err=True)
         raise typer.Exit(Exit.FAILED) from error
 
 
@@ -76,7 +65,7 @@ def _say_failure(sentence: str) -> None:
     if server_log.is_on():
         server_log.line(sentence)
     else:
-        typer.echo(sentence, err=True)
+        terminal.say(sentence, err=True)
 
 
 def _status(error: Exception) -> Exit:
@@ -94,15 +83,15 @@ def write_json(value: object) -> None:
     """One document, indented, and a newline."""
     import msgspec
 
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    terminal.write_text(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
 def write_json_line(value: object) -> None:
     """One document on one line, at once: for what goes on and on."""
     import msgspec
 
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
-    sys.stdout.flush()
+    terminal.write_text(msgspec.json.encode(value).decode() + "\n")
+    terminal.flush()
 
 
 def named(value: object) -> Any:
@@ -119,9 +108,9 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr, in bytes, if a person is watching. Call what it gives with (done, total)."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    errors = console(stderr=True)
+    errors = terminal.console(err=True)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
@@ -139,8 +128,8 @@ def slow_bar(title: str, total: int | None, *, is_wanted: bool = True) -> Iterat
 
     from fairway.world.clock import RealClock
 
-    errors, clock = console(stderr=True), RealClock()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    errors, clock = terminal.console(err=True), RealClock()
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     progress = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
     task = progress.add_task(title, total=total)
     start_ns, shown_ns = clock.monotonic_ns(), 0
@@ -176,22 +165,27 @@ def table(title: str, *columns: str) -> Table:
 def show_rows(into: Table, rows: Sequence[Sequence[str]], if_none: str, rows_max: int = _ROWS_MAX) -> None:
     """Print the table, or a sentence where it would be empty."""
     if not rows:
-        typer.echo(if_none)
+        terminal.say(if_none)
         return
     fill(into, rows, rows_max)
-    console().print(into)
+    terminal.console().print(into)
 
 
 def fill(into: Table, rows: Sequence[Sequence[str]], rows_max: int = _ROWS_MAX) -> None:
     """Add the rows: the newest ones where there are too many to read, and a word about the others."""
-    from rich.text import Text
-
     left_out = len(rows) - rows_max
     for row in rows[max(left_out, 0) :]:
-        into.add_row(*map(Text, row))
+        into.add_row(*map(cell, row))
     if left_out > 0:
         into.caption = f"{left_out:,} more before these: --json lists them all"
         into.caption_justify = "left"
+
+
+def cell(text: str) -> Text:
+    """A text for a table on stdout; on a terminal it is escaped before the table measures it."""
+    from rich.text import Text
+
+    return Text(terminal.shown(text))
 
 
 def size(of_bytes: int) -> str:

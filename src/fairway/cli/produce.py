@@ -15,7 +15,7 @@ from fairway.cli import output, times
 from fairway.cli.client import AsJson, Patience, Subject, Url, connected
 from fairway.cli.settings import ConfigFile
 from fairway.errors import Misuse
-from fairway.world import host
+from fairway.world import host, terminal
 from fairway.world.clock import RealClock
 
 if TYPE_CHECKING:
@@ -133,10 +133,10 @@ class _Sending:
         what = output.count(self.count, "message")
         if self._when:
             span = "" if first is None else f": {first}" if first == last else f": {first} to {last}"
-            typer.echo(f"{what} scheduled for {self._subject}{span}")
+            terminal.say(f"{what} scheduled for {self._subject}{span}")
             return
         span = "" if first is None else f", {first:,}" if first == last else f", {first:,} to {last:,}"
-        typer.echo(f"{what} stored in {self._subject}{span}")
+        terminal.say(f"{what} stored in {self._subject}{span}")
 
 
 def _headers(raw: list[str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from fairway.cli import output
 from fairway.cli.options import Options, flag
 from fairway.cli.settings import ConfigFile, resolve
 from fairway.errors import FairwayError, Misuse
+from fairway.world import terminal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +52,7 @@ def promote(
 
         name = str(Group.parse(group))
         told = service.run(_promote(options, name, to, accepts_data_loss=accept_data_loss))
-        typer.echo(told)
+        terminal.say(told)
 
 
 async def _promote(options: Options, group: str, to: str | None, *, accepts_data_loss: bool) -> str:

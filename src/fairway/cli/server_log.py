@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 
-import typer
-
+from fairway.world import terminal
 from fairway.world.clock import RealClock
 from fairway.world.log_format import TimedFormatter, stamp
 
@@ -19,7 +18,7 @@ _state = {"is_on": False}
 
 def ready(sentence: str) -> None:
     """The server is ready: say so on stdout, and begin the log."""
-    typer.echo(sentence)
+    terminal.say(sentence)
     begin()
 
 
@@ -39,4 +38,4 @@ def is_on() -> bool:
 
 def line(sentence: str) -> None:
     """One event, with the time."""
-    typer.echo(f"{stamp(RealClock().wall_ms())} {sentence}", err=True)
+    terminal.say(f"{stamp(RealClock().wall_ms())} {sentence}", err=True)

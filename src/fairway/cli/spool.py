@@ -13,6 +13,7 @@ from fairway.cli.client import AsJson, Patience, Url
 from fairway.cli.settings import ConfigFile, resolve
 from fairway.client.url import META_SCHEME
 from fairway.errors import FairwayError, Misuse, Unreachable
+from fairway.world import terminal
 
 if TYPE_CHECKING:
     from fairway import Client
@@ -173,11 +174,11 @@ def _tell_changed(verb: str, done: Changed, what: str, if_none: str, *, json: bo
     else:
         batches, messages = output.count(len(done.ids), "batch"), output.count(done.messages, "message")
         if done.ids or not is_short:
-            typer.echo(f"{batches} with {messages} {what}" if done.ids else if_none)
+            terminal.say(f"{batches} with {messages} {what}" if done.ids else if_none)
         if done.may_repeat and verb == "spool retry":
-            typer.echo(f"{output.count(done.may_repeat, 'message')} may be stored twice, under the same id")
+            terminal.say(f"{output.count(done.may_repeat, 'message')} may be stored twice, under the same id")
         for sentence in [*(f"{each} is not among what was set aside" for each in done.unknown), *done.left]:
-            typer.echo(f"fairway {verb}: {sentence}", err=True)
+            terminal.say(f"fairway {verb}: {sentence}", err=True)
     if is_short:
         raise typer.Exit(output.Exit.FAILED)
 
@@ -230,16 +231,16 @@ def _tell(delivered: int, is_done: bool, trouble: str, after: SpoolReport, url: 
     if json:
         output.write_json({"delivered": delivered, "left": left, "trouble": trouble, "spool": after})
     else:
-        typer.echo(f"{output.count(delivered, 'message')} delivered, {left:,} left")
+        terminal.say(f"{output.count(delivered, 'message')} delivered, {left:,} left")
         for each in after.journals:
             if each.process is not None:
-                typer.echo(f"journal {each.name}: process {each.process} lives, and sends its own {each.messages:,}")
+                terminal.say(f"journal {each.name}: process {each.process} lives, and sends its own {each.messages:,}")
             elif each.messages:
-                typer.echo(_why_left(each, url))
+                terminal.say(_why_left(each, url))
         if trouble:
-            typer.echo(f"fairway spool drain: {trouble}", err=True)
+            terminal.say(f"fairway spool drain: {trouble}", err=True)
         if not after.is_sound:
-            typer.echo("fairway spool drain: something was set aside or is damaged: `fairway spool status`", err=True)
+            terminal.say("fairway spool drain: something was set aside or is damaged: `fairway spool status`", err=True)
     if not after.is_sound:
         raise typer.Exit(output.Exit.DAMAGE)
     if left or not is_done:
@@ -298,4 +299,4 @@ def _show(report: SpoolReport) -> None:
     if aside:
         titles = ("id", "subject", "messages>", "when (UTC)", "why")
         output.show_rows(output.table("set aside", *titles), aside, "")
-        typer.echo(f"to send it again, once the cause is mended: `fairway spool retry {report.directory}`")
+        terminal.say(f"to send it again, once the cause is mended: `fairway spool retry {report.directory}`")

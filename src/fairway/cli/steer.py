@@ -9,6 +9,7 @@ import typer
 from fairway.cli import output, place
 from fairway.cli.client import AsJson, Group, Patience, Subject, Url, connected
 from fairway.cli.settings import ConfigFile
+from fairway.world import terminal
 
 ToPlace = Annotated[str, typer.Argument(metavar="PLACE", help=place.HELP, show_default=False)]
 Weight = Annotated[
@@ -38,10 +39,10 @@ def seek(
         if json:
             output.write_json(output.named(sought))
             return
-        typer.echo(f"{group} on {subject}: next is {sought.sequence:,}, it was {sought.was:,}")
+        terminal.say(f"{group} on {subject}: next is {sought.sequence:,}, it was {sought.was:,}")
         forgotten = sought.held + sought.waiting + sought.dying
         if forgotten:
-            typer.echo(f"forgotten, begun and not finished: {output.count(forgotten, 'message')}")
+            terminal.say(f"forgotten, begun and not finished: {output.count(forgotten, 'message')}")
 
 
 def weight(
@@ -59,7 +60,7 @@ def weight(
         if json:
             output.write_json({"subject": subject, "group": group, "weight": weight})
         else:
-            typer.echo(f"{group} on {subject}: weight {weight:g}")
+            terminal.say(f"{group} on {subject}: weight {weight:g}")
 
 
 def pause(
@@ -103,7 +104,7 @@ def _say_keys(subject: str, group: str, key: str | None, *, was_on: bool, as_jso
         output.write_json({"subject": subject, "group": group, "key": key, "was_halted": was_on})
         return
     what = "all keys" if key is None else f"key {key}"
-    typer.echo(f"{what} of {group} on {subject}: {'going on' if was_on else 'nothing had halted'}")
+    terminal.say(f"{what} of {group} on {subject}: {'going on' if was_on else 'nothing had halted'}")
 
 
 def _say_switch(subject: str, group: str, consumer: str | None, *, was_on: bool, is_on: bool, as_json: bool) -> None:
@@ -113,4 +114,4 @@ def _say_switch(subject: str, group: str, consumer: str | None, *, was_on: bool,
         return
     who = group if consumer is None else f"{consumer} of {group}"
     state = "paused" if is_on else "running"
-    typer.echo(f"{who} on {subject}: {state}{', as before' if was_on == is_on else ''}")
+    terminal.say(f"{who} on {subject}: {state}{', as before' if was_on == is_on else ''}")

@@ -11,7 +11,7 @@ from fairway.cli import messages, place
 from fairway.cli.client import AsJson, Patience, Subject, Url, connected
 from fairway.cli.settings import ConfigFile
 from fairway.errors import Code, InvariantViolated, Refused
-from fairway.world import host
+from fairway.world import host, terminal
 
 if TYPE_CHECKING:
     from fairway import Client
@@ -64,10 +64,10 @@ class _Tail:
                 for sequence in range(max(at, page.first_sequence), page.end_sequence):
                     self._print(page, sequence)
                     if self._printed == count:
-                        messages.flush()
+                        terminal.flush()
                         return
                 at = max(at, page.end_sequence)
-            messages.flush()
+            terminal.flush()
             if not is_following or self._ending.wait(_LOOK_S if at == before else 0.0):
                 return
 
@@ -83,7 +83,7 @@ class _Tail:
         if self._as_json:
             messages.write_line(messages.of_page(self._subject, page, sequence))
         else:
-            messages.write_payload(page.batch.payloads[sequence - page.first_sequence])
+            terminal.write_payload(page.batch.payloads[sequence - page.first_sequence])
 
     def _begin(self, start: Place, *, is_following: bool) -> int:
         """The sequence that the place is now, so that nothing that comes meanwhile is passed over."""
@@ -95,7 +95,7 @@ class _Tail:
                 if refused.code is not Code.NO_SUCH_SUBJECT or not is_following:
                     raise
                 if not has_waited:
-                    typer.echo(f"fairway tail: nothing was sent to {self._subject} yet, waiting for it", err=True)
+                    terminal.say(f"fairway tail: nothing was sent to {self._subject} yet, waiting for it", err=True)
                 start, has_waited = "earliest", True
                 self._ending.wait(_LOOK_S)
             else:

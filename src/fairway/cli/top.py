@@ -12,7 +12,7 @@ from fairway.cli import output
 from fairway.cli.client import AsJson, Patience, Url, connected, describe
 from fairway.cli.rates import GroupRow, Watch
 from fairway.cli.settings import ConfigFile
-from fairway.world import host
+from fairway.world import host, terminal
 from fairway.world.clock import RealClock
 
 if TYPE_CHECKING:
@@ -99,11 +99,11 @@ class _Look:
 
     def table(self) -> Table:
         broker, rows = self.again()
-        return table(title(broker, self._clock.wall_ms()), rows, output.console().width)
+        return table(title(broker, self._clock.wall_ms()), rows, terminal.console().width)
 
 
 def _print(look: _Look, interval_s: float, ending: Ending, *, is_once: bool, as_json: bool) -> None:
-    out = output.console()
+    out = terminal.console()
     look.again()
     while not ending.wait(interval_s):
         broker, rows = look.again()
@@ -119,7 +119,7 @@ def _print(look: _Look, interval_s: float, ending: Ending, *, is_once: bool, as_
 def _live(look: _Look, interval_s: float, ending: Ending) -> None:
     from rich.live import Live
 
-    with Live(look.table(), console=output.console(), auto_refresh=False, screen=False) as live:
+    with Live(look.table(), console=terminal.console(), auto_refresh=False, screen=False) as live:
         while not ending.wait(interval_s):
             try:
                 live.update(look.table(), refresh=True)
@@ -183,8 +183,8 @@ def _width(cells: Sequence[Mapping[str, str]], name: str) -> int:
 
 def _cells(row: GroupRow) -> dict[str, str]:
     return {
-        "subject": row.subject,
-        "group": f"{row.group}{_state(row)}",
+        "subject": terminal.shown(row.subject),
+        "group": terminal.shown(f"{row.group}{_state(row)}"),
         "in/s": f"{row.rate_in:,.0f}",
         "rate/s": f"{row.rate:,.0f}",
         "lag": f"{row.lag:,}",

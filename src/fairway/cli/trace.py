@@ -11,6 +11,7 @@ from fairway.cli import output
 from fairway.cli.client import AsJson, Patience, Url, connected
 from fairway.cli.settings import ConfigFile, resolve
 from fairway.errors import FairwayError
+from fairway.world import terminal
 
 if TYPE_CHECKING:
     from fairway import DelayedMessage
@@ -76,7 +77,7 @@ def _unknown(id: MessageId, subject: str | None, archive: str | None, unasked: d
 
 
 def _show(story: Story) -> None:
-    message, out = story.message, output.console()
+    message, out = story.message, terminal.console()
     facts = [f"{message.subject}, sequence {message.sequence:,}"]
     facts += [f"broker group {story.broker_group}"] if story.broker_group is not None else []
     facts += [f"key {message.key}"] if message.key is not None else []
@@ -94,16 +95,16 @@ def _show(story: Story) -> None:
         attempt = "" if each.attempt is None else str(each.attempt)
         rows.append((_clock(each.at), wait, each.event, each.group or "", each.consumer or "", attempt, detail))
         before = each.at
-    typer.echo(", ".join(facts))
+    terminal.say(", ".join(facts))
     output.fill(table, rows, len(rows))
     out.print(table)
     is_in_many = len({group.broker_group for group in story.groups}) > 1
     for group in story.groups:
-        typer.echo(_sentence(group, f" in broker group {group.broker_group}" if is_in_many else ""))
+        terminal.say(_sentence(group, f" in broker group {group.broker_group}" if is_in_many else ""))
     if not story.groups and story.is_of_this_log:
-        typer.echo("no group consumes it")
+        terminal.say("no group consumes it")
     for name, why in story.unasked.items():
-        typer.echo(f"{name} could not be asked, and may know more: {why}")
+        terminal.say(f"{name} could not be asked, and may know more: {why}")
 
 
 def _sentence(group: InGroup, where: str) -> str:
@@ -120,7 +121,7 @@ def _sentence(group: InGroup, where: str) -> str:
 
 
 def _show_pending(pending: DelayedMessage) -> None:
-    typer.echo(f"message {pending.id} of {pending.subject} waits for its time: due {_clock(pending.due_at)} UTC")
+    terminal.say(f"message {pending.id} of {pending.subject} waits for its time: due {_clock(pending.due_at)} UTC")
 
 
 def _clock(at: datetime) -> str:

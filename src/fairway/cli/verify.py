@@ -8,9 +8,11 @@ import typer
 
 from fairway.cli import output
 from fairway.cli.look import AsJson, Directory, look, show_wrongs, use_of
+from fairway.world import terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from fairway.storage.report import Survey
 
@@ -32,7 +34,7 @@ def verify(directory: Directory, json: AsJson = False) -> None:
         if json:
             output.write_json(found)
         else:
-            show(output.console(), str(directory), found)
+            show(terminal.console(), str(directory), found)
     if not found.is_sound:
         raise typer.Exit(output.Exit.DAMAGE)
 
@@ -45,12 +47,11 @@ def _verify_registry(directory: str, *, json: bool) -> None:
         if json:
             output.write_json({"registry": found, "is_sound": found.is_sound})
         else:
-            out = output.console()
+            out = terminal.console()
             rows = f"{output.count(found.nodes, 'node')}, {output.count(found.sessions, 'session')}"
-            verdict = "[green]sound[/green]" if found.is_sound else "[red]damaged[/red]"
-            out.print(f"{verdict}: {found.file}: {rows}", soft_wrap=True)
+            out.print(_verdict(is_sound=found.is_sound), f": {found.file}: {rows}", sep="", soft_wrap=True)
             for problem in found.problems:
-                out.print(f"  {problem}", markup=False, soft_wrap=True)
+                out.print(f"  {problem}", soft_wrap=True)
             if found.is_sound and found.version == 1:
                 out.print("its rows have no checksums yet: they get them when a meta server opens it", soft_wrap=True)
             if not found.is_sound:
@@ -76,7 +77,13 @@ def show(out: Console, title: str, found: Survey) -> None:
         f"{output.count(batches, 'batch')}, {use_of(found)}"
     )
     if not found.damages and not found.flaws:
-        out.print(f"[green]sound[/green]: {title}: {read}", soft_wrap=True)
+        out.print(_verdict(is_sound=True), f": {title}: {read}", sep="", soft_wrap=True)
     else:
         wrongs = f"{output.count(len(found.damages), 'damaged span')}, {output.count(len(found.flaws), 'flawed file')}"
-        out.print(f"[red]damaged[/red]: {title}: {wrongs}; read {read}", soft_wrap=True)
+        out.print(_verdict(is_sound=False), f": {title}: {wrongs}; read {read}", sep="", soft_wrap=True)
+
+
+def _verdict(*, is_sound: bool) -> Text:
+    from rich.text import Text
+
+    return Text("sound", "green") if is_sound else Text("damaged", "red")

@@ -5,13 +5,26 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 
+from fairway.world import terminal
+
 
 def stamp(wall_ms: int) -> str:
     """Such as 2026-11-18T01:42:03.123Z."""
     return datetime.fromtimestamp(wall_ms / 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{wall_ms % 1_000:03d}Z"
 
 
-class TimedFormatter(logging.Formatter):
+class EscapingFormatter(logging.Formatter):
+    """For a handler that writes to stderr: a terminal shows what a record quotes, and obeys none of it. A sentence
+    stays on its line; a traceback keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (the name is logging's)
+        return terminal.shown(super().formatMessage(record), err=True)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return terminal.shown(super().format(record), err=True, keep=terminal.LINES)
+
+
+class TimedFormatter(EscapingFormatter):
     """`TIME LOGGER: SENTENCE`."""
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -86,3 +87,34 @@ def spawn(url: str, *arguments: str, **variables: str) -> Iterator[subprocess.Po
         finally:
             if process.poll() is None:
                 process.kill()
+
+
+def on_terminal(url: str, *arguments: str, status: int = 0, columns: int = 200, **variables: str) -> str:
+    """What the command writes to a terminal that is its stdout and its stderr."""
+    master, slave = pty.openpty()
+    variables = {
+        "PYTHONPATH": str(ROOT / "src"),
+        "FAIRWAY_URL": url,
+        "TERM": "xterm",
+        "COLUMNS": str(columns),
+        **variables,
+    }
+    command = [sys.executable, "-m", "fairway.cli.main", *arguments]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env={**os.environ, **variables}
+    )
+    os.close(slave)
+    written = bytearray()
+    with process:
+        while True:
+            try:
+                data = os.read(master, 65_536)
+            except OSError:  # so Linux says that nobody has the other end any more
+                break
+            if not data:
+                break
+            written += data
+        os.close(master)
+    shown = written.decode("utf-8", "surrogateescape")
+    assert process.returncode == status, f"exit {process.returncode}\n{shown!r}"
+    return shown

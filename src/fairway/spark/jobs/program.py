@@ -7,7 +7,6 @@ settings; everything else (a session on this machine) is made here.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from pyspark.sql import SparkSession
 from fairway.errors import FairwayError, Misuse, Unreachable
 from fairway.spark.jobs.watching import Watch, on_terminal, unwatched
 from fairway.spark.session import SETTINGS, session
-from fairway.world import host
+from fairway.world import host, terminal
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -86,7 +85,7 @@ def failures(job: str) -> Iterator[None]:
     try:
         yield
     except FairwayError as error:
-        typer.echo(f"fairway pipeline {job}: {error}", err=True)
+        terminal.say(f"fairway pipeline {job}: {error}", err=True)
         status = UNREACHABLE if isinstance(error, Unreachable) else USAGE if isinstance(error, Misuse) else FAILED
         raise typer.Exit(status) from error
 
@@ -94,10 +93,10 @@ def failures(job: str) -> Iterator[None]:
 def tell(result: DataclassInstance, as_json: bool, lines: Sequence[str]) -> None:
     """What came of it."""
     if as_json:
-        sys.stdout.write(json.dumps(asdict(result), indent=2, default=str) + "\n")
+        terminal.write_text(json.dumps(asdict(result), indent=2, default=str) + "\n")
         return
     for line in lines:
-        typer.echo(line)
+        terminal.say(line)
 
 
 def as_app(command: Callable[..., None], job: str) -> typer.Typer:

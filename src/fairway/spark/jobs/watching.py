@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from fairway.world import terminal
 from fairway.world.clock import Clock, RealClock
 
 NS = 1_000_000_000
@@ -71,11 +72,11 @@ class Pace:
 @contextmanager
 def on_terminal() -> Iterator[Watch]:
     """A line on stderr that is drawn anew, where stderr is a terminal; else nothing."""
-    from rich.console import Console
+    from rich.text import Text
 
-    errors = Console(stderr=True, highlight=False, emoji=False)
+    errors = terminal.console(err=True)
     if not errors.is_terminal:
         yield unwatched
         return
     with errors.status("starting Spark") as status:
-        yield lambda point: status.update(point.sentence)
+        yield lambda point: status.update(Text(terminal.escaped(point.sentence)))

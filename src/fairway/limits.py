@@ -35,6 +35,10 @@ SEQUENCES_AHEAD = 1_000_000  # claimed at a time where durability is `memory`: o
 OPEN_SEGMENTS_MAX = 64  # descriptors kept open for reading
 INDEX_CACHE_BYTES = 64 * MIB  # runs of older segments' indexes kept in memory for readers that are behind
 
+# --- permissions -----------------------------------------------------------------------------------------------------
+FILE_MODE = 0o600  # of new files: payloads and producers' secrets are nobody else's; the umask only narrows it
+DIRECTORY_MODE = 0o700  # of new directories: another user could otherwise plant names in them, or list subjects
+
 # --- the dedupe window -----------------------------------------------------------------------------------------------
 STREAM_BATCHES_MAX = 64  # remembered per stream; a producer has at most as many batches in flight
 STREAMS_MAX = 100_000  # remembered in all: about 300 MiB when each is full to the brim, a tenth in practice

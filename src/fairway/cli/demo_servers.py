@@ -192,9 +192,10 @@ class Cluster:
 @contextmanager
 def running(root: Path) -> Iterator[Cluster]:
     """A cluster that is ready, with everything it keeps in that directory."""
+    from fairway.world.held_directory import make_private
     from fairway.world.zookeeper import ensemble
 
-    root.mkdir(parents=True, exist_ok=True)
+    make_private(str(root.absolute()))
     with ensemble(tick_ms=_TICK_MS, home=root / "zookeeper") as zookeeper:
         cluster = Cluster(root, zookeeper)
         try:

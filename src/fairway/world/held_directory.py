@@ -15,6 +15,7 @@ import errno
 import os
 import threading
 
+from fairway import limits
 from fairway.errors import DirectoryMoved, NoSuchFile
 from fairway.world.real_file import faults, sync_descriptor, sync_directory
 
@@ -136,7 +137,7 @@ class HeldDirectory:
             above = os.path.dirname(above)
             missing.append(above)
         with faults("create", path):
-            os.makedirs(path, exist_ok=True)
+            make_private(path)
         for above in missing:  # directories above the root: nobody will come back to them
             sync_directory(above)
 
@@ -144,7 +145,7 @@ class HeldDirectory:
         parts = directory.split("/")
         for count in range(1, len(parts) + 1):
             try:
-                os.mkdir("/".join(parts[:count]), dir_fd=self._descriptor(""))
+                os.mkdir("/".join(parts[:count]), limits.DIRECTORY_MODE, dir_fd=self._descriptor(""))
             except FileExistsError:
                 continue
 
@@ -165,6 +166,19 @@ class HeldDirectory:
     def _open(self, name: str, root_fd: int | None) -> int:
         path = self.path(name) if root_fd is not None else name
         with faults("open", path):
-            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root_fd)
+            # The root may be a link, which the operator has named; below it nobody has.
+            follow = 0 if root_fd is None else os.O_NOFOLLOW
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | follow, dir_fd=root_fd)
         _held.add(fd)
         return fd
+
+
+def make_private(path: str) -> None:
+    """Make a directory and those above it that are absent, each for this user alone."""
+    if not os.path.isdir(path):
+        make_private(os.path.dirname(path))
+        try:
+            os.mkdir(path, limits.DIRECTORY_MODE)
+        except FileExistsError:
+            if not os.path.isdir(path):  # otherwise another process was quicker
+                raise

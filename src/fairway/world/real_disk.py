@@ -43,7 +43,7 @@ from fairway.world.disk import (
 )
 from fairway.world.held_directory import HeldDirectory
 from fairway.world.reader_pool import ReaderPool
-from fairway.world.real_file import ROOM_REMEDY, RealFile, faults, sync_data, sync_directory, write_all
+from fairway.world.real_file import ROOM_REMEDY, RealFile, faults, open_private, sync_data, sync_directory, write_all
 
 _Work: TypeAlias = Callable[[], None]
 
@@ -494,9 +494,8 @@ class RealDisk:
     # --- directories -----------------------------------------------------------------------------------------------
 
     def _open_descriptor(self, name: str, flags: int) -> int:
-        with faults("create" if flags & os.O_CREAT else "open", self._root.path(name)):
-            where, dir_fd = self._root.at(name)
-            return os.open(where, flags | os.O_CLOEXEC, 0o644, dir_fd=dir_fd)
+        where, dir_fd = self._root.at(name)
+        return open_private(self._root.path(name), where, flags, dir_fd=dir_fd)
 
     def _open_file(self, name: str, create: bool) -> tuple[int, bool]:
         """The descriptor, and whether it can be written to: inspection also works on what may only be read."""

@@ -10,11 +10,13 @@ import ctypes
 import errno
 import fcntl
 import os
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from fairway import limits
 from fairway.errors import DiskFull, Misuse, NoSuchFile, ReadOnlyDisk, StorageFault, invariant
 from fairway.world.disk import Part, readable
 
@@ -27,6 +29,8 @@ _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 ROOM_REMEDY = "free some room on that file system or move the data directory to a larger one"
 _RIGHTS = "mount the file system writable and let this user write there"
 _ABSENT = "check that the data directory is the right one, and restore the file if it is"
+_LINK = "remove the link, or put in its place the file or directory that it leads to"
+_NO_FILE = "move it away: it is none of Fairway's"
 _DEVICE = "stop, check the device and the kernel's log, then start again"
 _KINDS: dict[int, tuple[type[StorageFault], str]] = {
     errno.ENOSPC: (DiskFull, ROOM_REMEDY),
@@ -36,11 +40,14 @@ _KINDS: dict[int, tuple[type[StorageFault], str]] = {
     errno.EPERM: (ReadOnlyDisk, _RIGHTS),
     errno.ENOENT: (NoSuchFile, _ABSENT),
 }
+_REFUSED_LINK = (errno.ELOOP, errno.ENOTDIR)  # from O_NOFOLLOW alone, and from O_NOFOLLOW with O_DIRECTORY
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
 
 def fault(error: OSError, attempted: str, path: str) -> StorageFault:
     """The error in our own words: the file, what was attempted, the reason, the remedy."""
+    if error.errno in _REFUSED_LINK and os.path.islink(path):
+        return StorageFault(f"cannot {attempted} {path}: it is a symbolic link, and Fairway follows none; {_LINK}")
     kind, remedy = _KINDS.get(error.errno or 0, (StorageFault, _DEVICE))
     return kind(f"cannot {attempted} {path}: {error.strerror or error}; {remedy}")
 
@@ -52,6 +59,21 @@ def faults(attempted: str, path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise fault(error, attempted, path) from error
+
+
+def open_private(path: str, name: str, flags: int, *, dir_fd: int | None = None) -> int:
+    """The descriptor of a regular file, relative to `dir_fd`; a new file is for this user alone. Sentences have `path`.
+
+    Whoever can write to the directory could plant a link, and have the owner of the process overwrite or read a file
+    elsewhere; or a pipe, which would block whoever opens it.
+    """
+    flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with faults("create" if flags & os.O_CREAT else "open", path):
+        fd = os.open(name, flags, limits.FILE_MODE, dir_fd=dir_fd)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise StorageFault(f"cannot open {path}: it is no regular file; {_NO_FILE}")
+    return fd
 
 
 if sys.platform == "darwin":

@@ -23,7 +23,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from fairway.errors import DirectoryLocked, DirectoryMoved, DiskFull, Misuse, StorageFault, WrongDirectory
+from fairway.errors import (
+    DirectoryLocked,
+    DirectoryMoved,
+    DiskFull,
+    Misuse,
+    NoSuchFile,
+    ReadOnlyDisk,
+    StorageFault,
+    WrongDirectory,
+)
+from fairway.world.real_file import open_private
 from fairway.world.workers import Workers
 
 T = TypeVar("T")
@@ -164,6 +174,8 @@ class SqliteFile:
         return self._connection
 
     def _open(self, schema: Sequence[str], version: int, upgrade: Callable[[int], Sequence[Statement]]) -> None:
+        _check_files(self.path)
+        os.close(open_private(self.path, self.path, os.O_RDWR | os.O_CREAT))  # SQLite makes its log with the same mode
         with faults(self.path):
             connection = self._connection = sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)
             connection.execute("PRAGMA journal_mode=WAL")  # others may look meanwhile
@@ -178,12 +190,20 @@ class SqliteFile:
 
 def look(path: str, *queries: str) -> list[list[tuple[Any, ...]]]:
     """What these queries find in a file that somebody may be using. Nothing is written."""
+    _check_files(path)
     _check_writable(path)
     is_idle = not os.path.exists(f"{path}-wal")  # whoever uses it has one; without it nothing is made beside the file
     uri = f"file:{quote(os.path.abspath(path))}?mode=ro{'&immutable=1' if is_idle else ''}"
     with faults(path), contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_S)) as connection:
         connection.execute("BEGIN")  # all queries see the same transaction
         return [connection.execute(query).fetchall() for query in queries]
+
+
+def _check_files(path: str) -> None:
+    """`StorageFault` where the file, its log or its index is a link or no regular file: SQLite would follow it."""
+    for each in (path, f"{path}-wal", f"{path}-shm"):
+        with contextlib.suppress(NoSuchFile, ReadOnlyDisk):  # SQLite says what is wrong with it
+            os.close(open_private(each, each, os.O_RDONLY))
 
 
 def _check_writable(path: str) -> None:

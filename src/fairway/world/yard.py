@@ -21,7 +21,7 @@ from fairway.errors import DirectoryLocked, DirectoryMoved, Misuse, WrongDirecto
 from fairway.world.disk import LOCK_NAME
 from fairway.world.held_directory import HeldDirectory
 from fairway.world.real_disk import RealDisk
-from fairway.world.real_file import faults
+from fairway.world.real_file import faults, open_private
 from fairway.world.rng import Rng
 
 _NAME = re.compile(r"[0-9a-f]{16}")
@@ -112,9 +112,8 @@ class Yard:
         with self._guard:
             self._held.hold()
             self._held.check()
-            with faults("open", path):
-                name, dir_fd = self._held.at(LOCK_NAME)
-                fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644, dir_fd=dir_fd)
+            name, dir_fd = self._held.at(LOCK_NAME)
+            fd = open_private(path, name, os.O_RDWR | os.O_CREAT, dir_fd=dir_fd)
             try:
                 with faults("lock", path):
                     fcntl.flock(fd, fcntl.LOCK_EX)

@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fairway.errors import FairwayError, Misuse
+from fairway.world.held_directory import make_private
 from fairway.world.ports import free_port
 
 READY_S = 60.0
@@ -54,7 +55,7 @@ class Server:
     def prepare(self, tick_ms: int, everybody: list[Server]) -> None:
         """Write its configuration."""
         data = self._home / "data"
-        data.mkdir(parents=True, exist_ok=True)
+        make_private(str(data.absolute()))
         (data / "myid").write_text(f"{self.number}\n")
         settings = {
             "tickTime": tick_ms,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from tests.tidy.source import Finding, Source
 
-_VALUES = frozenset({"names", "limits", "errors"})
+_VALUES = frozenset({"names", "limits", "errors", "redaction"})
 _GROUND = _VALUES | {"world", "batch", "coalesce"}
 _PARTS = frozenset({"protocol", "storage", "groups", "scheduling", "registry"})  # blind to one another
 _SERVERS = frozenset({"broker", "delay", "meta"})  # blind to one another too: `fairway up` joins them, in the cli
@@ -20,6 +20,7 @@ _SURFACE = frozenset({"", "aio"})  # `fairway` itself and its asyncio twin
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "limits": frozenset(),
+    "redaction": frozenset(),
     "names": frozenset({"limits", "errors"}),
     "coalesce": frozenset({"errors"}),  # a law that clients and groups share
     "world": _VALUES,

@@ -27,6 +27,7 @@ from fairway.errors import FairwayError, Misuse, Refused
 from fairway.lookup.opening import META, parse_meta
 from fairway.lookup.remote import RemoteRegistry
 from fairway.names import Group
+from fairway.redaction import without_password
 from fairway.registry.port import Missing, Registry, RegistryError, SessionState, Watch
 from fairway.world.clock import RealClock
 from fairway.world.net import RealNet
@@ -302,7 +303,7 @@ class MetaElection:
     def __init__(self, url: str, career: str, *, session_ms: int = SESSION_MS) -> None:
         """`url` as "meta://HOST:PORT"; a leader that vanishes is replaced after `session_ms`."""
         if not url.startswith(META):
-            raise Misuse(f"no meta server in {url!r}: write meta://HOST:PORT")
+            raise Misuse(f"no meta server in {without_password(url)!r}: write meta://HOST:PORT")
         if session_ms < SESSION_MS_MIN:
             raise Misuse(f"session_ms={session_ms}: at least {SESSION_MS_MIN}")
         self._addresses = parse_meta(url)

@@ -9,6 +9,7 @@ import typer
 from fairway.cli import output
 from fairway.cli.options import SETTINGS, shown
 from fairway.cli.settings import ConfigFile, Settings, resolve
+from fairway.redaction import without_password
 from fairway.world import terminal
 
 app = typer.Typer(no_args_is_help=True, help="What is set, and where.")
@@ -39,11 +40,15 @@ def _document(settings: Settings) -> dict[str, object]:
     return {
         "file": None if settings.file is None else str(settings.file),
         "settings": {
-            name: {"value": getattr(settings.options, name), "from": origin}
+            name: {"value": _value(getattr(settings.options, name)), "from": origin}
             for name, origin in settings.origins.items()
         },
         "unknown_variables": list(settings.strangers),
     }
+
+
+def _value(value: object) -> object:
+    return without_password(value) if type(value) is str else value
 
 
 def _show(settings: Settings) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fairway.cli import server_log
 from fairway.cli.options import Options
 from fairway.errors import Misuse
+from fairway.redaction import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,7 +146,7 @@ def member_options(options: Options) -> MemberOptions:
 def _address(raw: str) -> tuple[str, int]:
     host, _, port = raw.rpartition(":")
     if not host or not port.isascii() or not port.isdigit():
-        raise Misuse(f"bad address {raw!r}: write HOST:PORT")
+        raise Misuse(f"bad address {without_password(raw)!r}: write HOST:PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

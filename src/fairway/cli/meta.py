@@ -13,6 +13,7 @@ from fairway.cli.options import OnOff, flag
 from fairway.cli.settings import DEFAULT, ConfigFile, Settings, resolve
 from fairway.client.url import META_PORT
 from fairway.errors import Misuse
+from fairway.redaction import without_password
 from fairway.world import host as host_machine
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def check_registry(url: str | None) -> str:
     if not url:
         raise Misuse(f"no registry: {_REMEDY}")
     if url.startswith("meta://"):
-        raise Misuse(f"{url} is a meta server, which is no registry for another: {_REMEDY}")
+        raise Misuse(f"{without_password(url)} is a meta server, which is no registry for another: {_REMEDY}")
     return url
 
 

@@ -15,6 +15,8 @@ import msgspec
 import typer
 from msgspec import Meta
 
+from fairway.redaction import without_password
+
 ENVIRONMENT_PREFIX = "FAIRWAY_"
 _KEEP_HOURS_MAX = 876_600  # a century; and 0.001 is 3.6 seconds: ages are recorded in milliseconds, and 0 is for ever
 _GIB_MAX = 1_048_576  # a pebibyte
@@ -181,7 +183,7 @@ def shown(value: object) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
-    return str(value.value) if isinstance(value, enum.Enum) else str(value)
+    return str(value.value) if isinstance(value, enum.Enum) else without_password(str(value))
 
 
 def _description(hint: Any) -> str:

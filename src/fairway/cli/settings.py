@@ -18,6 +18,7 @@ import typer
 
 from fairway.cli.options import ENVIRONMENT_PREFIX, SETTINGS, Options, Setting
 from fairway.errors import Misuse
+from fairway.redaction import without_password
 from fairway.world import host
 
 FILE_NAME = "fairway.toml"
@@ -77,7 +78,11 @@ def _converted(setting: Setting, raw: object, origin: str, *, is_text: bool) -> 
     try:
         return msgspec.convert(raw, type=setting.type, strict=not is_text)
     except msgspec.ValidationError as error:
-        raise Misuse(f"{setting.name} from {origin}: {error}, and it is {raw!r}") from error
+        raise Misuse(f"{setting.name} from {origin}: {error}, and it is {_shown(raw)!r}") from error
+
+
+def _shown(raw: object) -> object:
+    return without_password(raw) if isinstance(raw, str) else raw
 
 
 def _file(config: Path | None, variables: Mapping[str, str]) -> Path | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple, Self
 
 from fairway.errors import Misuse
+from fairway.redaction import without_password
 from fairway.world.net import PORT_MAX
 
 SCHEME = "fairway://"
@@ -25,6 +26,8 @@ class Address(NamedTuple):
     @classmethod
     def parse(cls, raw: str, default_port: int = DEFAULT_PORT) -> Self:
         """`host`, `host:port`, `[v6]:port`."""
+        if "@" in raw:
+            raise Misuse(f"bad address {without_password(raw)!r}: it has no user and no password; {_REMEDY}")
         host, port = _split(raw, default_port)
         if not host:
             raise Misuse(f"no host in {raw!r}: {_REMEDY}")
@@ -63,7 +66,8 @@ def parse_any(url: str) -> Target:
         return parse(url)
     where, asked, _ = url.removeprefix(META_SCHEME).partition("?")
     if asked:
-        raise Misuse(f"bad URL {url!r}: a meta server knows the delay servers; write {META_SCHEME}HOST:PORT alone")
+        shown = without_password(url)
+        raise Misuse(f"bad URL {shown!r}: a meta server knows the delay servers; write {META_SCHEME}HOST:PORT alone")
     return Target((), meta=_addresses(where.removesuffix("/"), META_PORT))
 
 
@@ -73,12 +77,12 @@ def parse(url: str) -> Target:
         raise Misuse(f"a URL is a str, not {type(url).__name__}: {_REMEDY}")
     if url.startswith(META_SCHEME):
         raise Misuse(
-            f"{url!r} is a whole cluster, and this goes to one broker group: write {SCHEME}HOST:PORT of its brokers, "
-            "with commas between them (`fairway cluster` shows them)"
+            f"{without_password(url)!r} is a whole cluster, and this goes to one broker group: write "
+            f"{SCHEME}HOST:PORT of its brokers, with commas between them (`fairway cluster` shows them)"
         )
     scheme, found, rest = url.partition("://")
     if not found or f"{scheme}://" != SCHEME:
-        raise Misuse(f"bad URL {url!r}: {_REMEDY}")
+        raise Misuse(f"bad URL {without_password(url)!r}: {_REMEDY}")
     brokers, asked, query = rest.partition("?")
     return Target(_addresses(brokers.removesuffix("/")), _delay(query) if asked else ())
 
@@ -91,5 +95,6 @@ def _delay(query: str) -> tuple[Address, ...]:
     """The one thing that may be said behind a question mark, once."""
     name, equals, value = query.partition("=")
     if name != "delay" or not equals or "&" in value:
-        raise Misuse(f"bad URL: ?{query} says nothing; write ?delay=HOST:PORT for a delay server that is elsewhere")
+        shown = without_password(f"?{query}")
+        raise Misuse(f"bad URL: {shown} says nothing; write ?delay=HOST:PORT for a delay server that is elsewhere")
     return _addresses(value)

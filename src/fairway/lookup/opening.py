@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from fairway.errors import Misuse
 from fairway.lookup.remote import RemoteRegistry
+from fairway.redaction import without_password
 from fairway.registry import opening
 from fairway.registry.port import Registry
 from fairway.world.clock import Clock
@@ -28,7 +29,9 @@ async def open_registry(
     if url.startswith(META):
         return await RemoteRegistry.open(net, clock, rng, parse_meta(url), session_ms=session_ms, name=name)
     if not url.startswith(("sqlite:", "zookeeper://")):
-        raise Misuse(f"no registry at {url!r}: write meta://HOST:PORT, zookeeper://HOST:PORT,... or sqlite:DIR")
+        raise Misuse(
+            f"no registry at {without_password(url)!r}: write meta://HOST:PORT, zookeeper://HOST:PORT,... or sqlite:DIR"
+        )
     return await opening.open_registry(url, session_ms=session_ms, clock=clock)
 
 
@@ -36,7 +39,9 @@ def parse_meta(url: str) -> tuple[Address, ...]:
     """`meta://HOST[:PORT],...`; also of an URL with another scheme the places behind it."""
     places = url.partition("://")[2].partition("?")[0].rstrip("/")
     if not places:
-        raise Misuse(f"no meta server in {url!r}: write {META}HOST:PORT, several with commas between them")
+        raise Misuse(
+            f"no meta server in {without_password(url)!r}: write {META}HOST:PORT, several with commas between them"
+        )
     return tuple(_address(place, url) for place in places.split(","))
 
 
@@ -44,6 +49,7 @@ def _address(raw: str, url: str) -> Address:
     host, _, port = raw.rpartition(":") if raw.count(":") == 1 or "]:" in raw else (raw, "", str(META_PORT))
     host = host.removeprefix("[").removesuffix("]")
     is_port = port.isascii() and port.isdigit() and 1 <= int(port) <= PORT_MAX
-    if not host or not is_port:
-        raise Misuse(f"bad place {raw!r} in {url!r}: write HOST:PORT, for example {META}127.0.0.1:{META_PORT}")
+    if not host or not is_port or "@" in raw:
+        what = f"bad place {without_password(raw)!r} in {without_password(url)!r}"
+        raise Misuse(f"{what}: write HOST:PORT, for example {META}127.0.0.1:{META_PORT}")
     return host, int(port)

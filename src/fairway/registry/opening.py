@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from fairway.errors import Misuse
+from fairway.redaction import without_password
 from fairway.registry.port import Registry
 from fairway.world.clock import Clock
 
@@ -43,9 +44,9 @@ def parse_sqlite(url: str) -> str:
     """The directory."""
     directory = url.removeprefix(_SQLITE)
     if directory == url:
-        raise Misuse(f"no registry at {url!r}: {_FORMS}")
+        raise Misuse(f"no registry at {without_password(url)!r}: {_FORMS}")
     if not directory or directory.startswith("//"):
-        raise Misuse(f"no directory in {url!r}: write sqlite:DIR, such as sqlite:data/meta")
+        raise Misuse(f"no directory in {without_password(url)!r}: write sqlite:DIR, such as sqlite:data/meta")
     return directory
 
 
@@ -55,6 +56,6 @@ def parse_zookeeper(url: str) -> tuple[str, str]:
     for server in servers.split(","):
         found = _SERVER.fullmatch(server)
         if found is None or not 0 < int(found[1]) <= _PORT_MAX:
-            raise Misuse(f"bad server {server!r} in {url!r}: {_FORMS}")
+            raise Misuse(f"bad server {without_password(server)!r} in {without_password(url)!r}: {_FORMS}")
     root = root.rstrip("/")
     return servers, f"{slash}{root}" if root else ""

@@ -9,6 +9,9 @@ import sqlalchemy as sa
 from sqlalchemy import Engine
 
 from fairway.errors import FairwayError, Misuse
+from fairway.redaction import without_password
+
+_REMEDY = "write DIALECT+DRIVER://USER:PASSWORD@HOST/NAME"
 
 
 @contextmanager
@@ -16,16 +19,37 @@ def engine_at(database: str, flag: str) -> Iterator[Engine]:
     """An engine for a while; `flag` is how the address was given."""
     try:
         engine = sa.create_engine(database)
-    except sa.exc.ArgumentError as error:
-        raise Misuse(f"{flag} {database!r} is no address: {error}; write DIALECT+DRIVER://USER@HOST/NAME") from None
+    except (sa.exc.ArgumentError, ValueError) as error:
+        raise Misuse(f"{flag} {_scheme(database)} is no address: {_reason(error)}; {_REMEDY}") from None
     except ModuleNotFoundError as error:
         raise FairwayError(f"the driver {error.name} is not installed: pip install {error.name}") from None
+    if "@" in (engine.url.host or ""):
+        engine.dispose()
+        raise Misuse(f"{flag} {_scheme(database)} has an '@' in its password or user: write %40 for it; {_REMEDY}")
     try:
         yield engine
     except sa.exc.DBAPIError as error:
-        raise FairwayError(f"the database {engine.url.render_as_string()} says: {error.orig}") from error
+        raise FairwayError(f"the database {shown(engine.url)} says: {' '.join(str(error.orig).split())}") from error
     finally:
         engine.dispose()
+
+
+def shown(url: sa.URL) -> str:
+    """The address of a database without its password."""
+    return without_password(url.render_as_string())
+
+
+def _scheme(database: str) -> str:
+    """All that may be quoted of an address that cannot be parsed: nobody knows where its password is."""
+    scheme, found, _ = database.partition("://")
+    return repr(f"{scheme}://..." if found else "..." if {":", "@"} & set(scheme) else scheme)
+
+
+def _reason(error: Exception) -> str:
+    """Why; in the words of SQLAlchemy only where those quote nothing but the dialect and the driver."""
+    if isinstance(error, sa.exc.NoSuchModuleError):
+        return str(error)
+    return "it cannot be parsed; its port is no number, or its password has a character that must be percent-encoded"
 
 
 def split(table: str) -> tuple[str, str | None]:

@@ -20,6 +20,7 @@ from sqlalchemy.exc import NoSuchTableError
 
 from fairway.errors import Misuse
 from fairway.sql.letters import Row
+from fairway.sql.opening import shown
 from fairway.sql.riding import Rider, Statement
 from fairway.sql.tables import COLUMNS, ERROR_CHARS_MAX, GROUP, PARKED_MS, SECRET
 from fairway.world.clock import Clock
@@ -390,7 +391,7 @@ class OutboxRows:
     def check_table(self, connection: Connection) -> None:
         """`Misuse` where there is no such table."""
         if not sa.inspect(connection).has_table(self.table.name, schema=self.table.schema):
-            raise Misuse(f"there is no table {self._name} in {connection.engine.url.render_as_string()}: {REMEDY}")
+            raise Misuse(f"there is no table {self._name} in {shown(connection.engine.url)}: {REMEDY}")
         self.look(connection)
         if self._is_cluster and GROUP not in self._known:
             raise Misuse(

@@ -28,6 +28,7 @@ from fairway.errors import Misuse
 from fairway.sql.hooks import hooks_of
 from fairway.sql.inserting import Bound
 from fairway.sql.letters import Letter, Origin, Picker, Row, letter, placed, sealed, unstamped
+from fairway.sql.opening import shown
 from fairway.sql.riding import Rider
 from fairway.sql.rows import REMEDY, OutboxRows, bytes_max
 from fairway.sql.streams import Stream, Streams
@@ -136,8 +137,8 @@ class Writer:
             )
         if connection.engine is not self._engine and connection.engine.pool is not self._engine.pool:
             raise Misuse(
-                f"the transaction is one in {connection.engine.url.render_as_string()}, and the outbox is in "
-                f"{self._engine.url.render_as_string()}: make the Outbox with the same engine, or give the session's "
+                f"the transaction is one in {shown(connection.engine.url)}, and the outbox is in "
+                f"{shown(self._engine.url)}: make the Outbox with the same engine, or give the session's "
                 'connection to it, session.connection(bind_arguments={"bind": engine})'
             )
         if _is_autocommit(connection):

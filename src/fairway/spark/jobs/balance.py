@@ -39,7 +39,8 @@ class Options:
     output: str | None = None  # a directory for all findings and books, as Parquet
     html: str | None = None
     patience_s: int = PATIENCE_S
-    outboxes: tuple[str, ...] = ()  # SQLAlchemy's addresses of databases, whose outboxes hold what is not sent yet
+    # SQLAlchemy's addresses of databases, whose outboxes hold what is not sent yet; not shown: they have passwords
+    outboxes: tuple[str, ...] = field(default=(), repr=False)
     outbox_table: str = OUTBOX_TABLE
     spools: tuple[str, ...] = ()  # directories on the driver's machine, for the same
 

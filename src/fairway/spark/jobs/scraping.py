@@ -11,6 +11,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from fairway.errors import FairwayError, Misuse
+from fairway.redaction import without_password
 from fairway.world.clock import RealClock
 from fairway.world.wire import Wire, WireCut
 
@@ -48,7 +49,7 @@ def page(url: str) -> str:
         finally:
             wire.close()
     except WireCut as problem:
-        raise NoFigures(f"{url} has not answered: {problem}") from problem
+        raise NoFigures(f"{without_password(url)} has not answered: {problem}") from problem
 
 
 def histogram(text: str, name: str) -> Histogram | None:
@@ -85,11 +86,12 @@ def place(url: str) -> tuple[str, int, str]:
     """Host, port and path; `Misuse` says how to write it."""
     found = urlsplit(url)
     if found.scheme != "http" or not found.hostname:
-        raise Misuse(f"--metrics {url!r}: write http://HOST:PORT/metrics, as `--http-port` of the server opens it")
+        shown = without_password(url)
+        raise Misuse(f"--metrics {shown!r}: write http://HOST:PORT/metrics, as `--http-port` of the server opens it")
     try:
         port = found.port or 80
     except ValueError as error:
-        raise Misuse(f"--metrics {url!r}: {error}") from None
+        raise Misuse(f"--metrics {without_password(url)!r}: {error}") from None
     return found.hostname, port, found.path if found.path.strip("/") else "/metrics"
 
 
@@ -116,7 +118,9 @@ def _body(data: bytes, url: str) -> str:
     words = head.split(b"\r\n", 1)[0].split(b" ", 2)
     if len(words) < 2 or words[1] != b"200":
         said = head.split(b"\r\n", 1)[0].decode("ascii", "replace")[:100]
-        raise NoFigures(f"{url} has no figures: it says {said!r}; name the page /metrics of the server")
+        raise NoFigures(
+            f"{without_password(url)} has no figures: it says {said!r}; name the page /metrics of the server"
+        )
     return body.decode("utf-8", "replace")
 
 

@@ -11,6 +11,10 @@ A broker has subjects of its own, with a colon, so that nobody can take their na
 
 A group may consume dead letters, and has dead letters then in turn: `dead:<group>:dead:<group>:<subject>` is as deep as
 it goes.
+
+`nameless-<number>` stands for a subject whose name a disk has lost. Nobody creates a subject of that form, so that its
+messages mix with nobody else's. It has no colon because the names of its dead letters are in the log, where versions
+that know no other form read them.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ _NAME = re.compile(_PLAIN, re.ASCII)
 _DEAD = "dead"
 _INBOX = "inbox"
 _INTERNAL = re.compile(rf"({_DEAD}|{_INBOX}):({_PLAIN}):(?:({_DEAD}):({_PLAIN}):)?({_PLAIN})", re.ASCII)
+_NAMELESS = re.compile(r"nameless-[0-9]+(?:-[0-9]+)?", re.ASCII)
 
 
 class _Name(str):
@@ -110,9 +115,24 @@ class Subject(_Name):
         """What only this group is to get."""
         return cls(f"{_INBOX}:{group}:{subject}")
 
+    @classmethod
+    def nameless(cls, number: int, spare: int = 0) -> Self:
+        """A name for the subject with that number, whose own is lost; `spare` chooses another where it is taken."""
+        return cls(f"nameless-{number}-{spare}" if spare else f"nameless-{number}")
+
     @property
     def is_internal(self) -> bool:
         return ":" in self
+
+    @property
+    def is_nameless(self) -> bool:
+        """Whether the name has the form that stands for a lost one; subjects of early versions may have it, too."""
+        return _NAMELESS.fullmatch(self) is not None
+
+    @property
+    def why_not_new(self) -> str:
+        """Why nobody may create a subject of this name; empty: anybody may."""
+        return f"{self} would stand for a subject whose name is lost: choose another name" if self.is_nameless else ""
 
     @property
     def is_inbox(self) -> bool:

@@ -196,6 +196,8 @@ class Governor:
 
     def _check_room(self, subject: str) -> None:
         known = self._picture.subjects
+        if subject not in known and (why := Subject(subject).why_not_new):
+            raise Refused(Code.BAD_NAME, why)
         if subject not in known and len(known) >= limits.SUBJECTS_MAX:
             raise Refused(Code.TOO_LARGE, f"this cluster has {limits.SUBJECTS_MAX} subjects and makes no more")
 

@@ -102,6 +102,8 @@ class MessageLog:
         """Store a batch that `batch.check` has passed; `Refused` means that nothing was appended. `secret`: what the
         sender shows of its stream."""
         state = self.views.subjects.find(subject)
+        if state is not None and state.nameless:
+            raise Refused(Code.BAD_NAME, f"{subject} stands for a subject whose name is lost: it can only be read")
         original = self.views.dedupe.judge(header, state.id if state else 0, secret)
         if original is not None and state is not None:
             return self._receipt(state.id, original, original.end, is_duplicate=True)
@@ -172,6 +174,8 @@ class MessageLog:
     def introduce(self, subject: Subject) -> SubjectState:
         if len(self.views.subjects) >= limits.SUBJECTS_MAX and not subject.is_internal:
             raise Refused(Code.BUSY, f"there are {limits.SUBJECTS_MAX:,} subjects, and there is room for no more")
+        if why := subject.why_not_new:
+            raise Refused(Code.BAD_NAME, why)
         state = self.views.subjects.introduce(subject, self.log.end)
         try:
             body = self.views.subjects.pack_one(state)

@@ -77,11 +77,23 @@ class SubjectTable:
 
     def _add_nameless(self, subject_id: int, next_sequence: int, born_at: int) -> SubjectState:
         """The record that named it is rotten: keep its messages under a name that says so."""
-        name = Subject(f"nameless-{subject_id}")
-        return self._add(SubjectState(subject_id, name, next_sequence, born_at, nameless=True))
+        return self._add(SubjectState(subject_id, self._free_name(subject_id), next_sequence, born_at, nameless=True))
+
+    def _free_name(self, subject_id: int) -> Subject:
+        """Early versions let users have subjects of such a name."""
+        spare, name = 0, Subject.nameless(subject_id)
+        while name in self._by_name:
+            spare += 1
+            name = Subject.nameless(subject_id, spare)
+        return name
 
     def _add(self, state: SubjectState) -> SubjectState:
+        """Whoever has really been given a name has it, and a nameless subject gets another."""
+        holder = self._by_name.get(state.name)
         self._by_name[state.name] = self._by_id[state.id] = state
+        if holder is not None and holder.nameless and holder.id != state.id:
+            holder.name = self._free_name(holder.id)
+            self._by_name[holder.name] = holder
         self._next_id = max(self._next_id, state.id + 1)
         return state
 

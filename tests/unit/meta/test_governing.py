@@ -43,6 +43,8 @@ async def test_a_subject_is_created_by_command_and_twice_does_no_harm(scene: Sce
         await scene.govern(Change.CREATE, "mails", "g9")
     with pytest.raises(Refused, match="bad subject name"):
         await scene.govern(Change.CREATE, "no/slash")
+    with pytest.raises(Refused, match="BAD_NAME: nameless-7 would stand for a subject whose name is lost"):
+        await scene.govern(Change.CREATE, "nameless-7")
 
 
 @staged()

@@ -111,6 +111,47 @@ def test_a_new_subject_may_be_the_one_whose_name_was_lost() -> None:
     assert made.introduce(ORDERS, 0).next_sequence >= 20
 
 
+def by_name(made: SubjectTable) -> dict[str, int]:
+    """Every subject, as it is found by its own name."""
+    found = {str(each.name): made.find(each.name) for each in made}
+    return {name: each.id for name, each in found.items() if each is not None}
+
+
+def test_a_subject_of_a_user_is_not_taken_for_one_whose_name_is_lost() -> None:
+    """Early versions let users have such names: both were one subject, and whose messages were whose nobody knew."""
+    made = SubjectTable()
+    made.restate(table(**{"nameless-2": 5}).pack(), 0)
+    made.advance(2, 20)
+    assert by_name(made) == {"nameless-2": 1, "nameless-2-1": 2}
+    assert (made.by_id(1).nameless, made.by_id(2).nameless) == (False, True)
+    assert by_name(again(made)) == by_name(made)
+
+
+def test_a_name_that_is_stated_later_is_taken_from_a_subject_whose_own_is_lost() -> None:
+    made = SubjectTable()
+    made.advance(2, 20)
+    made.advance(3, 30)
+    made.by_id(2).ceiling = 99
+    made.restate(table(**{"nameless-2": 5}).pack(), 0)
+    assert by_name(made) == {"nameless-2": 1, "nameless-2-1": 2, "nameless-3": 3}
+    assert [(each.next_sequence, each.ceiling) for each in made] == [(20, 99), (30, 0), (5, 0)]
+    made.cut(0)
+    assert by_name(made) == {}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 3)), max_size=12))
+def test_every_subject_is_found_by_its_name_whatever_is_lost(steps: list[tuple[bool, int]]) -> None:
+    made = SubjectTable()
+    for is_stated, number in steps:
+        if is_stated:
+            name = Subject.nameless(number % 3 + 1).encode()  # that of another number
+            entry = subjects._ENTRY.pack(number, len(name), 1) + name
+            made.restate(subjects._HEAD.pack(1, number + 1, 0) + entry, 0)
+        else:
+            made.advance(number, 1)
+        assert sorted(by_name(made).values()) == sorted(each.id for each in made)
+
+
 def test_a_name_that_is_cut_short_is_an_error() -> None:
     with pytest.raises(RemoteProtocolError):
         list(subjects.unpack(table(**{"a-rather-long-name": 1}).pack()[:-8]))

@@ -93,4 +93,4 @@ def test_a_delayed_message_is_with_one_of_them(fates: tuple[Fate, ...], fate: Fa
 def test_stretches_are_added_up() -> None:
     one, other = Tallied(3, [Stretch(0, 1), Stretch(60, 2)]), Tallied(5, [Stretch(60, 4), Stretch(120, 1)])
     found = merge(Tally(Which(), 60), [one, other])
-    assert found == Tallied(8, [Stretch(0, 1), Stretch(60, 6), Stretch(120, 1)])
+    assert found == Tallied(8, [Stretch(0, 1), Stretch(60, 6), Stretch(120, 1)], [])

@@ -187,7 +187,7 @@ async def test_what_is_pending_is_counted_by_stretches(scene: Scene) -> None:
         (start_ms + 300_000, 1),
     ]
     part: Tallied = await scene.ask(Tally(Which("orders", None, start_ms + 1, start_ms + 90_000)), Tallied)
-    assert part == Tallied(2)
+    assert part == Tallied(2, [], [])
     assert (await scene.ask(Tally(Which("nobody")), Tallied)).count == 0
 
 

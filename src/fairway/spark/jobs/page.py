@@ -262,7 +262,7 @@ nav ul{display:flex;flex-wrap:wrap;gap:.25rem 1.25rem;list-style:none;padding:0;
 table{border-collapse:collapse;width:100%}
 caption{text-align:left;padding-bottom:.4rem}
 th,td{text-align:left;vertical-align:top;padding:.3rem .9rem .3rem 0;border-bottom:1px solid var(--rule);
-max-width:22rem;overflow-wrap:break-word}
+max-width:14rem;overflow-wrap:break-word}
 th{color:var(--soft);font-weight:500;font-size:.85rem;vertical-align:bottom}
 .whole{white-space:nowrap}
 .id{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;font-size:.9em}

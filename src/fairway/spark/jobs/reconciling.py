@@ -39,7 +39,8 @@ class Reconciling:
         self._waiting: DataFrame | None = None  # what producers hold, judged
         notes: list[str] = []
         self._held = held.load(spark, options, notes)
-        self._rows = None if rows is None else self._keep(sent.prepared(rows, options.subjects))
+        self._given = rows
+        self._rows = None if rows is None else sent.prepared(rows, options.subjects)  # kept by `run`
         self._scope = Scope(spark, options, has_rows=rows is not None or self._held is not None)
         self._scope.notes.extend(notes)
 
@@ -49,10 +50,14 @@ class Reconciling:
         return sum(end - begin for begin, end in self._scope.extents.values())
 
     def size(self) -> int:
-        """Of all that is compared: messages, business rows, what producers hold, and rows of an archive."""
+        """Of all that is compared: messages, business rows, what producers hold, and rows of an archive.
+
+        Business rows are counted as they come. Those that are prepared have been through a shuffle, whose parts are as
+        many as the session says when they are kept: `run` keeps them under the setting that follows from this size.
+        """
         path = self._options.archive
         archived = 0 if path is None else ledger.load(Files(self._spark, path)).rows
-        given = sum(each.count() for each in (self._rows, self._held) if each is not None)
+        given = sum(each.count() for each in (self._given, self._held) if each is not None)
         return self.messages + archived + given
 
     def close(self) -> None:
@@ -61,6 +66,7 @@ class Reconciling:
 
     def run(self) -> Result:
         options, scope = self._options, self._scope
+        self._rows = None if self._rows is None else self._keep(self._rows)
         log = self._keep(self._log())
         messages = log if options.until is None else log.filter(F.col("appended_at") < F.lit(options.until))
         self._tell("reading the log")

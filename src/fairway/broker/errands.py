@@ -12,4 +12,3 @@ class Errand:
     deadline_ns = _NEVER_NS
     wait_until_ns = 0
     is_cancelled = False
-    account = None

@@ -106,16 +106,7 @@ def hostile() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ("lag",),
-        ("groups",),
-        ("subjects", "--all"),
-        ("top", "--once", "--interval-s", "0.1"),
-        ("lag", "--json"),
-        ("doctor",),
-    ],
-    ids=" ".join,
+    "words", ["lag", "lag --json", "groups", "subjects --all", "top --once --interval-s 0.1", "doctor"]
 )
 def test_names_of_a_server(words: str, hostile: str) -> None:
     check(on_terminal(hostile, *words.split(), columns=600))

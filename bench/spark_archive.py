@@ -1,7 +1,8 @@
 """Archive of many subjects against one subject with as many messages: first run, a run with nothing to do, compaction.
 
 The rows are the same, so the ratio is the cost of files: listing, reading footers, moving, committing. Rounds are
-interleaved on local[2]; shown are medians. Each round has archives of its own.
+interleaved on local[2]; shown are medians of the seconds, and of the CPU seconds of Spark and all that it starts, which
+say more on a busy machine. Each round has archives of its own.
 """
 
 from __future__ import annotations
@@ -15,18 +16,28 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import fairway
 from bench import machine
+from bench.tree import Tree
 from fairway.world.process import Child
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from fairway.spark.jobs.archive import Archived, Options
+
 MESSAGES = 20  # per subject and run
 RUNS = 8  # the last of which compacts
 FIRST, IDLE, COMPACTING = "first run", "nothing to do", "run that compacts"
+
+
+class Taken(NamedTuple):
+    """How long a run took, and how much of that the processors worked."""
+
+    wall_s: float
+    cpu_s: float
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,18 +48,19 @@ def main(argv: Sequence[str]) -> int:
     told = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         taken = _measure(Path(folder), told)
-    print(f"{'':20} {'one subject':>12} {f'{told.subjects} subjects':>14} {'ratio':>8}")
+    print(f"{'':25} {'one subject':>12} {f'{told.subjects} subjects':>14} {'ratio':>8}")
     for name in dict.fromkeys(name for name, _ in taken):
-        one, many = (statistics.median(taken[name, kind]) for kind in ("one", "many"))
-        print(f"{name:20} {one:10.2f} s {many:12.2f} s {many / one:7.1f}x")
+        for place, unit in enumerate(("", ", CPU")):
+            one, many = (statistics.median(each[place] for each in taken[name, kind]) for kind in ("one", "many"))
+            print(f"{name + unit:25} {one:10.2f} s {many:12.2f} s {many / max(one, 0.01):7.1f}x")
     print(machine.describe(Path(tempfile.gettempdir())))
     return 0
 
 
-def _measure(home: Path, told: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
+def _measure(home: Path, told: argparse.Namespace) -> dict[tuple[str, str], list[Taken]]:
     from fairway.spark import session
 
-    taken: dict[tuple[str, str], list[float]] = defaultdict(list)
+    taken: dict[tuple[str, str], list[Taken]] = defaultdict(list)
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.memory": "1g"}
     with Child("fairway.cli.main", "broker", "--data", str(home / "data"), "--port", "0") as broker:
         line = broker.line(timeout_s=30) or ""
@@ -59,10 +71,11 @@ def _measure(home: Path, told: argparse.Namespace) -> dict[tuple[str, str], list
             for number in range(told.rounds + 1):  # the first warms up, and does not count
                 for kind, subjects in (("one", 1), ("many", told.subjects)):
                     count = MESSAGES * told.subjects // subjects
-                    for name, seconds in _round(spark, url, home, f"{kind}.{number}", subjects, count, told):
-                        print(f"  {kind:4} {name}: {seconds:.2f} s", file=sys.stderr, flush=True)
+                    for name, each in _round(spark, url, home, f"{kind}.{number}", subjects, count, told):
+                        said = f"{each.wall_s:.2f} s, CPU {each.cpu_s:.2f} s"
+                        print(f"  {kind:4} {name}: {said}", file=sys.stderr, flush=True)
                         if number or not told.rounds:
-                            taken[name, kind].append(seconds)
+                            taken[name, kind].append(each)
         finally:
             spark.stop()
     return taken
@@ -70,7 +83,7 @@ def _measure(home: Path, told: argparse.Namespace) -> dict[tuple[str, str], list
 
 def _round(
     spark: SparkSession, url: str, home: Path, prefix: str, subjects: int, count: int, told: argparse.Namespace
-) -> Iterator[tuple[str, float]]:
+) -> Iterator[tuple[str, Taken]]:
     from fairway.spark.jobs import archive
 
     path = home / prefix
@@ -80,19 +93,24 @@ def _round(
             for subject in range(subjects):
                 client.send_many(f"{prefix}.{subject}", [b"%d" % at for at in range(count)])
             client.flush()
-            started = time.monotonic()
-            done = archive.run(spark, options)
-            seconds = time.monotonic() - started
+            done, took = _timed(spark, options)
             if not run:
-                yield FIRST, seconds
-                started = time.monotonic()
-                archive.run(spark, options)
-                yield IDLE, time.monotonic() - started
+                yield FIRST, took
+                yield IDLE, _timed(spark, options)[1]
             elif run == RUNS - 1:
-                yield COMPACTING, seconds
+                yield COMPACTING, took
                 if done.compacted != (RUNS - 1) * subjects:
                     raise RuntimeError(f"{done.compacted} files were compacted, not {(RUNS - 1) * subjects}")
     shutil.rmtree(path)
+
+
+def _timed(spark: SparkSession, options: Options) -> tuple[Archived, Taken]:
+    from fairway.spark.jobs import archive
+
+    tree = Tree()
+    started_s, worked_s = time.monotonic(), tree.cpu_s()
+    done = archive.run(spark, options)
+    return done, Taken(time.monotonic() - started_s, tree.cpu_s() - worked_s)
 
 
 if __name__ == "__main__":

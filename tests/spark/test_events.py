@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -106,6 +107,16 @@ def between(made: EventStreamReader, start: dict[str, Any], end: dict[str, Any])
     return [row for split in made.partitions(start, end) for frame in made.read(split) for row in frame.to_pylist()]
 
 
+def settled_rows(url: str, subject: str) -> list[Row]:
+    """Once the dead letter is written, which a rejected message's consumer does not wait for."""
+    end = time.monotonic() + WAIT_S
+    while True:
+        found = rows(url, subject=subject)
+        if any(row["event"] == "dead" for row in found) or time.monotonic() > end:
+            return found
+        time.sleep(0.02)
+
+
 # --- batches ---------------------------------------------------------------------------------------------------------
 
 
@@ -119,7 +130,7 @@ def test_life_of_messages(fw: Client, broker: Running) -> None:
         third.reject("nonsense")
         again = ann.take(1, timeout=WAIT_S)[0]
         again.ack()
-    found = rows(broker.url, subject="life")
+    found = settled_rows(broker.url, "life")
     told = {row["event"]: row for row in found if row["first_sequence"] is not None}
     assert brief([told["produced"]], "first_sequence", "count", "group", "consumer", "attempt") == [
         (0, 3, None, None, None)

@@ -131,7 +131,7 @@ class AioForwarder(Generic[ItemT]):
         is_kept = stock.is_durable and await self._until(lambda: stock.is_kept, KEEP_S)
         left = 0 if is_kept else len(list(stock.left()))
         if self._journal is not None:
-            self._journal.close(stock.journals)
+            self._journal.close(lambda: stock.journals)
         if left:
             raise lost_items(left, timeout)
 

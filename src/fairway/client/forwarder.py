@@ -131,7 +131,7 @@ class Forwarder(Generic[ItemT]):
             is_kept = self._stock.is_durable and self._until(lambda: self._stock.is_kept, KEEP_S)
             left = 0 if is_kept else len(list(self._stock.left()))
         if self._journal is not None:
-            self._journal.close(self._stock.journals)
+            self._journal.close(lambda: self._stock.journals)
         if left:
             raise lost_items(left, timeout)
 

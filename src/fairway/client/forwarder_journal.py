@@ -35,6 +35,6 @@ class ItemJournal:
     def finished(self, journal: Journal) -> None:
         self._keeper.finished(journal)
 
-    def close(self, journals: Sequence[Journal]) -> None:
+    def close(self, journals: Callable[[], Sequence[Journal]]) -> None:
         """Not under a lock that completions need."""
         self._keeper.stop(journals)

@@ -103,12 +103,13 @@ class Keeper:
         if not self._yard.discard(name, disk):
             self._passed_over.add(name)
 
-    def stop(self, journals: Sequence[Journal]) -> None:
+    def stop(self, journals: Callable[[], Sequence[Journal]]) -> None:
         """End the thread, let go of every journal, remove those that are empty."""
         self._ending.ask()
         self._workers.join(_STOP_S)
-        self._clear()
-        for journal in journals:
+        # Asked for only now, and each counted once: a disk that completes meanwhile moves its journal to the finished.
+        left = {journal.name: journal for journal in (*journals(), *self._finished)}
+        for journal in left.values():
             self._part(journal.name, journal.disk)  # type: ignore[arg-type]
         self._yard.close()
 
@@ -180,7 +181,7 @@ class Spooling:
         self._keeper.start(self._spool.adopt)
 
     def close(self) -> None:
-        self._keeper.stop(self._spool.journals)
+        self._keeper.stop(lambda: self._spool.journals)
 
 
 class FleetSpooling(Generic[WayT]):
@@ -205,4 +206,4 @@ class FleetSpooling(Generic[WayT]):
 
     def close(self) -> None:
         self._spool.end()
-        self._keeper.stop(self._spool.journals)
+        self._keeper.stop(lambda: self._spool.journals)

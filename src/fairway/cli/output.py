@@ -45,6 +45,11 @@ def failures(verb: str) -> Iterator[None]:
     except (FairwayError, TimeoutError) as error:
         _say_failure(f"fairway {verb}: {error}")
         raise typer.Exit(_status(error)) from error
+    except OSError as error:
+        if error.filename is None:  # not about a file that somebody has named: a bug, or a pipe that was closed
+            raise
+        _say_failure(f"fairway {verb}: {os_sentence(error)}")
+        raise typer.Exit(Exit.FAILED) from error
     except ExceptionGroup as group:
         failed, other = group.split(FairwayError)
         if other is not None or failed is None:
@@ -58,6 +63,11 @@ def failures(verb: str) -> Iterator[None]:
             raise
         terminal.say(f"fairway {verb}: this needs {error.name}: {install(extra)}", err=True)
         raise typer.Exit(Exit.FAILED) from error
+
+
+def os_sentence(error: OSError) -> str:
+    """What the system says about a path, and the remedy."""
+    return f"cannot use {error.filename}: {error.strerror}; check the path, and whether this user may go there"
 
 
 def _say_failure(sentence: str) -> None:

@@ -101,6 +101,8 @@ def _read(path: Path) -> dict[str, object]:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise Misuse(f"{path} cannot be read: {error}") from error
+    except RecursionError as error:
+        raise Misuse(f"{path} cannot be read: its values are nested too deeply") from error
     for key in found:
         if key not in SETTINGS:
             raise Misuse(f"{path}: there is no setting {key!r}{_near(key)}")

@@ -26,10 +26,10 @@ def verify(directory: Directory, json: AsJson = False) -> None:
     Exit status: 0 sound, 4 damage found, 1 the directory could not be judged. Holds no lock and writes nothing. Beside
     a process that uses the directory, a record at the very end that is still being written is no damage.
     """
-    if (directory / _REGISTRY_FILE).is_file():
-        _verify_registry(str(directory), json=json)
-        return
     with output.failures("verify"):
+        if (directory / _REGISTRY_FILE).is_file():
+            _verify_registry(str(directory), json=json)
+            return
         found = look(directory, verify=True)
         if json:
             output.write_json(found)
@@ -42,24 +42,23 @@ def verify(directory: Directory, json: AsJson = False) -> None:
 def _verify_registry(directory: str, *, json: bool) -> None:
     from fairway.registry.sqlite import survey
 
-    with output.failures("verify"):
-        found = survey(directory)
-        if json:
-            output.write_json({"registry": found, "is_sound": found.is_sound})
-        else:
-            out = terminal.console()
-            rows = f"{output.count(found.nodes, 'node')}, {output.count(found.sessions, 'session')}"
-            out.print(_verdict(is_sound=found.is_sound), f": {found.file}: {rows}", sep="", soft_wrap=True)
-            for problem in found.problems:
-                out.print(f"  {problem}", soft_wrap=True)
-            if found.is_sound and found.version == 1:
-                out.print("its rows have no checksums yet: they get them when a meta server opens it", soft_wrap=True)
-            if not found.is_sound:
-                out.print(
-                    "Stop all brokers and delay servers and restore a backup of it; docs/registry.md says what to do "
-                    "without one.",
-                    soft_wrap=True,
-                )
+    found = survey(directory)
+    if json:
+        output.write_json({"registry": found, "is_sound": found.is_sound})
+    else:
+        out = terminal.console()
+        rows = f"{output.count(found.nodes, 'node')}, {output.count(found.sessions, 'session')}"
+        out.print(_verdict(is_sound=found.is_sound), f": {found.file}: {rows}", sep="", soft_wrap=True)
+        for problem in found.problems:
+            out.print(f"  {problem}", soft_wrap=True)
+        if found.is_sound and found.version == 1:
+            out.print("its rows have no checksums yet: they get them when a meta server opens it", soft_wrap=True)
+        if not found.is_sound:
+            out.print(
+                "Stop all brokers and delay servers and restore a backup of it; docs/registry.md says what to do "
+                "without one.",
+                soft_wrap=True,
+            )
     if not found.is_sound:
         raise typer.Exit(output.Exit.DAMAGE)
 

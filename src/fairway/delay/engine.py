@@ -133,25 +133,29 @@ class Engine(Asking):
         self.store.keeps_from = lambda: self._mover.moved_end
         self.on_fault: Callable[[StorageFault], None] = lambda _: None  # the disk has failed: nothing is answered now
         self._journal.write = self._write
-        self._check_history()
-        if schedule_disk is not None:
-            schedule_disk.lock()
-            schedule_disk.watch(self._poison)
-        self._sweeper = Sweeper(self.rows, self.wheel, None if follows else self._time.now_ms())
-        self.log = self._schedule_log(schedule_disk or disk, rng, defer)
-        self.repairs = BucketRepair(self.store.messages)
-        self._shelf = self._new_shelf()
-        self._mover = self._new_mover(defer)
-        self._memory = Memory(
-            self.rows, self.log, self._journal, lambda: self._mover.taken_end, self._options.remembered_max
-        )
-        self._dispatcher = self._new_dispatcher(rng, route, homes)
-        self._pending = self._new_pending()
-        self._browser = Browser(self.rows, self._obtain)
-        self._recovery = self._recover()
-        self._following = self._new_following() if follows else None
-        self._housekeeper = self._new_housekeeper()
-        self.store.on_fault = self._failed
+        try:
+            self._check_history()
+            if schedule_disk is not None:
+                schedule_disk.lock()
+                schedule_disk.watch(self._poison)
+            self._sweeper = Sweeper(self.rows, self.wheel, None if follows else self._time.now_ms())
+            self.log = self._schedule_log(schedule_disk or disk, rng, defer)
+            self.repairs = BucketRepair(self.store.messages)
+            self._shelf = self._new_shelf()
+            self._mover = self._new_mover(defer)
+            self._memory = Memory(
+                self.rows, self.log, self._journal, lambda: self._mover.taken_end, self._options.remembered_max
+            )
+            self._dispatcher = self._new_dispatcher(rng, route, homes)
+            self._pending = self._new_pending()
+            self._browser = Browser(self.rows, self._obtain)
+            self._recovery = self._recover()
+            self._following = self._new_following() if follows else None
+            self._housekeeper = self._new_housekeeper()
+            self.store.on_fault = self._failed
+        except FairwayError:
+            self.store.poison(StorageFault("the delay server did not start"))  # else it commits to a closed disk
+            raise
 
     def _schedule_log(self, disk: Disk, rng: Rng, defer: Defer) -> ScheduleLog:
         return ScheduleLog(

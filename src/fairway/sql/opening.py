@@ -26,6 +26,8 @@ def engine_at(database: str, flag: str) -> Iterator[Engine]:
     if "@" in (engine.url.host or ""):
         engine.dispose()
         raise Misuse(f"{flag} {_scheme(database)} has an '@' in its password or user: write %40 for it; {_REMEDY}")
+    if engine.dialect.is_async:
+        raise Misuse(f"{flag} {_scheme(database)} names a driver for asyncio: name another, such as psycopg or pymysql")
     try:
         yield engine
     except sa.exc.DBAPIError as error:

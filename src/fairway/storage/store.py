@@ -137,25 +137,26 @@ class Store(Copies):
         epoch: int | None = None,
         opened: Opened | None = None,
     ) -> Store:
-        """Lock, recover, and begin a new epoch: this one, or the next. The directory is left alone if it cannot be
-        ours.
+        """Lock, recover, and begin a new epoch: this one, or the next. A directory that cannot be ours is left alone.
 
-        `names` are those that actions speak of, restated where a segment of the action log begins. A copy `follows`
-        another: it is held and begins no epoch. `adopt` has the ids of the logs, for a directory that is new. `opened`:
-        what `recover` found, where it was run beforehand with the same view.
+        `names`: those that actions speak of, restated in each segment of the action log. A copy that `follows` begins
+        no epoch. `adopt`: the ids of the logs of a new directory. `opened`: what `recover` found, with the same view.
         """
-        if opened is None:
-            opened = recover(disk, rng, action_view, adopt)
+        opened = opened or recover(disk, rng, action_view, adopt)
         chosen = options or StoreOptions()
         policy, warnings = retention_choice.settle(disk, chosen.retention, chosen.age_source, is_new=opened.is_new)
         opened.remarks += warnings
         store = cls(disk, clock, opened, replace(chosen, retention=policy), defer, names, follows=follows)
         store._action_view = action_view
         disk.watch(store.poison)
-        if follows:
-            store.actions.take_ballast()
-        else:
-            store._begin_epoch(store.epoch + 1 if epoch is None else epoch)
+        try:
+            if follows:
+                store.actions.take_ballast()
+            else:
+                store._begin_epoch(store.epoch + 1 if epoch is None else epoch)
+        except FairwayError:
+            store.poison(StorageFault("the store did not start"))  # otherwise it commits to a closed disk
+            raise
         return store
 
     def _begin_epoch(self, epoch: int) -> None:
@@ -578,8 +579,7 @@ class Store(Copies):
 
     def abandon(self) -> None:
         """Let go of the directory as it is: nobody is answered any more, and nothing is written."""
-        if self.fault is None:
-            self.fault = StorageFault("this copy was set aside")
+        self.fault = self.fault or StorageFault("this copy was set aside")
         for log in self._logs:
             log.flusher.poison(self.fault)
         self._checkpoint_ended()

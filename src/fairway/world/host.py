@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fairway.world.workers import Ending
@@ -96,18 +96,23 @@ def _watch_keys(descriptor: int, key: str, ending: Ending, is_over: threading.Ev
 
 def free_bytes(path: str | Path) -> int:
     """Room on the disk that holds the path, or would: of the nearest directory that exists."""
-    place = Path(path).absolute()
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
+    return shutil.disk_usage(_nearest(path)).free
 
 
 def may_write(path: str | Path) -> bool:
     """Whether this user may write there, or make it."""
+    place = _nearest(path)
+    return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+
+
+def _nearest(path: str | Path) -> Path:
+    """The path itself, or the nearest above it that exists, as far as this user may see."""
     place = Path(path).absolute()
-    while not place.exists():
-        place = place.parent
-    return place.is_dir() and os.access(place, os.W_OK)
+    for each in (place, *place.parents):
+        with suppress(OSError):  # a directory above it that this user may not enter, or a name that is too long
+            if each.exists():
+                return each
+    return Path(place.anchor)
 
 
 def descriptors_max() -> int | None:

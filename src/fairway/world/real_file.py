@@ -39,6 +39,9 @@ _KINDS: dict[int, tuple[type[StorageFault], str]] = {
     errno.EACCES: (ReadOnlyDisk, _RIGHTS),
     errno.EPERM: (ReadOnlyDisk, _RIGHTS),
     errno.ENOENT: (NoSuchFile, _ABSENT),
+    errno.EISDIR: (StorageFault, _NO_FILE),
+    errno.ENOTDIR: (StorageFault, _NO_FILE),
+    errno.EEXIST: (StorageFault, _NO_FILE),
 }
 _REFUSED_LINK = (errno.ELOOP, errno.ENOTDIR)  # from O_NOFOLLOW alone, and from O_NOFOLLOW with O_DIRECTORY
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)

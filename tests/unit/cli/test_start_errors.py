@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +20,7 @@ import fairway
 from fairway.world.process import Child
 from tests.support.ports import free_port
 from tests.tidy.source import ROOT
-from tests.unit.cli.running import READY_S, Cli
+from tests.unit.cli.running import READY_S, Cli, up
 
 NOBODY = Cli("fairway://127.0.0.1:1")
 
@@ -99,6 +101,119 @@ def test_what_an_unreachable_server_is_said_to_need_starts_one_there(
 def test_meta_says_one_port() -> None:
     ports = re.findall(r"\b208\d\d\b", NOBODY.run("meta", "--help"))
     assert set(ports) == {"20882"}
+
+
+# --- what is on disk --------------------------------------------------------------------------------------------------
+
+
+def _answer(*arguments: str, is_weak: bool = False) -> tuple[int, str]:
+    """Exit status and stderr of a process of its own; `is_weak`: without root's right to read everything."""
+    command = [sys.executable, "-m", "fairway.cli.main", *arguments]
+    if is_weak and os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("root reads everything, and there is no setpriv to take that right away")
+        rights = "-dac_override,-dac_read_search"
+        command = ["setpriv", "--bounding-set", rights, "--inh-caps", rights, *command]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "FAIRWAY_URL": NOBODY.url, "COLUMNS": "200"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=READY_S, check=False, env=environment)
+    return done.returncode, done.stderr
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data directory of a broker and a delay server that have something."""
+    data = tmp_path_factory.mktemp("used") / "data"
+    with up(data) as (child, url):
+        cli = Cli(url)
+        cli.run("produce", "s", "x")
+        cli.run("produce", "s", "x", "--after", "1d")
+        child.terminate()
+        assert child.wait(timeout_s=READY_S) == 0
+    return data
+
+
+@pytest.mark.parametrize(
+    "name", ["identity", "retention", "actions/ballast", "delay/identity", "delay/schedule/manifest", "messages"]
+)
+def test_a_wrong_kind_of_file_is_one_sentence(name: str, used: Path, tmp_path: Path) -> None:
+    """Found by trying: a fault of the delay server's buckets closed the disk under the log's first commit, and a
+    traceback of that came before the sentence."""
+    data = tmp_path / "data"
+    shutil.copytree(used, data)
+    if (data / name).is_dir():
+        shutil.rmtree(data / name)
+        (data / name).write_text("a file")
+    else:
+        (data / name).unlink()
+        (data / name).mkdir()
+    status, said = _answer("up", "--data", str(data), "--port", "0")
+    assert status == 1
+    assert said.count("\n") == 1, said
+    assert f"{data / name}" in said
+    assert "move it away: it is none of Fairway's" in said
+
+
+@pytest.mark.parametrize("name", ["identity", "messages", "delay", "delay/schedule/manifest"])
+@pytest.mark.parametrize("verb", ["up --port 0 --data", "verify"])
+def test_what_may_not_be_read_is_one_sentence(verb: str, name: str, used: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(used, data)
+    mode = (data / name).stat().st_mode
+    (data / name).chmod(0)
+    status, said = _answer(*verb.split(), str(data), is_weak=True)
+    (data / name).chmod(mode)
+    assert status == 1
+    assert said.count("\n") == 1, said
+    assert f"{data / name}" in said
+    assert os.strerror(errno.EACCES) in said
+
+
+@pytest.mark.parametrize("role", ["up", "meta", "delay"])
+def test_a_directory_that_may_not_be_entered_is_one_sentence(role: str, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(0)
+    status, said = _answer(*command(role, closed / "data"), "--port", "0", is_weak=True)
+    closed.chmod(0o700)
+    assert status == 1
+    assert said.count("\n") == 1, said
+    assert f"{closed}" in said
+    assert os.strerror(errno.EACCES) in said
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_path_that_is_too_long_is_one_sentence(role: str, tmp_path: Path) -> None:
+    said = NOBODY.fails(*command(role, tmp_path / ("x" * 300)), "--port", "0", status=1)
+    assert said.count("\n") == 1
+    assert os.strerror(errno.ENAMETOOLONG) in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["verify", "inspect"])
+def test_looking_at_a_path_that_is_too_long_is_one_sentence(verb: str) -> None:
+    said = NOBODY.fails(*verb.split(), "x" * 300, status=1)
+    assert said.count("\n") == 1
+    assert os.strerror(errno.ENAMETOOLONG) in said
+
+
+def test_doctor_says_that_a_directory_may_not_be_entered(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(0)
+    status, said = _answer("doctor", "--data", str(closed / "data"), is_weak=True)
+    closed.chmod(0o700)
+    assert (status, said) == (1, "")
+
+
+def test_settings_that_are_nested_too_deeply_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "fairway.toml").write_text(f"port = {'[' * 20_000}")
+    said = NOBODY.fails("up", "--config", str(tmp_path / "fairway.toml"), "--data", "x", status=2)
+    assert "fairway.toml cannot be read: its values are nested too deeply" in said
+    assert said.count("\n") == 1
+
+
+def test_an_outbox_with_a_driver_for_asyncio_is_one_sentence() -> None:
+    said = NOBODY.fails("outbox", "status", "--database", "sqlite+aiosqlite:///shop.db", status=2)
+    assert "names a driver for asyncio: name another" in said
+    assert said.count("\n") == 1
 
 
 # --- consume ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-# Every target sets up what it needs: .venv is made from requirements/dev.txt, and re-made when that file changes.
+# Every target sets up what it needs: .venv is made from requirements/pip.txt and dev.txt, and re-made when they change.
 # Only relative paths are used, so the repository may lie anywhere, in a path with spaces too.
 
 ARGS ?=
@@ -17,7 +17,7 @@ $(READY): again
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: again help java databases run cluster test spark check sim crash bench fuzz clean
+.PHONY: again help java databases run cluster test spark check sim crash bench fuzz audit clean
 .NOTPARALLEL:
 
 help: ## this list
@@ -66,6 +66,10 @@ fuzz: $(READY) ## a million mutated batches and frames: valid, or refused in the
 	@$(py) -m tests.hostile.batch_fuzz --inputs 1000000 $(ARGS)
 	@$(py) -m tests.hostile.frame_fuzz --inputs 1000000 $(ARGS)
 
+audit: $(READY) ## known vulnerabilities of every pin; needs the network, and is no part of make test
+	@echo "make audit: pip-audit on requirements/"
+	@$(py) .ci/audit $(ARGS)
+
 clean: ## remove .venv and everything else that can be made again
 	@echo "make clean: .venv, caches, build products"
 	@rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -77,5 +81,5 @@ java:
 databases:
 	@sh .ci/databases
 
-$(READY): requirements/dev.txt pyproject.toml .ci/venv
+$(READY): requirements/pip.txt requirements/dev.txt pyproject.toml .ci/venv
 	@sh .ci/venv

@@ -113,15 +113,10 @@ def _clients() -> None:
         return
     HOME.mkdir(parents=True, exist_ok=True)
     _run([sys.executable, "-m", "venv", "--clear", HOME / "venv"])
-    pip: list[str | Path] = [
-        HOME / "venv" / "bin" / "python",
-        "-m",
-        "pip",
-        "install",
-        "--disable-pip-version-check",
-        "--quiet",
-    ]
-    _run([*pip, "--requirement", PINS])
+    python = HOME / "venv" / "bin" / "python"
+    install: list[str | Path] = [python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    for each in (PINS.with_name("pip.txt"), PINS):
+        _run([*install, "--no-build-isolation", "--require-hashes", "--requirement", each])
     done.write_text(pins, encoding="utf-8")
 
 

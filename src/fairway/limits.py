@@ -61,6 +61,9 @@ RETRACE_BYTES_MAX = 512 * KIB  # of a log in one answer, which a control message
 ROUTE_SUBJECTS_MAX = 5_000  # asked for in one request, long polls included: with the longest names 1 MB
 NAMES_MAX = 1_000  # asked for in one request: with the longest ones a control message holds them
 
+# --- the registry ----------------------------------------------------------------------------------------------------
+GROUP_COPIES_MAX = 256  # of one group, those that are gone for good included: the group's node names each, in 10 KB
+
 # --- groups ----------------------------------------------------------------------------------------------------------
 LOT_MESSAGES_MAX = 1_000  # handed out under one name: a mask of 125 bytes, and one lost lot is little to repeat
 RESPONSE_LOTS_MAX = 64  # per pull response: retries come one message to a lot, and each is an action of its own

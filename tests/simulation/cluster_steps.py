@@ -14,6 +14,7 @@ from fairway.errors import FairwayError
 from fairway.protocol.admin import Seek, Sought
 from fairway.protocol.messages import Whence
 from fairway.registry.layout import GroupRecord, group_path, unpack
+from fairway.registry.port import Node
 from fairway.registry.simulated import Weather
 from fairway.world.simulation import Simulation
 from tests.simulation.broker_clients import PORT
@@ -226,11 +227,20 @@ async def unheard(cluster: Cluster) -> set[bytes]:
     """A master that strikes its replica out, and the registry never hears of it."""
     await whole(cluster, "b1", "b2")
     sender = Sender(await client_of(cluster, "b1"))
-    cluster.world.net.partition("b1", "b2")
-    await asyncio.sleep(0.25)
+    registry = cluster.copies["b1"].registry
+    assert registry is not None
+    put = registry.put
+
+    async def put_unheard(path: str, value: bytes, version: int) -> Node:
+        """The connection breaks under the first change of the group's node, whatever else is asked at that time."""
+        if path == group_path(GROUP):
+            cluster.ensemble.lose(requests=1.0)
+        return await put(path, value, version)
+
+    registry.put = put_unheard  # type: ignore[method-assign]
     cluster.ensemble.weather = Weather()
-    cluster.ensemble.lose(requests=1.0)
-    await sender.send(pace_s=0.015)
+    cluster.world.net.partition("b1", "b2")
+    await sender.send(pace_s=0.02)
     cluster.kill("b1")
     cluster.ensemble.lose()
     await until(lambda: bool(cluster.masters) or len(record(cluster).in_sync) == 1, cluster)

@@ -3,6 +3,7 @@
     law        who leads, who follows, who waits: pure decisions from what the registry says
     node       the group's node in the registry: read, changed by compare-and-set, read back where nobody knows
     leader     the master's side: what each replica has synced, what is committed by that, whose copies count
+    log_answers  what the master says of its logs to anybody: their extent, their records, bytes to repair with
     peer       one replica, as its master sees it
     repairs    what has rotted in the master's own logs, and which copy is asked for it; giving: that copy's side
     follower   the replica's side: finds where two histories part, then takes what comes and says what it has synced

@@ -17,7 +17,7 @@ Whoever finds out that another leads, or cannot know any more that none does, ca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -33,34 +33,30 @@ from fairway.protocol.replicating import (
     MESSAGES,
     Chunk,
     Compare,
-    Compared,
-    Extent,
     Follow,
     Followed,
     Give,
     Given,
-    Mark,
     Mend,
-    Mended,
     Replicate,
     Replicated,
     Want,
 )
 from fairway.registry.layout import GroupRecord, hex_id
 from fairway.registry.port import Registry, RegistryError
+from fairway.replication import log_answers
 from fairway.replication.law import with_member
-from fairway.replication.node import GroupNode
+from fairway.replication.node import GroupNode, RegisteredCopies
 from fairway.replication.peer import NS_PER_MS, NS_PER_S, Credit, Peer, Question, has
 from fairway.replication.repairs import Repairs
 from fairway.replication.tally import Tally
 from fairway.storage import copying
-from fairway.storage.log import Damaged, Log
+from fairway.storage.log import Damaged
 from fairway.storage.store import Store
 from fairway.world.clock import Clock
 
 QUESTIONS = (Follow, Compare, Replicate, Mend, Give)  # a union written where it is asked costs 1 µs
 LOGS = (MESSAGES, ACTIONS)
-COMPARED_MAX = 1_024
 _RETRY_AFTER_MS = 500  # for produce below min_in_sync: a replica that comes back takes about so long
 _UNKNOWN = Refused(Code.FENCED, "this replica is not known here, or under another epoch: follow again")
 
@@ -94,9 +90,11 @@ class Leader:
         options: LeaderOptions | None = None,
         *,
         session: int,
+        living: Iterable[str] = (),
         tally: Tally | None = None,
     ) -> None:
-        """`session`: at the registry, the one whose end others take for this copy's. `tally`: of all reigns."""
+        """`session`: at the registry, the one whose end others take for this copy's. `living`: the copies that are
+        registered. `tally`: of all reigns."""
         record = node.record
         if record is None:
             raise ValueError("who leads has read the group's node")
@@ -107,7 +105,7 @@ class Leader:
         self.options = options or LeaderOptions()
         self.peers: dict[str, Peer] = {}
         self.is_over = False
-        self.living: frozenset[str] = frozenset(record.in_sync)  # as the member sees it
+        self.living = RegisteredCopies(registry, node.group, {*record.in_sync, *living})
         self._node = node
         self._store = store
         self._registry = registry
@@ -147,7 +145,7 @@ class Leader:
 
     def refresh(self, living: frozenset[str]) -> None:
         """The registry has news."""
-        self.living = living
+        self.living.directories = living
         self._is_refresh_due = True
         self._stirred.set()
 
@@ -214,9 +212,9 @@ class Leader:
         if isinstance(message, Follow):
             request.respond(self._follow(request, message))
         elif isinstance(message, Compare):
-            request.respond(self._compare(message))
+            request.respond(log_answers.compare(self._store, message))
         elif isinstance(message, Mend):
-            mended, data = self._mend(message)
+            mended, data = log_answers.mend(self._store, message, self.options.chunk_bytes_max)
             request.respond(mended, [stretch(data)])
         elif isinstance(message, Give):
             request.respond(self._given(request, message))
@@ -227,7 +225,7 @@ class Leader:
         if message.group != self.group:
             raise Refused(Code.BAD_REQUEST, f"this is a copy of group {self.group}, not of {message.group}")
         if message.epoch > self.epoch:  # the registry knows whether it is true
-            self.refresh(self.living)
+            self.refresh(self.living.directories)
             raise Refused(Code.NOT_MASTER, f"epoch {self.epoch} may be over: ask the registry who leads")
         if message.epoch < self.epoch:
             raise Refused(Code.FENCED, f"the master leads under epoch {self.epoch}, not {message.epoch}")
@@ -236,48 +234,43 @@ class Leader:
             raise Refused(
                 Code.BAD_REQUEST, "this data directory is a copy of the master's: start a replica with an empty one"
             )
-        before = self.peers.pop(directory, None)
-        self.repairs.forget(directory)
-        if before is not None:
-            before.drop()
+        self._check_registered(directory)
+        before = self._forget(directory)
         peer = self.peers[directory] = Peer(directory, request.session, self._clock.monotonic_ns())
         if before is not None:
             peer.caught_up_ns = before.caught_up_ns
-        return Followed(self.epoch, [self._extent(log) for log in LOGS])
+        return Followed(self.epoch, [log_answers.extent(self._store, log) for log in LOGS])
 
-    def _log(self, log: int) -> Log:
-        if log not in LOGS:
-            raise Refused(Code.BAD_REQUEST, f"there is no log {log}: 0 is that of messages, 1 that of actions")
-        return self._store.messages.log if log == MESSAGES else self._store.actions.log
+    def _check_registered(self, directory: str) -> None:
+        """Only copies of the group are followed by anybody: those that are registered, and those that it knows and that
+        the registry does not answer now. Whoever was neither in sync nor is registered any more is forgotten."""
+        known, now_ns = self.record.members, self._clock.monotonic_ns()
+        for each, peer in [*self.peers.items()]:
+            if not peer.is_connected and not (each in self.living or each in known or each in self._waited):
+                self._forget(each)
+        if directory in known:
+            return
+        if directory not in self.living:
+            if self.living.seek(now_ns):
+                self._stirred.set()
+            raise Refused(
+                Code.FENCED,
+                f"directory {directory} is not registered in group {self.group}: register it, then follow",
+                retry_after_ms=self.options.check_ms,
+            )
+        if len(known) >= limits.GROUP_COPIES_MAX:
+            raise Refused(
+                Code.TOO_LARGE,
+                f"group {self.group} knows {len(known)} copies and takes no more: "
+                f"`fairway cluster decommission {self.group} --copy ID` forgets one that is gone for good",
+            )
 
-    def _extent(self, log: int) -> Extent:
-        of = self._log(log)
-        return Extent(of.log_id, self._store.first_bases()[log], self._store.ends()[log], of.committed_end)
-
-    def _compare(self, message: Compare) -> Compared:
-        self._log(message.log)
-        if len(message.positions) > COMPARED_MAX:
-            raise Refused(Code.BAD_REQUEST, f"{len(message.positions)} positions at once: at most {COMPARED_MAX}")
-        marks = self._store.marks(message.log, message.positions)
-        if copying.ROTTEN_MARK in marks and not message.knows_rot:
-            position = message.positions[marks.index(copying.ROTTEN_MARK)]
-            raise Refused(Code.DAMAGED, f"what was at {position} of log {message.log} has rotted: nobody can compare")
-        return Compared([Mark(epoch, crc) for epoch, crc in marks])
-
-    def _mend(self, message: Mend) -> tuple[Mended, bytes]:
-        """Whole records, from one on that begins there, below the committed end."""
-        of = self._log(message.log)
-        rest = of.committed_end - message.position
-        if rest <= 0:
-            raise Refused(Code.BAD_REQUEST, "only what is committed can be mended with")
-        size = min(message.size, rest, self.options.chunk_bytes_max)
-        try:
-            chunk = self._store.read_chunk(message.log, message.position, size)
-        except Damaged as damaged:
-            raise Refused(Code.DAMAGED, str(damaged)) from damaged
-        if chunk is None or chunk.position + len(chunk.data) > of.committed_end:
-            raise Refused(Code.BAD_REQUEST, "only what is committed can be mended with")
-        return Mended(chunk.position), chunk.data
+    def _forget(self, directory: str) -> Peer | None:
+        peer = self.peers.pop(directory, None)
+        self.repairs.forget(directory)
+        if peer is not None:
+            peer.drop()
+        return peer
 
     def _given(self, request: Question, message: Give) -> Given:
         """What has rotted here, from a replica. It is checked by whoever puts it in place."""
@@ -307,7 +300,7 @@ class Leader:
         wait_ms = min(message.wait_ms, self.options.wait_ms_max)
         peer.credits.append(Credit(request, now_ns + wait_ms * NS_PER_MS))
         self._confirm()
-        if peer.directory not in self._waited and self._has_caught_up(peer):
+        if peer.directory not in self._waited and self._has_caught_up(peer) and self._is_registered(peer, now_ns):
             self._stirred.set()
         self._pump(peer)
 
@@ -479,6 +472,7 @@ class Leader:
         if not self.is_certain():
             return
         self._seek_repair()
+        await self.living.look(self._clock.monotonic_ns())
         if self._is_refresh_due and not self.is_over:
             self._is_refresh_due = False
             await self._node.read()
@@ -492,7 +486,8 @@ class Leader:
         now_ns = self._clock.monotonic_ns()
         kept = [each for each in self.record.in_sync if each == self.me or not self._is_lost(each, now_ns)]
         for directory, peer in self.peers.items():
-            if directory not in self.record.in_sync and self._has_caught_up(peer):
+            is_missing = directory not in self.record.in_sync and self._has_caught_up(peer)
+            if is_missing and self._is_registered(peer, now_ns) and not self._is_lost(directory, now_ns):
                 self._waited.add(directory)
                 peer.caught_up_ns = now_ns
                 kept.append(directory)
@@ -500,6 +495,13 @@ class Leader:
 
     def _has_caught_up(self, peer: Peer) -> bool:
         return peer.is_connected and peer.confirmed is not None and has(peer.confirmed, self._store.committed_ends())
+
+    def _is_registered(self, peer: Peer, now_ns: int) -> bool:
+        """Only a registered copy counts; the leader looks again for the node of one that may have come back."""
+        if peer.directory not in self.living:
+            self.living.seek(now_ns)
+            return False
+        return True
 
     def _is_lost(self, directory: str, now_ns: int) -> bool:
         peer = self.peers.get(directory)
@@ -520,7 +522,8 @@ class Leader:
         members = self.record.members
         for directory in wanted:
             members = with_member(members, directory)
-        await self._node.change(msgspec.structs.replace(self.record, in_sync=wanted, members=members))
+        with suppress(Refused):  # it has changed nothing: nobody is waited for who does not count
+            await self._node.change(msgspec.structs.replace(self.record, in_sync=wanted, members=members))
         self._take_in()
         self._confirm()
 

@@ -224,7 +224,10 @@ class GroupMember(ABC, Generic[ServerT]):
             self._changed.clear()
             try:
                 wait_ms = await self._turn()
-            except (RegistryError, Refused) as trouble:
+            except Refused as refused:
+                self._say(f"the registry refuses it: {refused.sentence}")
+                wait_ms = self.membership.backoff_ms
+            except RegistryError as trouble:
                 self._say(f"the registry does not answer: {trouble}")
                 wait_ms = self.membership.backoff_ms
             except CannotListen as trouble:  # it did listen there before
@@ -297,10 +300,10 @@ class GroupMember(ABC, Generic[ServerT]):
                 self._say("its session at the registry is not certain")  # it would have to step down at once
                 return self.membership.backoff_ms
             case law.Create():
-                await self._stand(law.founded(me, kind=self.kind, min_in_sync=self.membership.min_in_sync))
+                await self._stand(law.founded(me, kind=self.kind, min_in_sync=self.membership.min_in_sync), alive)
             case law.Stand():
                 if record is not None:
-                    await self._stand(law.succeeded(record, alive, me, min_in_sync=self.membership.min_in_sync))
+                    await self._stand(law.succeeded(record, alive, me, min_in_sync=self.membership.min_in_sync), alive)
         return 0
 
     def _is_certain(self) -> bool:
@@ -435,7 +438,7 @@ class GroupMember(ABC, Generic[ServerT]):
 
     # --- leading -----------------------------------------------------------------------------------------------------
 
-    async def _stand(self, to: GroupRecord) -> None:
+    async def _stand(self, to: GroupRecord, alive: dict[str, MemberRecord]) -> None:
         """Take over, if nobody else is faster."""
         self._stop_following()
         session = self._place.session  # as it was when those that live were counted, this copy among them
@@ -455,6 +458,7 @@ class GroupMember(ABC, Generic[ServerT]):
             self._step_down,
             self.membership.leader,
             session=session,
+            living=alive,
             tally=self.standing.tally,
         )
         self.standing.leader, self.standing.is_open = leader, False

@@ -34,8 +34,8 @@ import fairway
 from bench import machine
 from bench.cluster import ANSWER_S, PAYLOAD
 from bench.cluster_groups import BrokerGroup
-from fairway.cli.promote import change_master
 from fairway.registry.zookeeper import ZooKeeperRegistry
+from fairway.replication.promotion import change_master
 from tests.support.zookeeper import Ensemble, ensemble
 
 SESSION_MS = 6_000

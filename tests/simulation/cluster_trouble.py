@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from fairway.broker.member import BrokerMember
-from fairway.cli.promote import NotPromoted, change_master
 from fairway.errors import FairwayError
 from fairway.registry.layout import GroupRecord, group_path, unpack
 from fairway.registry.port import Registry, RegistryError
 from fairway.replication.node import GroupNode
+from fairway.replication.promotion import NotPromoted, change_master
 from tests.simulation.broker_truth import MS_NS
 from tests.simulation.cluster_world import GROUP, Copy
 

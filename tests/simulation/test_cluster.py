@@ -11,12 +11,12 @@ import pytest
 
 from fairway import batch
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
-from fairway.cli.promote import NotPromoted, change_master
 from fairway.errors import Code, DiskFull, FairwayError, Refused, WrongDirectory
 from fairway.groups.attempts import decode
 from fairway.limits import KIB
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned, Seek, Sought
+from fairway.replication.promotion import NotPromoted, change_master
 from fairway.storage import segment
 from fairway.storage.retention import Policy
 from fairway.world.simulation import Simulation

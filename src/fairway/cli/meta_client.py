@@ -25,20 +25,20 @@ _FIRST_S = 5.0  # for the first attempt to connect to succeed or fail
 
 def ask(options: Options, message: Message, kind: type[AnswerT]) -> AnswerT:
     """The answer of the meta server that the URL names; `Unreachable` says where nobody is."""
-    return asyncio.run(_ask(options, message, kind))
+    return asyncio.run(ask_at(options.url, options.patience_s, message, kind))
 
 
-async def _ask(options: Options, message: Message, kind: type[AnswerT]) -> AnswerT:
+async def ask_at(url: str, patience_s: float, message: Message, kind: type[AnswerT]) -> AnswerT:
     from fairway.lookup.asking import Inquirer
     from fairway.lookup.opening import parse_meta
     from fairway.world.clock import RealClock
     from fairway.world.net import RealNet
     from fairway.world.rng import RealRng
 
-    addresses = parse_meta(options.url)
+    addresses = parse_meta(url)
     inquirer = Inquirer(RealNet(), RealClock(), RealRng(), addresses, name="fairway")
     try:
-        if not await inquirer.connected(options.patience_s, _FIRST_S):
+        if not await inquirer.connected(patience_s, _FIRST_S):
             where = ",".join(f"{host}:{port}" for host, port in addresses)
             raise Unreachable(
                 f"no meta server at {where}: {inquirer.line.trouble or 'no answer yet'}. Is it running there "

@@ -1,32 +1,20 @@
 """`fairway broker promote GROUP`: name another master by hand, of brokers or of delay servers.
 
-A copy that is in sync takes over without a loss: the master is deposed, steps down, and follows. One that is not may
-lack messages that were acknowledged; that is done only where it is said that they may go.
+A meta server that keeps the registry is asked to do it, for nobody else changes who leads; in ZooKeeper it is done
+from here.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fairway.cli import output
 from fairway.cli.options import Options, flag
 from fairway.cli.settings import ConfigFile, resolve
-from fairway.errors import FairwayError, Misuse
+from fairway.errors import Misuse
 from fairway.world import terminal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fairway.registry.layout import GroupRecord, Member
-    from fairway.registry.port import Registry
-
-_TRIES = 10
-
-
-class NotPromoted(FairwayError):
-    """It cannot be done, or not without a loss; the sentence says what to do instead."""
 
 
 def promote(
@@ -56,7 +44,12 @@ def promote(
 
 
 async def _promote(options: Options, group: str, to: str | None, *, accepts_data_loss: bool) -> str:
+    from fairway.lookup.opening import META
+
+    if str(options.registry).startswith(META):
+        return await _ask(options, group, to, accepts_data_loss=accepts_data_loss)
     from fairway.lookup.opening import open_registry
+    from fairway.replication.promotion import change_master
     from fairway.world.clock import RealClock
     from fairway.world.net import RealNet
     from fairway.world.rng import RealRng
@@ -70,62 +63,9 @@ async def _promote(options: Options, group: str, to: str | None, *, accepts_data
         await registry.close()
 
 
-async def change_master(registry: Registry, group: str, to: str | None, *, accepts_data_loss: bool = False) -> str:
-    """Write the new master into the group's node; the sentence says what was done."""
-    from fairway.replication import law
-    from fairway.replication.node import GroupNode, living
+async def _ask(options: Options, group: str, to: str | None, *, accepts_data_loss: bool) -> str:
+    from fairway.cli import meta_client
+    from fairway.protocol.routing import Change, Govern, Governed
 
-    node = GroupNode(registry, group)
-    for _ in range(_TRIES):
-        record = await node.read(fresh=True)
-        alive = await living(registry, group)
-        if record is None:
-            record = _made_anew(group, alive, to, accepts_data_loss=accepts_data_loss)
-            chosen = record.master
-        else:
-            chosen = choose(group, record, alive, to, accepts_data_loss=accepts_data_loss)
-            record = law.promoted(record, alive, chosen, accepts_data_loss=accepts_data_loss)
-        if await node.change(record):
-            return f"{chosen} leads group {group} from now on, under epoch {record.epoch} or a later one"
-    raise NotPromoted(f"the node of group {group} changes all the time: try again")
-
-
-def choose(
-    group: str, record: GroupRecord, alive: Mapping[str, Member], to: str | None, *, accepts_data_loss: bool
-) -> str:
-    """The copy that is to lead."""
-    fit = [each for each in record.in_sync if each in alive and each != record.master]
-    if to is None and not fit:
-        if not accepts_data_loss:
-            raise NotPromoted(
-                f"no copy of group {group} that lives and does not lead is in sync (in sync: "
-                f"{', '.join(record.in_sync)}; alive: {', '.join(sorted(alive)) or 'none'}): start one of them, or "
-                "take another with --accept-data-loss and lose what it lacks"
-            )
-        fit = sorted((each for each in alive if each != record.master), key=lambda each: sum(alive[each].ends))[-1:]
-    chosen = to or (fit[0] if fit else "")
-    if chosen not in alive:
-        raise NotPromoted(f"copy {chosen or 'to take'} of group {group} does not live: start it first")
-    if chosen == record.master and chosen in record.in_sync and not accepts_data_loss:
-        raise NotPromoted(f"{chosen} leads group {group} already")
-    if chosen not in record.in_sync and not accepts_data_loss:
-        raise NotPromoted(
-            f"{chosen} is not in sync, and may lack what was acknowledged: wait until it has caught up, or lose that "
-            "with --accept-data-loss"
-        )
-    return chosen
-
-
-def _made_anew(group: str, alive: Mapping[str, Member], to: str | None, *, accepts_data_loss: bool) -> GroupRecord:
-    """A registry that has lost the group: it begins again with one copy, which says whose logs they are."""
-    from fairway.registry.layout import GroupRecord
-
-    if to is None or not accepts_data_loss:
-        raise NotPromoted(
-            f"the registry knows no group {group}; to make it anew from one copy, name that with --to DIR-ID and "
-            "--accept-data-loss"
-        )
-    if to not in alive:
-        raise NotPromoted(f"copy {to} of group {group} does not live: start it first")
-    epoch = max((each.epoch for each in alive.values()), default=0) + 1
-    return GroupRecord(alive[to].kind, epoch, to, [to], members=[to])
+    asked = Govern(Change.PROMOTE, group, [] if to is None else [to], is_forced=accepts_data_loss)
+    return (await meta_client.ask_at(str(options.registry), options.patience_s, asked, Governed)).sentence

@@ -23,6 +23,7 @@ from fairway.protocol.routing import Change, Govern, Governed
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, SubjectRecord
 from fairway.registry.port import Exists, Lost, Missing, Registry, SessionOver, Stale
+from fairway.replication.promotion import NotPromoted, change_master
 
 _PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 1.0, 1.0)  # one before each attempt: others change the same
 # node at the same moment, which passes at once; a connection to the registry is found again within seconds
@@ -30,6 +31,7 @@ _RETRY_AFTER_MS = 1_000
 
 _CLOSED_S = 10.0  # for a master to say that it takes nothing any more
 _LOOK_S = 0.05
+_PROMOTED_S = 10.0  # for the registry to say what became of a promotion
 
 RecordT = TypeVar("RecordT", GroupRecord, SubjectRecord)
 
@@ -255,6 +257,8 @@ class Governor:
             self._without(alone[0], self._picture.subjects[alone[0]], [name], is_forced=False)
 
     async def _decommission(self, asked: Govern) -> Governed:
+        if asked.name not in self._picture.groups and await self._forget_name(asked.name):
+            return Governed(f"group {asked.name} is forgotten: nobody has ever led it")
         view = self._group(asked.name)
         if asked.groups:
             return await self._forget_copies(view, asked.groups)
@@ -280,6 +284,16 @@ class Governor:
             await self._remove(path)
         self._told(self._picture.put_group(view.name, None, {}))
         return Governed(f"group {view.name} is forgotten; its data directories are as they were")
+
+    async def _forget_name(self, name: str) -> bool:
+        """Of a group that nobody has led and in which nobody lives, there may be folders; whether there were."""
+        group = str(Group.parse(name))
+        node = await self._registry.get(layout.group_path(group), fresh=True)
+        if node is None or node.value or await self._registry.children(layout.members_path(group)):
+            return False
+        for path in (layout.members_path(group), layout.group_path(group)):
+            await self._remove(path)
+        return True
 
     async def _check_owed(self, view: GroupView, *, is_asked: bool) -> None:
         """`Refused` while anything would be lost with the group. `is_asked`: its master must be.
@@ -358,6 +372,19 @@ class Governor:
             self._told(self._picture.put_group(view.name, after, view.living))
         return Governed("" if before == after else f"group {view.name} has forgotten {', '.join(copies)}")
 
+    async def _promote(self, asked: Govern) -> Governed:
+        """Another master. `is_forced`: one that may lack what was acknowledged."""
+        if len(asked.groups) > 1:
+            raise Refused(Code.BAD_REQUEST, f"{len(asked.groups)} copies are named: one leads")
+        group, to = str(Group.parse(asked.name)), asked.groups[0] if asked.groups else None
+        try:
+            async with asyncio.timeout(_PROMOTED_S):
+                return Governed(await change_master(self._registry, group, to, accepts_data_loss=asked.is_forced))
+        except NotPromoted as error:
+            raise Refused(Code.BAD_REQUEST, str(error)) from error
+        except TimeoutError:
+            raise _silent() from None
+
     # --- the registry ------------------------------------------------------------------------------------------------
 
     async def _read(self, kind: type[RecordT], path: str) -> RecordT | None:
@@ -409,6 +436,7 @@ _DEEDS: dict[Change, Callable[[Governor, Govern], Awaitable[Governed]]] = {
     Change.OPTIONS: Governor._options,
     Change.DRAIN: Governor._drain,
     Change.DECOMMISSION: Governor._decommission,
+    Change.PROMOTE: Governor._promote,
 }
 
 

@@ -96,6 +96,7 @@ class Change(enum.IntEnum):
     OPTIONS = 6  # a subject: `options`; an empty value takes one away
     DRAIN = 7  # a group of servers: no new messages to it; `is_on`
     DECOMMISSION = 8  # a group of servers: forget it, or only the copies named in `groups`
+    PROMOTE = 9  # a group of servers: another master, the copy named in `groups`, or one that is in sync
 
 
 class Govern(Message, frozen=True):

@@ -1,6 +1,7 @@
 """Several copies of the same two logs: one leads, the others follow it byte for byte.
 
     law        who leads, who follows, who waits: pure decisions from what the registry says
+    promotion  another master, by hand
     node       the group's node in the registry: read, changed by compare-and-set, read back where nobody knows
     leader     the master's side: what each replica has synced, what is committed by that, whose copies count
     log_answers  what the master says of its logs to anybody: their extent, their records, bytes to repair with

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fairway.cli.promote import change_master
 from fairway.errors import WrongDirectory
 from fairway.lookup.homes import home
 from fairway.names import Subject
 from fairway.protocol.routing import Change
 from fairway.registry import layout
 from fairway.registry.layout import SubjectRecord
+from fairway.replication.promotion import change_master
 from tests.unit.delay.cluster import Cluster, in_cluster
 from tests.unit.delay.scene import PORT
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from fairway.cli.promote import change_master
 from fairway.delay.server import DelayServer, ServerOptions
 from fairway.delay.service import DelayWorld
 from fairway.errors import Code, Refused
@@ -12,6 +11,7 @@ from fairway.protocol.admin import Depth, Describe, Described
 from fairway.protocol.delaying import Fate, Tallied, Tally, Which
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord
+from fairway.replication.promotion import change_master
 from fairway.storage import segment
 from tests.unit.delay.cluster import Cluster, in_cluster
 from tests.unit.delay.helpers import OPTIONS

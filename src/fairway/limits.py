@@ -63,6 +63,16 @@ NAMES_MAX = 1_000  # asked for in one request: with the longest ones a control m
 
 # --- the registry ----------------------------------------------------------------------------------------------------
 GROUP_COPIES_MAX = 256  # of one group, those that are gone for good included: the group's node names each, in 10 KB
+SERVER_GROUPS_MAX = 1_000  # of brokers and of delay servers: a meta server watches each of them, and all their copies
+REGISTRY_RECORD_BYTES_MAX = 64 * KIB  # of a group or a copy; a delay server's has a figure per broker group
+SESSION_NODES_MAX = 8  # that go with one registry session: a copy or a candidate has one, two while it moves
+CAREERS_MAX = 10_000  # their folders stay, because they count the tokens: 3 MB with the longest names
+CANDIDATES_MAX = 1_000  # of one career: each looks at the list when the one before it goes
+EPOCH_MAX = (1 << 63) - 1  # a log record has 64 bits, and so has a number on the wire
+EPOCH_LEAP_MAX = (
+    1_000_000  # beyond the registry's: a copy may have seen later ones than a registry restored from a backup
+)
+HOST_CHARS_MAX = 255  # of a name in DNS
 
 # --- groups ----------------------------------------------------------------------------------------------------------
 LOT_MESSAGES_MAX = 1_000  # handed out under one name: a mask of 125 bytes, and one lost lot is little to repeat

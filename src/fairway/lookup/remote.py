@@ -68,6 +68,7 @@ class RemoteRegistry:
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._session = 0
+        self._secret = b""  # takes the session to another connection
         self._state = SessionState.OVER
         self._certainty = Certainty()
         self._watches = Watches(self._loop)
@@ -271,7 +272,7 @@ class RemoteRegistry:
         except RegistryError:
             return
         self._refused = None
-        self._session = answer.number
+        self._session, self._secret = answer.number, answer.value
         self._session_ms = answer.version or self._session_ms
         self._certainty.begin(sent_ns, self._session_ms * _MS_NS)
         self._turn(SessionState.OPEN)
@@ -281,13 +282,13 @@ class RemoteRegistry:
         """A new connection: the session moves there, before anything else is asked. What was sent over the one before
         and has not been carried out by then never will be."""
         if self._session:
-            self._inquirer.ask_first(Register(Act.TOUCH, self._session))
+            self._inquirer.ask_first(Register(Act.TOUCH, self._session, value=self._secret))
         self._nudged.set()
 
     async def _touch(self) -> None:
         session = self._session
         try:
-            await self._ask(Register(Act.TOUCH, session), self._session_ms // 3)
+            await self._ask(Register(Act.TOUCH, session, value=self._secret), self._session_ms // 3)
         except SessionOver:
             self._over(session)
         except (RegistryError, Refused):

@@ -1,23 +1,32 @@
 """Answers REGISTER: the registry of this meta server, for brokers and careers that have no other.
 
-A session is the registry's; here is only which connection it is on. A connection takes a session over by opening or
-touching it, and from then on nothing that comes over another one is done in its name: whoever has lost an answer and
-reads back over a new connection sees what is, and nothing changes behind its back. The changes of one session are
-carried out in the order in which they came.
+A session is the registry's; here is only which connection it is on. A connection takes a session over by opening it, or
+by touching it with its secret, and from then on nothing that comes over another one is done in its name: whoever has
+lost an answer and reads back over a new connection sees what is, and nothing changes behind its back. The changes of
+one session are carried out in the order in which they came.
+
+The number of a session is no secret: it is the owner of its nodes, and in their names. The secret is told to the opener
+alone. It is made from the number with a key that is in the registry's file, so that it holds after a restart.
+
+What may be read and written is one table (`registry_access`). A check and the write that follows it are not parted by
+another write.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import hmac
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
 from fairway.errors import Code, Misuse, Refused
+from fairway.meta.registry_access import RegistryAccess, Writer
 from fairway.protocol.routing import Act, Register, Registered
-from fairway.registry.port import Exists, Missing, NotAllowed, Registry, RegistryError, SessionOver, Stale, Watch
+from fairway.registry.port import Exists, Missing, NotAllowed, RegistryError, SessionOver, Stale, Watch
 from fairway.registry.tree import checked_path
 from fairway.serving.requests import Asker as Connection
 from fairway.serving.requests import ServedRequest
@@ -30,6 +39,8 @@ WAIT_MS_MAX = 60_000
 FEEDS_MAX = 16  # trees that somebody watches
 FEED_KEPT = 10_000  # changes of one tree; who is farther behind reads all of it again
 FEED_PAGE = 1_000  # of them in one answer: with the longest names a control message holds them
+_SECRET_BYTES = 16
+_WRITES = frozenset({Act.CREATE, Act.PUT, Act.REMOVE})
 _LAST_S = 1.0  # for changes under way when the server stops
 _FEED_BITS = 20  # a million changes a millisecond, and the number fits the wire until the year 2200
 
@@ -44,7 +55,7 @@ _ELSEWHERE = Refused(
 RegisterRequest = ServedRequest[Register]
 
 
-class GuestSession(Registry, Protocol):
+class GuestSession(Writer, Protocol):
     """A session that is kept for somebody else."""
 
     def touch(self) -> None:
@@ -53,6 +64,9 @@ class GuestSession(Registry, Protocol):
 
 class SessionMaker(Protocol):
     """A registry that has sessions for others than its owner."""
+
+    async def session_key(self) -> bytes:
+        """What the secrets of sessions are made with; the same in every life of the registry."""
 
     async def open_session(self, timeout_ms: int) -> GuestSession: ...
 
@@ -146,6 +160,14 @@ class RegistryDesk:
         self._first = (started_ms << _FEED_BITS) + 1
         self._guests: dict[int, _Guest] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._key = b""
+        self._writing = asyncio.Lock()
+        self.access = RegistryAccess(self._is_held)
+
+    async def start(self) -> None:
+        """Before the first request."""
+        if self._maker is not None:
+            self._key = await self._maker.session_key()
 
     def __len__(self) -> int:
         return len(self._guests)
@@ -204,32 +226,45 @@ class RegistryDesk:
         if asked.act is Act.OPEN:
             return await self._open(request)
         guest = self._guest(asked, request.session)
-        if guest.home is not request.session:
+        if guest is None or guest.home is not request.session:
             return Registered("moved")
         guest.session.touch()
-        if asked.act is Act.WATCH:
-            return await self._watch(guest, asked)
-        if asked.act is Act.FEED:
-            return await self._feed(asked)
+        if asked.act in {Act.WATCH, Act.FEED}:
+            await self.access.check(guest.session, asked)
+            return await (self._watch(guest, asked) if asked.act is Act.WATCH else self._feed(asked))
         async with guest.order:
-            if guest.home is not request.session:
-                return Registered("moved")
-            return await self._carry_out(guest.session, asked)
+            if asked.act not in _WRITES:
+                return await self._carry_out(guest, request)
+            async with self._writing:
+                return await self._carry_out(guest, request)
 
     async def _open(self, request: RegisterRequest) -> Registered:
         timeout_ms = min(max(request.message.number, SESSION_MS_MIN), SESSION_MS_MAX)
         session = await self._own.open_session(timeout_ms)
         self._admit(session.session_id, session, request.session)
-        return Registered(number=session.session_id, version=timeout_ms)
+        secret = self._secret_of(session.session_id)
+        return Registered(number=session.session_id, version=timeout_ms, value=secret)
 
-    def _guest(self, asked: Register, home: Connection) -> _Guest:
-        """The session that is asked for; a touch takes it to this connection."""
-        guest = self._guests.get(asked.session)
-        if guest is None:
-            guest = self._admit(asked.session, self._own.session(asked.session), home)
-        if asked.act is Act.TOUCH:
-            guest.home = home
+    def _guest(self, asked: Register, home: Connection) -> _Guest | None:
+        """The session that is asked for, None where nobody has touched it since a restart; `SessionOver`. A touch with
+        its secret takes it to this connection."""
+        number, guest = asked.session, self._guests.get(asked.session)
+        session = self._own.session(number) if guest is None else guest.session
+        if asked.act is not Act.TOUCH or (guest is not None and guest.home is home):
+            return guest
+        if not hmac.compare_digest(asked.value, self._secret_of(number)):
+            raise Refused(Code.BAD_REQUEST, f"session {number:x} was opened by somebody else: show its secret")
+        guest = guest or self._admit(number, session, home)
+        guest.home = home
         return guest
+
+    def _secret_of(self, session: int) -> bytes:
+        return hashlib.blake2b(session.to_bytes(8, "little"), key=self._key, digest_size=_SECRET_BYTES).digest()
+
+    def _is_held(self, session: int) -> bool:
+        """Whether a living connection may have it; one that nobody has touched since a restart may still be."""
+        guest = self._guests.get(session)
+        return guest is None or not guest.home.is_gone
 
     def _admit(self, number: int, session: GuestSession, home: Connection) -> _Guest:
         guest = self._guests[number] = _Guest(session, home)
@@ -242,7 +277,11 @@ class RegistryDesk:
             raise _ELSEWHERE
         return self._maker
 
-    async def _carry_out(self, session: GuestSession, asked: Register) -> Registered:
+    async def _carry_out(self, guest: _Guest, request: RegisterRequest) -> Registered:
+        session, asked = guest.session, request.message
+        if guest.home is not request.session:
+            return Registered("moved")
+        await self.access.check(session, asked)
         match asked.act:
             case Act.GET:
                 node = await session.get(asked.path)

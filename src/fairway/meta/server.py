@@ -129,6 +129,7 @@ class MetaServer:
         server.keeper.start()
         try:
             await server.keeper.loaded()
+            await server.registers.start()
             await server._doors.open(options.host, options.port, options.http_port)
         except BaseException:
             await server.stop()

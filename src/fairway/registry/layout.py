@@ -5,6 +5,8 @@
                                        (D-S-N: after it has given up its place N times)
     /fairway/subjects/S                which broker groups carry the subject, and how it is to be treated
     /fairway/metas/N                   ephemeral: a meta server
+    /fairway/careers/C/W-n_N           ephemeral, numbered: a candidate of a career (`fairway.career`)
+    /private/session-key               with SQLite: what the secrets of sessions are made with; shown to nobody
 
 Of a group's node every change is compare-and-set: it is the one place that says who leads and whose copies count.
 """

@@ -42,6 +42,8 @@ SESSION_MS_MIN = 500
 SESSION_MS_MAX = 3_600_000
 SESSIONS_MAX = 10_000  # a cluster has some dozens: more are somebody's mistake
 
+_KEY_PATH = "/private/session-key"  # a node like any other, and meta servers show nobody what is there
+_KEY_BYTES = 32
 _LOOK_S = 0.1  # how often we see whose time is up
 _AWAY_NS = 1_000_000_000  # later than this: we were away ourselves
 _FOR_EVER_NS = 1 << 62
@@ -126,6 +128,9 @@ class _Keeper:
 
     def do_children(self, path: str) -> list[str]:
         return self._tree.children(path)
+
+    def do_owned(self, session: int) -> list[str]:
+        return self._tree.owned(session)
 
     def _do_change(self, changes: list[Change], closed: int | None = None) -> Node:
         digests: dict[Key, bytes | None] = {change.path: _digest(change) for change in changes}
@@ -359,6 +364,10 @@ class SqliteSession:
         checked_version(path, version)
         await self._run(lambda: self._keeper.do_remove(path, version))
 
+    async def owned(self) -> list[str]:
+        """The ephemeral nodes of this session."""
+        return await self._run(lambda: self._keeper.do_owned(self._number))
+
     def watch(self, path: str, changed: Callable[[], None]) -> Watching:
         return self.watches.add(checked_path(path), changed)
 
@@ -427,6 +436,14 @@ class SqliteRegistry(SqliteSession):
     async def failed(self) -> None:
         """Return when the file cannot be written any more: then `close` raises what happened."""
         await self._failed.wait()
+
+    async def session_key(self) -> bytes:
+        """Whatever is made with it is known to nobody else; the same for as long as the file lives."""
+        node = await self.get(_KEY_PATH)
+        if node is None:
+            key = self._keeper.rng.bits(8 * _KEY_BYTES).to_bytes(_KEY_BYTES, "little")
+            node = await self.create(_KEY_PATH, key)
+        return node.value
 
     async def open_session(self, timeout_ms: int) -> SqliteSession:
         """A session for somebody whom this process serves; it is over when it was not used or touched for so long."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from fairway.errors import FairwayError, RemoteProtocolError, WrongDirectory
+from fairway.errors import FairwayError, Refused, RemoteProtocolError, WrongDirectory
 from fairway.registry.layout import NAME_SEPARATOR, Member, member_path, members_path, pack, place_name, unpack
 from fairway.registry.port import Exists, Missing, Node, Registry, Stale
 from fairway.world.clock import Clock
@@ -109,8 +109,14 @@ class Place:
             if not is_ours and other is not None:
                 self._wait_for(other)
                 return False
-            with suppress(Missing):
+            try:
                 await registry.remove(path)
+            except Missing:
+                continue
+            except Refused:  # the connection of the life before is not known to be gone yet
+                if other is not None:
+                    self._wait_for(other)
+                return False
         return True
 
     def _wait_for(self, other: Member) -> None:

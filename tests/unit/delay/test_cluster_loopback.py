@@ -26,6 +26,7 @@ from fairway.world.job_runner import ThreadRunner
 from fairway.world.net import RealNet
 from fairway.world.real_disk import RealDisk
 from fairway.world.rng import RealRng
+from tests.support import copies
 from tests.support.client import Client
 
 HOST = "127.0.0.1"
@@ -44,10 +45,8 @@ async def start_broker(path: Path) -> Broker:
 async def lead(registry: RemoteRegistry, group: str, broker: Broker) -> None:
     """Write what a copy that leads would write."""
     directory = layout.hex_id(broker.store.identity.directory_id)
-    record = GroupRecord("broker", 1, directory, [directory])
-    await registry.create(layout.group_path(group), layout.pack(record))
-    member = Member(directory, HOST, broker.port, role="master")
-    await registry.create(layout.member_path(group, directory), layout.pack(member), is_ephemeral=True)
+    await copies.register(registry, group, Member(directory, HOST, broker.port, role="master"))
+    await copies.put_record(registry, group, GroupRecord("broker", 1, directory, [directory], members=[directory]))
 
 
 async def first_payloads(broker: Broker, subject: str) -> list[bytes]:

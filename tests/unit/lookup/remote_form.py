@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fairway.lookup.remote import RemoteRegistry
+from fairway.meta.registry_access import RegistryAccess, Writer
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
+from fairway.protocol.routing import Register
 from fairway.registry.port import Registry
 from fairway.registry.sqlite import SqliteRegistry
 from fairway.world.clock import RealClock
@@ -17,14 +19,23 @@ from fairway.world.rng import RealRng
 from tests.unit.registry.forms import SESSION_MS, Story
 
 
+class AnyAccess(RegistryAccess):
+    """Everybody may write everything: for tests of the wire, whose nodes are no copies' and no careers'."""
+
+    async def check(self, session: Writer, asked: Register) -> None:
+        del session, asked
+
+
 @asynccontextmanager
 async def meta_server(
-    directory: Path, port: int = 0, options: type[MetaOptions] = MetaOptions
+    directory: Path, port: int = 0, options: type[MetaOptions] = MetaOptions, *, is_guarded: bool = False
 ) -> AsyncIterator[MetaServer]:
-    """One on loopback, with an SQLite registry."""
+    """One on loopback, with an SQLite registry; `is_guarded`: with the table of what may be written, as in earnest."""
     owner = await SqliteRegistry.open(str(directory))
     world = MetaWorld(RealClock(), RealNet(), RealRng(), owner, owner)
     server = await MetaServer.start(world, options(port=port))
+    if not is_guarded:
+        server.registers.access = AnyAccess(lambda _: True)
     try:
         yield server
     finally:

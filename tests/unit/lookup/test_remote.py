@@ -209,7 +209,7 @@ def test_nothing_is_done_for_a_session_that_has_moved_to_another_connection(tmp_
             assert made.exists
             stranger, _ = await second.ask(Register(Act.PUT, session, "/a", b"2", number=1), Registered)
             assert stranger.trouble == "moved"
-            await second.ask(Register(Act.TOUCH, session), Registered)
+            await second.ask(Register(Act.TOUCH, session, value=opened.value), Registered)
             late, _ = await first.ask(Register(Act.PUT, session, "/a", b"2", number=1), Registered)
             assert late.trouble == "moved"
             node, _ = await second.ask(Register(Act.GET, session, "/a"), Registered)

@@ -88,13 +88,40 @@ async def test_a_head_without_an_end_is_refused(scene: Scene) -> None:
 
 
 @staged_with(WITH_HTTP)
-async def test_whoever_is_slow_or_one_too_many_is_cut_off(scene: Scene) -> None:
+async def test_whoever_is_slow_is_cut_off_and_a_probe_gets_in_before_that(scene: Scene) -> None:
     net = scene.sim.net.host("visitor")
     slow = [(await net.connect(Visitor, BROKER, HTTP_PORT))[1] for _ in range(http.CONNECTIONS_MAX)]
-    assert await ask(scene, get("/livez")) == (0, {}, "")
     begun = asyncio.get_running_loop().time()
+    assert (await ask(scene, get("/livez")))[0] == 200
+    assert [each.gone.done() for each in slow] == [True] + [False] * (http.CONNECTIONS_MAX - 1), "the oldest made room"
     await asyncio.gather(*(each.gone for each in slow))
     assert asyncio.get_running_loop().time() - begun < http.CONNECTION_S_MAX + 1
+    assert (await ask(scene, get("/livez")))[0] == 200
+
+
+@staged_with(WITH_HTTP)
+async def test_who_has_asked_keeps_its_place_before_who_has_not(scene: Scene) -> None:
+    net = scene.sim.net.host("visitor")
+    transport, reader = await net.connect(Visitor, BROKER, HTTP_PORT)
+    transport.pause_reading()  # the oldest of all, and its answer is on its way
+    transport.write(get("/metrics"))
+    await asyncio.sleep(0.1)
+    idle = [(await net.connect(Visitor, BROKER, HTTP_PORT))[1] for _ in range(2 * http.CONNECTIONS_MAX)]
+    await asyncio.sleep(0.1)
+    assert sum(each.gone.done() for each in idle) >= http.CONNECTIONS_MAX
+    transport.resume_reading()
+    await reader.gone
+    assert reader.received.startswith(b"HTTP/1.1 200 OK")
+
+
+@staged_with(WITH_HTTP)
+async def test_who_does_not_read_its_answer_makes_room_where_all_have_asked(scene: Scene) -> None:
+    net = scene.sim.net.host("visitor")
+    for _ in range(2 * http.CONNECTIONS_MAX):
+        transport, _ = await net.connect(Visitor, BROKER, HTTP_PORT)
+        transport.pause_reading()
+        transport.write(get("/metrics"))
+        await asyncio.sleep(0.01)
     assert (await ask(scene, get("/livez")))[0] == 200
 
 

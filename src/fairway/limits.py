@@ -61,6 +61,11 @@ RETRACE_BYTES_MAX = 512 * KIB  # of a log in one answer, which a control message
 ROUTE_SUBJECTS_MAX = 5_000  # asked for in one request, long polls included: with the longest names 1 MB
 NAMES_MAX = 1_000  # asked for in one request: with the longest ones a control message holds them
 
+# --- connections -----------------------------------------------------------------------------------------------------
+CONNECTIONS_MAX = 10_000  # 64 KiB each at most, and a descriptor
+CONNECTIONS_MIN = 64  # a server that can take fewer does not start: a few programs with a few processes each need more
+SPARE_DESCRIPTORS = 512  # for segments, indexes and buckets (300), probes (64), those told that there is no place (128)
+
 # --- the registry ----------------------------------------------------------------------------------------------------
 GROUP_COPIES_MAX = 256  # of one group, those that are gone for good included: the group's node names each, in 10 KB
 SERVER_GROUPS_MAX = 1_000  # of brokers and of delay servers: a meta server watches each of them, and all their copies

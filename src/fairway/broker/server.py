@@ -85,7 +85,7 @@ class BrokerOptions:
     port: int = 20880
     allow_remote: bool = False  # there is no authentication yet: an address that others can reach must be meant
     http_port: int | None = None  # for /metrics, /livez and /readyz; None: they are not served
-    connections_max: int = 10_000
+    connections_max: int = limits.CONNECTIONS_MAX
     partial_bytes_max: int = 128 * limits.MIB  # of frames that have not come whole, on all connections
     waiting_bytes_max: int = 128 * limits.MIB  # of requests that are not answered yet
     unsent_bytes_max: int = 128 * limits.MIB  # of answers to clients that read slower than they ask

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from fairway.world.net import Net, RealNet
     from fairway.world.real_disk import RealDisk
 
-_SPARE_DESCRIPTORS = 512  # for segments, indexes, buckets and the loop itself
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _DELAY = "delay"  # the directory
@@ -198,11 +197,24 @@ def _bytes_of(gib: float | None) -> int | None:
     return None if gib is None else round(gib * limits.GIB)
 
 
+class TooFewDescriptors(FairwayError):
+    """The process may not have as many as a server needs; the sentence names the number and the remedy."""
+
+
 def connections_max() -> int:
-    from fairway.broker.server import BrokerOptions
+    """As many as there are descriptors for; `TooFewDescriptors` names the number that is needed."""
     from fairway.world import service
 
-    return max(1, min(BrokerOptions().connections_max, service.raise_descriptor_limit() - _SPARE_DESCRIPTORS))
+    limit = service.raise_descriptor_limit()
+    room = limit - limits.SPARE_DESCRIPTORS
+    if room < limits.CONNECTIONS_MIN:
+        spare, least = limits.SPARE_DESCRIPTORS, limits.CONNECTIONS_MIN
+        raise TooFewDescriptors(
+            f"this process may have {limit} descriptors, and a server needs {spare + least}: {spare} for its files and "
+            f"{least} for connections. Raise the hard limit (ulimit -Hn, LimitNOFILE= of systemd); with "
+            f"{spare + limits.CONNECTIONS_MAX} it takes as many connections as it can"
+        )
+    return min(limits.CONNECTIONS_MAX, room)
 
 
 def delay_options(options: Options) -> DelayOptions:
@@ -237,10 +249,10 @@ async def _serve_on(
     asked: Callable[[], Awaitable[object]],
 ) -> None:
     from fairway.broker.server import Broker, BrokerWorld
+    from fairway.cli.starting import settle
     from fairway.storage import directory
     from fairway.world.clock import RealClock
     from fairway.world.rng import RealRng
-    from fairway.world.service import settle_memory
 
     disk = open_disk(data)
     directory.identify(disk)  # before anything is made in a directory that is not ours
@@ -256,7 +268,7 @@ async def _serve_on(
     if delay is not None:
         delay.reach_here((_ANYWHERE.get(options.host, options.host), started.port))
         say_findings(delay.engine.store, delay.engine.log.findings)
-    settle_memory()
+    settle(verb)
     _say_ready(verb, started, data)
     await run_to_end(asked, started, delay)
 

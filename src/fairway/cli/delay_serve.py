@@ -121,7 +121,7 @@ def server_options(options: Options) -> ServerOptions:
 
 async def _serve(data: Path, options: Options, brokers: dict[str, tuple[Address, ...]]) -> None:
     """Start, say so, wait, stop. Raises the fault that ended it, if one did."""
-    from fairway.cli.starting import ports_taken
+    from fairway.cli.starting import ports_taken, settle
     from fairway.client.url import Address
 
     asked = broker_verbs.asked_to_end()
@@ -132,6 +132,7 @@ async def _serve(data: Path, options: Options, brokers: dict[str, tuple[Address,
         broker_verbs.say_findings(started.delay.engine.store, started.delay.engine.log.findings)
         http = f" and http://{Address(options.host, started.http_port)}" if started.http_port is not None else ""
         where = Address(options.host, started.port)
+        settle("delay")
         server_log.ready(f"fairway delay: ready at {where}{http}, data in {data}, sends to {', '.join(brokers)}")
         await broker_verbs.first_of(asked, started.failed)
         await started.stop()

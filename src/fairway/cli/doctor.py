@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fairway.protocol.admin import GroupState
 
 _PYTHON_MIN = (3, 11)
-_DESCRIPTORS_WANTED = 10_256  # ten thousand connections, and what the broker itself needs
+_DESCRIPTORS_WANTED = limits.CONNECTIONS_MAX + limits.SPARE_DESCRIPTORS
 _ROOM_BYTES_LOW = limits.GIB  # a busy broker writes this in a minute
 _CLOCKS_APART_MS_MAX = 1_000  # what retention, times and people notice
 _CONNECTIONS_HIGH = 0.8

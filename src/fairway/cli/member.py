@@ -72,15 +72,14 @@ async def _serve(
     say: Callable[[MemberT], None],
 ) -> None:
     from fairway.cli.broker import asked_to_end, first_of
-    from fairway.cli.starting import ports_taken, unless_asked
-    from fairway.world.service import settle_memory
+    from fairway.cli.starting import ports_taken, settle, unless_asked
 
     asked = asked_to_end()
     async with ports_taken(options.host, options.port, options.http_port) as net:
         member = await unless_asked(asked, _start(verb, logs, options, make, net))
     if member is None:
         return
-    settle_memory()
+    settle(verb)
     say(member)
 
     async def tell() -> None:

@@ -116,9 +116,8 @@ async def _start(url: str, session_ms: int, options: MetaOptions, net: Net) -> M
 
 async def _serve(settings: Settings) -> None:
     """Start, say so, wait, stop."""
-    from fairway.cli.starting import ports_taken, unless_asked
+    from fairway.cli.starting import ports_taken, settle, unless_asked
     from fairway.client.url import Address
-    from fairway.world.service import settle_memory
 
     asked = broker_verbs.asked_to_end()
     options = meta_options(settings)
@@ -127,7 +126,7 @@ async def _serve(settings: Settings) -> None:
         started = await unless_asked(asked, _start(url, settings.options.session_ms, options, net))
     if started is None:
         return
-    settle_memory()
+    settle("meta")
     http = f" and http://{Address(options.host, started.http_port)}" if started.http_port is not None else ""
     server_log.ready(f"fairway meta: ready at meta://{Address(options.host, started.port)}{http}, registry {url}")
     await broker_verbs.first_of(asked, started.failed)

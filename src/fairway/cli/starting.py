@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from fairway.cli import server_log
 from fairway.errors import CannotListen
+from fairway.world import service
 from fairway.world.net import RealNet
 
 T = TypeVar("T")
@@ -49,3 +51,10 @@ async def unless_asked(asked: Callable[[], Awaitable[object]], start: Coroutine[
         starting.cancel()
         await asyncio.wait([starting])
     return None if starting.cancelled() else starting.result()
+
+
+def settle(role: str) -> None:
+    """When a server is ready: what it has loaded is there to stay, and from now on its log says when it is short of
+    descriptors."""
+    service.settle_memory()
+    service.watch_descriptors(lambda sentence: server_log.line(f"fairway {role}: {sentence}"))

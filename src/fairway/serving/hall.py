@@ -27,7 +27,7 @@ _DISCARDED_SHARE = 32  # or this part of all, where that is more: it must not pi
 class HallOptions:
     """What an operator may set."""
 
-    connections_max: int = 10_000
+    connections_max: int = limits.CONNECTIONS_MAX
     partial_bytes_max: int = 128 * limits.MIB  # of frames that have not come whole, on all connections
     unsent_bytes_max: int = 128 * limits.MIB  # of answers to clients that read slower than they ask
     connection: Options = field(default_factory=Options)

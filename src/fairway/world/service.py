@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import os
 import resource
 import signal
 import sys
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -27,6 +28,9 @@ _MMAP_THRESHOLD, _MMAP_BYTES = -3, 4 * 1024 * 1024
 # looks at older ones. With its own choice (700, 10, 10) it took 25 ms at a time under a flood of requests
 # (bench/hostile).
 _COLLECT_AT = (1_000, 50, 20)
+
+
+_DESCRIPTORS_LOOK_S = 0.5  # between two looks whether any is free: 5 µs each
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
@@ -94,4 +98,41 @@ def raise_descriptor_limit() -> int:
     with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit of its own: then what we have must do
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
-    return soft
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def watch_descriptors(report: Callable[[str], None]) -> None:
+    """From now on, report when the last descriptor is taken, and when there are some again.
+
+    The loop says nothing of that: it closes connections that it cannot accept, or lets them wait, and goes on as soon
+    as there are descriptors. So somebody has to look.
+    """
+    _DescriptorWatch(asyncio.get_running_loop(), report).look()
+
+
+class _DescriptorWatch:
+    def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[[str], None]) -> None:
+        self._loop = loop
+        self._report = report
+        self._is_short = False
+
+    def look(self) -> None:
+        why = _why_no_descriptor()
+        if bool(why) != self._is_short:
+            self._is_short = bool(why)
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            self._report(
+                f"no descriptor is free ({why}; the limit of this process is {limit}): new connections are turned "
+                "away, and files cannot be opened. Raise the limit (ulimit -n, LimitNOFILE=), or close connections"
+                if why
+                else "descriptors are free again"
+            )
+        self._loop.call_later(_DESCRIPTORS_LOOK_S, self.look)
+
+
+def _why_no_descriptor() -> str:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+    return ""

@@ -57,6 +57,7 @@ from fairway.serving.http import HttpDoor, Page
 from fairway.serving.meters import Meters, SyncWatch
 from fairway.serving.requests import MessageT, ServedRequest, admit, hand_to
 from fairway.serving.session import Session
+from fairway.serving.subject_order import SubjectOrder
 from fairway.storage.directory import Identity
 from fairway.storage.flusher import Durability
 from fairway.storage.opening import Opened, recover
@@ -180,11 +181,12 @@ class Broker:
             self.hall.on_closed = leases.lost
         self._scan = ScanProcessor(self.desk, reader)
         self._retrace = RetraceProcessor(self.desk, reader, self.fetches, names)
-        self.steer = SteeringProcessor(self.desk, self._inboxes, self._state)
+        subjects = SubjectOrder(store.messages.views.subjects)
+        self.steer = SteeringProcessor(self.desk, self._inboxes, subjects, self._state)
         self._lone = LoneRoutes(
             self.scheduler,
             self._state,
-            lambda: (str(each.name) for each in store.messages.views.subjects),
+            subjects,
             lambda: f"{options.host}:{self.port}",
             has_delay=delay is not None,
             is_alone=standing is None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fairway.batch.hashing import key_hash
-from fairway.broker.describe import describe
+from fairway.broker.describe import Page, describe
 from fairway.broker.desk import Desk, refusal
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
@@ -33,13 +33,18 @@ from fairway.protocol.admin import (
 from fairway.protocol.messages import Done
 from fairway.scheduling import Actor, Expiry, Verdict
 from fairway.serving.requests import ServedRequest
+from fairway.serving.subject_order import SubjectOrder
 
 
 class SteeringProcessor:
     """Handles what is not on the way of a message."""
 
-    def __init__(self, desk: Desk, inboxes: Inboxes, broker_state: Callable[[], BrokerState]) -> None:
+    def __init__(
+        self, desk: Desk, inboxes: Inboxes, subjects: SubjectOrder, broker_state: Callable[[], BrokerState]
+    ) -> None:
         self._desk = desk
+        self._subjects = subjects
+        self._pages: dict[ServedRequest[Message], Page] = {}  # of DESCRIBE, under way
         self._inboxes = inboxes
         self.redriver = Redriver(desk, inboxes)
         self._broker_state = broker_state
@@ -47,8 +52,8 @@ class SteeringProcessor:
     def process(self, request: ServedRequest[Message], actor: Actor) -> Verdict:
         message = request.message
         if isinstance(message, Describe):
-            request.respond(describe(self._desk, message, self._broker_state()))
-        elif isinstance(message, Seek):
+            return self._describe(request, message)
+        if isinstance(message, Seek):
             self._seek(request, message)
         elif isinstance(message, Configure):
             self._configure(request, message)
@@ -64,7 +69,19 @@ class SteeringProcessor:
             raise Refused(Code.UNSUPPORTED, f"this broker does not answer {type(message).__name__} yet")
         return Verdict.DONE
 
+    def _describe(self, request: ServedRequest[Message], message: Describe) -> Verdict:
+        """A step of its page."""
+        page = self._pages.pop(request, None) or describe(self._desk, self._subjects, message, self._broker_state)
+        try:
+            next(page)
+        except StopIteration as end:
+            request.respond(end.value)
+            return Verdict.DONE
+        self._pages[request] = page
+        return Verdict.AGAIN
+
     def expire(self, request: ServedRequest[Message], expiry: Expiry) -> None:
+        self._pages.pop(request, None)
         request.expire(expiry)
 
     def fail(self, request: ServedRequest[Message], error: Exception) -> None:

@@ -6,7 +6,7 @@ Nothing of the answer ever changes: a question that waits for news waits until i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from fairway.errors import Code, Refused
 from fairway.names import Subject
@@ -16,6 +16,7 @@ from fairway.protocol.routing import Asker, Copy, Govern, GroupRoute, Register, 
 from fairway.scheduling import Actor, Expiry, Scheduler, Verdict
 from fairway.serving.requests import Asker as Session
 from fairway.serving.requests import ServedRequest
+from fairway.serving.subject_order import SubjectOrder
 
 HERE = "here"  # the group that this broker is
 VERSION = 1  # of a picture that stays as it is
@@ -38,7 +39,7 @@ class LoneRoutes:
         self,
         scheduler: Scheduler,
         state: Callable[[], BrokerState],
-        subjects: Callable[[], Iterable[str]],
+        subjects: SubjectOrder,
         where: Callable[[], str],
         *,
         has_delay: bool,
@@ -67,6 +68,8 @@ class LoneRoutes:
         if not isinstance(route, Route):
             raise _NOT_META
         if route.known < VERSION or not route.wait_ms:
+            if not self._subjects.refresh():
+                return Verdict.AGAIN
             request.respond(self._answer(request, route))
             return Verdict.DONE
         before = self._latest.get((request.session, route.asker))
@@ -97,7 +100,7 @@ class LoneRoutes:
         is_tool = route.asker is Asker.TOOL
         names = list(dict.fromkeys(route.subjects))
         if is_tool and not names:
-            names = sorted(name for name in self._subjects() if ":" not in name and name > route.after)[: _PAGE + 1]
+            names = list(self._subjects.plain_after(route.after, _PAGE + 1))
         is_delay_missing = route.asker is Asker.SCHEDULER and not self._has_delay
         groups, why = ([], _NO_DELAY) if is_delay_missing else ([HERE], "")
         subjects = [SubjectRoute(name, groups, groups, why=why) for name in names[:_PAGE]]

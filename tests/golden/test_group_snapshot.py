@@ -1,4 +1,5 @@
-"""A group's snapshot, as it is in the checkpoint: version 1, and version 1 with the failed attempts of what is owed."""
+"""A group's snapshot, as it is in the checkpoint: version 1, and version 1 with the failed attempts of what is owed, and
+with the secrets of consumers."""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairway.groups import Group, Verdict
+from fairway.batch.secret import consumer_verifier_of
+from fairway.groups import Claim, Group, Verdict
 from tests.unit.groups.scene import Scene
 from tests.unit.groups.test_recovery import busy_scene
 
 FOLDER = Path(__file__).parent
 BEFORE = FOLDER / "group_snapshot_v1.bin"  # from before attempts were kept: `busy_scene`
 KEPT = FOLDER / "group_snapshot_v1_attempts.bin"
+SECURED = FOLDER / "group_snapshot_v1_secrets.bin"
 
 
 def failing_scene() -> Scene:
@@ -39,7 +42,27 @@ def test_a_snapshot_with_attempts_is_read_and_written_alike() -> None:
     assert Group.restore(data).snapshot() == data == failing_scene().group.snapshot()
 
 
-@pytest.mark.parametrize("path", [BEFORE, KEPT], ids=lambda path: path.stem)
+def secured_scene() -> Scene:
+    """The same, and one consumer that has shown the secret of its session."""
+    scene = busy_scene()
+    scene.join("eve", claim=Claim(consumer_verifier_of(bytes(range(16)), "eve")))
+    scene.pull("eve", 3)
+    return scene
+
+
+def test_a_snapshot_with_secrets_is_read_and_written_alike() -> None:
+    data = SECURED.read_bytes()
+    assert Group.restore(data).snapshot() == data == secured_scene().group.snapshot()
+
+
+def test_only_a_consumer_that_has_a_secret_is_written_in_another_form() -> None:
+    members = msgspec.msgpack.decode(SECURED.read_bytes())[8]
+    *before, secured = members
+    assert [len(each) for each in before] == [5] * len(before)
+    assert secured[:2] + secured[5:] == [secured[0], "eve", consumer_verifier_of(bytes(range(16)), "eve")]
+
+
+@pytest.mark.parametrize("path", [BEFORE, KEPT, SECURED], ids=lambda path: path.stem)
 def test_no_part_of_it_is_taken_for_the_whole(path: Path) -> None:
     data = path.read_bytes()
     for end in range(len(data)):

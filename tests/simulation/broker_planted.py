@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from fairway.broker.desk import Desk
 from fairway.broker.produce import ProduceProcessor
 from fairway.groups import membership, pulling
-from fairway.groups.decisions import Pulled
+from fairway.groups.decisions import Claim, Pulled
 from fairway.groups.events import Event
 from fairway.groups.member import Member
 from fairway.groups.state import State
@@ -144,9 +144,9 @@ def anybody_may_join_twice() -> AbstractContextManager[None]:
     """A consumer that comes back and remembers nothing keeps what it held, and is not given it again."""
     right = membership.decide_join
 
-    def decide_join(state: State, name: Consumer, version: int, arrived: int, **times: int) -> object:
+    def decide_join(state: State, name: Consumer, version: int, arrived: int, claim: Claim, **times: int) -> object:
         member = state.roster.get(name)
-        return right(state, name, version, arrived or (member.number if member is not None else 0), **times)
+        return right(state, name, version, arrived or (member.number if member is not None else 0), claim, **times)
 
     return swapped(membership, "decide_join", decide_join)
 

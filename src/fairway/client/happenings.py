@@ -30,6 +30,7 @@ _PLAIN: Final[dict[int, str]] = {
     ActionKind.REMOVE: "removed",
     ActionKind.PARK: "parked",
     ActionKind.GO_ON: "gone on",
+    ActionKind.VERIFIER: "secured",
 }
 _MAY_LOSE: Final = frozenset({ActionKind.ACK, ActionKind.DEAD})  # with LOST as their detail
 _CURSOR: Final = {events.SOUGHT: SOUGHT, events.LOST: "lost"}

@@ -18,7 +18,7 @@ A pull comes from `broker` here, and its lots go to the reader of the message lo
 
 from fairway.groups.attempts import Attempt, Attempts
 from fairway.groups.config import AfterDead, Backoff, Coalesce, GroupConfig, Mode, Order, TagFilter
-from fairway.groups.decisions import Decision, Dying, Handout, Joined, Outcome, Pulled, Settled, Sought
+from fairway.groups.decisions import Claim, Decision, Dying, Handout, Joined, Outcome, Pulled, Settled, Sought
 from fairway.groups.describe import ConsumerDescription, Description
 from fairway.groups.events import Event, Kind
 from fairway.groups.group import Group
@@ -30,6 +30,7 @@ __all__ = [
     "Attempt",
     "Attempts",
     "Backoff",
+    "Claim",
     "Coalesce",
     "ConsumerDescription",
     "Decision",

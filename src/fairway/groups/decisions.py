@@ -28,6 +28,14 @@ class Outcome(enum.Enum):
     BAD_REQUEST = "bad_request"  # can never be granted; the sentence says why
 
 
+class Claim(NamedTuple):
+    """What speaks for a JOIN under a consumer's id, beyond the id itself, which everybody can know."""
+
+    verifier: bytes = b""  # of the secret that the JOIN shows; empty: it shows none
+    is_taken: bool = False  # another connection has joined under the id, and is open
+    is_granted: bool = False  # the caller has decided: the group has accepted the JOIN, and this is its inbox
+
+
 class Handout(NamedTuple):
     """A lot as it is handed out: its name, and the messages that are meant."""
 

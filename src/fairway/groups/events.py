@@ -7,6 +7,7 @@ same numbers. What a field means for each kind:
     GROUP_CONFIG                                                                     the configuration
     JOIN          id        1 if it              config version                      name
                             missed some
+    VERIFIER      id                                                                 of the secret of its session
     LEAVE         id
     EXPIRE        id                                                                 (its lease ended)
     EXPIRE        id        of lot               name of lot        taken away       (one lot, held too long)
@@ -75,6 +76,7 @@ class Kind(enum.IntEnum):
     PAUSE = 11
     PARK = 16  # 12 to 15 are the broker's own
     GO_ON = 17
+    VERIFIER = 18
 
 
 class Event(NamedTuple):
@@ -96,6 +98,11 @@ def configured(config: GroupConfig, time_ms: int) -> Event:
 
 def joined(consumer_id: int, name: str, version: int, time_ms: int, *, is_gap: bool = False) -> Event:
     return Event(Kind.JOIN, time_ms, consumer_id, int(is_gap), lot=version, detail=name.encode())
+
+
+def verified(consumer_id: int, verifier: bytes, time_ms: int) -> Event:
+    """The member's session has a secret, of which this is the verifier. From now on only that secret resumes it."""
+    return Event(Kind.VERIFIER, time_ms, consumer_id, detail=verifier)
 
 
 def left(consumer_id: int, time_ms: int) -> Event:

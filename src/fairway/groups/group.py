@@ -18,7 +18,7 @@ from typing import Self
 from fairway.groups import describe, membership, pulling, settling, snapshot, steering
 from fairway.groups.attempts import Attempts
 from fairway.groups.config import GroupConfig, Order
-from fairway.groups.decisions import Decision, Dying, Handout, Joined, Outcome, Pulled, Settled, Sought
+from fairway.groups.decisions import Claim, Decision, Dying, Handout, Joined, Outcome, Pulled, Settled, Sought
 from fairway.groups.describe import Description
 from fairway.groups.events import Event
 from fairway.groups.lot import Range
@@ -29,6 +29,7 @@ from fairway.names import Consumer
 _UNKNOWN = "not a member of the group, or no longer: join"
 _NUMBER_MAX = 2**53  # of a response; what a member says is checked before it is counted on
 _BAD_NUMBER = "a response has a number from 1 on"
+_NO_CLAIM = Claim()
 
 
 class Group:
@@ -74,6 +75,14 @@ class Group:
         """None: it is no member, or no longer."""
         return self._state.roster.name_of(consumer_id)
 
+    def has_member(self, name: Consumer) -> bool:
+        return self._state.roster.get(name) is not None
+
+    def verifier_of(self, name: Consumer) -> bytes:
+        """Of the secret of the member's session; empty: it showed none, or it is no member."""
+        member = self._state.roster.get(name)
+        return b"" if member is None else member.verifier
+
     def snapshot(self) -> bytes:
         return snapshot.write(self._state)
 
@@ -93,9 +102,11 @@ class Group:
         now_ns: int,
         now_ms: int,
         aging_ms: int | None = None,
+        claim: Claim = _NO_CLAIM,
     ) -> Joined:
         """Become a member, or come back as one. `version` 0 takes whatever configuration holds. `aging_ms` is the time
-        by which a broadcast consumer was away for too long, where that is another than now."""
+        by which a broadcast consumer was away for too long, where that is another than now. `claim` decides who may
+        resume a member (`membership`)."""
         if not 0 <= arrived <= _NUMBER_MAX:
             return Joined(Outcome.BAD_REQUEST, sentence=_BAD_NUMBER)
         return membership.decide_join(
@@ -103,6 +114,7 @@ class Group:
             name,
             version,
             arrived,
+            claim,
             resume_at=resume_at,
             now_ns=now_ns,
             now_ms=now_ms,

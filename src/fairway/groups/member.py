@@ -28,6 +28,7 @@ class Member:
         "renewed_ns",
         "responses",
         "unarrived",
+        "verifier",
         "version",
     )
 
@@ -36,6 +37,7 @@ class Member:
         self.name = name
         self.version = version  # of the configuration that it was told
         self.number = number  # of the last response
+        self.verifier = b""  # of the secret of its session (`batch.secret`); empty: it showed none when it joined
         self.lots: dict[Name, Lot] = {}
         self.responses: dict[int, list[Lot]] = {}  # only those with an open message
         self.unarrived: deque[int] = deque()  # numbers, ascending; some may be settled by now

@@ -1,14 +1,29 @@
 """Who belongs to the group: joining, leaving, and leases that end.
 
-A consumer has a stable name. One that comes back under its name while its lease runs goes on where it was: what did
-not arrive is sent again. One that comes back and remembers nothing (arrived = 0) is a new process after a crash. What
-its predecessor held counts as an attempt, or a message that kills its handler would come back for ever.
+A consumer has a stable id, and its session has a secret. A JOIN with the id and the secret of a member resumes the
+member: what did not arrive is sent again. A JOIN that remembers nothing (arrived = 0) comes from a new process after a
+crash. What its predecessor held counts as an attempt, or a message that kills its handler would come back for ever.
+
+An id is no proof, since others can read it. So the decision is:
+
+    the member has                                  the JOIN shows          the JOIN
+    a secret                                        the same                resumes the member
+    a secret                                        another one, or none    waits
+    no secret, and the connection that joined ended anything                resumes the member
+    no secret, and the connection that joined lives anything                waits
+
+A JOIN that waits is refused as BUSY until the lease of the member ends. Then the member expires, what it had not acked
+counts as an attempt, and the JOIN begins a new member under the same id.
+
+Clients of earlier versions show no secret. Where a JOIN with a secret resumes a member that has none, the secret is the
+member's from then on.
 """
 
 from __future__ import annotations
 
+from fairway.batch.secret import is_same
 from fairway.groups import events
-from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, Decision, Dying, Joined, Outcome
+from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, Claim, Decision, Dying, Joined, Outcome
 from fairway.groups.events import Event
 from fairway.groups.lot import Lot, ranges_of
 from fairway.groups.member import Member
@@ -20,12 +35,15 @@ EXPIRED_LOTS_PER_TURN = 250  # about 1 ms; the rest is still due, so the caller'
 
 RESTARTED = "the consumer restarted"
 
+_ID_RETRY_AFTER_MS_MAX = 1_000  # the member may leave long before its lease ends: ask once a second
+
 
 def decide_join(
     state: State,
     name: Consumer,
     version: int,
     arrived: int,
+    claim: Claim,
     *,
     resume_at: int,
     now_ns: int,
@@ -39,11 +57,15 @@ def decide_join(
         sentence = f"the group's configuration is version {config.version}, this member was written for {version}"
         return Joined(Outcome.OTHER_VERSION, sentence=sentence, config=config)
     member = state.roster.get(name)
-    if member is not None and (arrived or not member.lots):
+    is_owner = member is not None and _is_owner(member, claim)
+    if member is not None and not is_owner and not claim.is_granted:
+        left_ms = _lease_left_ms(state, member, now_ns)
+        if left_ms > 0:
+            return _wait_for_lease(state, member, left_ms)
+    if member is not None and is_owner and (arrived or not member.lots):
         state.roster.renew(member, now_ns)
         member.recall(arrived)
-        told = (events.joined(member.id, name, config.version, now_ms),) if member.version != config.version else ()
-        return Joined(Outcome.DONE, told, config=config, is_gap=state.has_gap)
+        return Joined(Outcome.DONE, _told_again(state, member, claim, now_ms), config=config, is_gap=state.has_gap)
     if member is None and len(state.roster) >= config.members_max:
         sentence = f"the group has {len(state.roster)} members, which is all it may have"
         return Joined(Outcome.BUSY, sentence=sentence, config=config, retry_after_ms=BUSY_RETRY_AFTER_MS)
@@ -55,8 +77,46 @@ def decide_join(
     if member is not None:
         happened.append(events.expired(member.id, now_ms))
     happened.append(events.joined(state.next_consumer_id, name, config.version, now_ms, is_gap=is_gap))
-    dying = _last_attempts(state, member, RESTARTED) if member is not None else ()
+    if claim.verifier:
+        happened.append(events.verified(state.next_consumer_id, claim.verifier, now_ms))
+    reason = RESTARTED if is_owner else events.LEASE_ENDED
+    dying = _last_attempts(state, member, reason) if member is not None else ()
     return Joined(Outcome.DONE, tuple(happened), dying, config=config, is_gap=is_gap)
+
+
+def _is_owner(member: Member, claim: Claim) -> bool:
+    """Whether the JOIN comes from the session that the member belongs to, as far as that can be known."""
+    if member.verifier:
+        return is_same(member.verifier, claim.verifier)
+    return not claim.is_taken
+
+
+def _lease_left_ms(state: State, member: Member, now_ns: int) -> int:
+    """Rounded up; 0: the lease has ended, though the member may still be on the roster."""
+    if member.has_lasting_lease:
+        return state.config.lease_ms
+    left_ns = member.renewed_ns + state.config.lease_ms * MS_NS - now_ns
+    return max(-(-left_ns // MS_NS), 0)
+
+
+def _wait_for_lease(state: State, member: Member, left_ms: int) -> Joined:
+    why = "this JOIN does not show its secret" if member.verifier else "its connection is open"
+    sentence = (
+        f"wait for the lease of consumer {member.name} to end, in {left_ms / 1_000:.1f} s unless it is renewed: "
+        f"another session has joined with this id, and {why}"
+    )
+    retry_after_ms = min(left_ms, _ID_RETRY_AFTER_MS_MAX)
+    return Joined(Outcome.BUSY, sentence=sentence, config=state.config, retry_after_ms=retry_after_ms)
+
+
+def _told_again(state: State, member: Member, claim: Claim, now_ms: int) -> tuple[Event, ...]:
+    """What is written where a JOIN resumes a member: only what is new of it."""
+    happened = []
+    if member.version != state.config.version:
+        happened.append(events.joined(member.id, member.name, state.config.version, now_ms))
+    if claim.verifier and not member.verifier:
+        happened.append(events.verified(member.id, claim.verifier, now_ms))
+    return tuple(happened)
 
 
 def _is_gap(state: State, arrived: int, aging_ms: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import Any
 
 import msgspec
 
@@ -47,6 +48,12 @@ class _Member(msgspec.Struct, array_like=True, frozen=True):
     lots: list[_Lot]
 
 
+class _MemberWithSecret(_Member, frozen=True):
+    """A member that showed a secret when it joined. Earlier readers step over the field."""
+
+    verifier: bytes = b""
+
+
 class _Order(msgspec.Struct, array_like=True, frozen=True):
     """Of a group that is ordered, or was; u64 each, little-endian, by sequence."""
 
@@ -70,7 +77,7 @@ class _Snapshot(msgspec.Struct, array_like=True, frozen=True):
     next_consumer_id: int
     absent_since_ms: int
     lost_count: int
-    members: list[_Member]
+    members: list[_MemberWithSecret]
     stock: list[_Lot]
     dying: list[_Lot]
     reasons: list[bytes] = []  # of those that die, in the same order
@@ -87,7 +94,7 @@ class _SnapshotWithHistory(_Snapshot, frozen=True):
 
 
 def write(state: State) -> bytes:
-    members = [_member(each) for each in sorted(state.roster, key=lambda member: member.id)]
+    members: list[Any] = [_member(each) for each in sorted(state.roster, key=lambda member: member.id)]
     snapshot = _Snapshot(
         FORMAT,
         state.config,
@@ -128,6 +135,7 @@ def read(data: bytes) -> State:
     histories = _read_histories(found)
     for each in found.members:
         member = Member(each.id, Consumer(each.name), each.version, each.number)
+        member.verifier = each.verifier
         for packed in each.lots:
             member.hold(_lot(packed, next(histories), number=packed.extra))
         state.roster.add(member, 0)
@@ -231,7 +239,8 @@ def _member(member: Member) -> _Member:
         for lot in member.lots.values()
         for number, mask in lot.parts or ((lot.number, lot.mask),)
     ]
-    return _Member(member.id, str(member.name), member.version, member.number, lots)
+    known = member.id, str(member.name), member.version, member.number, lots
+    return _MemberWithSecret(*known, member.verifier) if member.verifier else _Member(*known)
 
 
 def _packed(lot: Lot, extra: int) -> _Lot:

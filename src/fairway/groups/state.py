@@ -125,6 +125,10 @@ class State:
         else:
             member.version = event.lot
 
+    def _verify(self, event: Event, now_ns: int) -> None:
+        """The session of a member has a secret from now on."""
+        self.roster.of_id(event.consumer_id).verifier = event.detail
+
     def _leave(self, event: Event, now_ns: int) -> None:
         self._part(event, attempts=0)
 
@@ -411,6 +415,7 @@ class State:
     _HANDLERS: ClassVar[dict[Kind, Callable[[State, Event, int], None]]] = {
         Kind.GROUP_CONFIG: _configure,
         Kind.JOIN: _join,
+        Kind.VERIFIER: _verify,
         Kind.LEAVE: _leave,
         Kind.EXPIRE: _expire,
         Kind.PULL: _pull,

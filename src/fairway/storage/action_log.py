@@ -56,6 +56,7 @@ class ActionKind(enum.IntEnum):
     REMOVE = 15  # a group, with all that is known of it
     PARK = 16  # in a group by key: behind others of their keys, which are the detail
     GO_ON = 17  # a key that had halted, in the lot's place; 0: all of them
+    VERIFIER = 18  # of the secret of a consumer's session, which is the detail; in the record of the JOIN
 
 
 class Action(NamedTuple):

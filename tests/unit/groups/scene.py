@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairway.groups import (
+    Claim,
     Decision,
     Event,
     Group,
@@ -47,7 +48,9 @@ class Scene:
     def wait(self, passed_ms: int) -> None:
         self.now_ms += passed_ms
 
-    def join(self, name: str, *, arrived: int = 0, version: int = 0, resume_at: int = 0) -> Joined:
+    def join(
+        self, name: str, *, arrived: int = 0, version: int = 0, resume_at: int = 0, claim: Claim | None = None
+    ) -> Joined:
         decision = self.group.join(
             Consumer.parse(name),
             version=version,
@@ -55,6 +58,7 @@ class Scene:
             resume_at=resume_at,
             now_ns=self.now_ns,
             now_ms=self.now_ms,
+            claim=claim or Claim(),
         )
         self.happen(decision)
         return decision

@@ -284,6 +284,7 @@ OUTGROWN = frozenset(  # nobody writes these any more
         "heartbeat-answer",
         "join",
         "join-answer",
+        "join-policies",
         "produce",
         "produce-inbox",
         "produce-first",
@@ -302,6 +303,12 @@ OUTGROWN = frozenset(  # nobody writes these any more
 )
 
 BUSY = Refused(Code.BUSY, "the disk is behind: too many bytes wait for their sync", retry_after_ms=50)
+LEASED = Refused(
+    Code.BUSY,
+    "wait for the lease of consumer billing-1 to end, in 12.0 s unless it is renewed: another session has joined with this "
+    "id, and this JOIN does not show its secret",
+    retry_after_ms=1_000,
+)
 CONFLICT = Refused(
     Code.SEQUENCE_CONFLICT,
     "stream 00000000000004d2 already stored other bytes in 7+1",
@@ -328,6 +335,10 @@ CASES: dict[str, tuple[int, int, Message]] = {
     "describe-answer-ordered": (Verb.DESCRIBE, RESPONSE, DEEP),
     "describe-answer-spoiled": (Verb.DESCRIBE, RESPONSE, SPOILED),
     "join-policies": (Verb.JOIN, 0, Join(*MEMBER, 3, 6, Whence.EARLIEST, False, POLICIES)),
+    "join-secret": (Verb.JOIN, 0, Join(*MEMBER, 3, 6, Whence.EARLIEST, False, POLICIES, bytes(range(16)))),
+    "join-first": (Verb.JOIN, 0, Join(*MEMBER, 0, 0, secret=bytes(range(16)))),
+    "join-without-secret": (Verb.JOIN, 0, Join(*MEMBER, 0, 0)),
+    "join-refused": (Verb.JOIN, RESPONSE | REFUSED, codec.refusal_of(LEASED)),
     "switch-key": (Verb.SWITCH, 0, Switch(Lever.HALT_KEY, False, "order.changed", "billing", "", "order-17")),
     "pull-runs": (Verb.PULL, 0, Pull(*MEMBER, 1_000, 262_144, 30_000, 6, 64)),
     "pull-answer-runs": (Verb.PULL, RESPONSE, RUN),

@@ -95,8 +95,8 @@ class Client(asyncio.Protocol):
     async def produce(self, subject: str, data: bytes) -> m.Produced:
         return (await self.ask(m.Produce(subject), m.Produced, [data]))[0]
 
-    async def join(self, subject: str, group: str, consumer: str, *, arrived: int = 0) -> m.Joined:
-        return (await self.ask(m.Join(subject, group, consumer, 0, arrived), m.Joined))[0]
+    async def join(self, subject: str, group: str, consumer: str, *, arrived: int = 0, secret: bytes = b"") -> m.Joined:
+        return (await self.ask(m.Join(subject, group, consumer, 0, arrived, secret=secret), m.Joined))[0]
 
     async def pull(
         self,

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fairway import batch
+from fairway.batch.secret import consumer_verifier_of
 from fairway.errors import Code, Refused
-from fairway.groups import Decision, Event, Group, GroupConfig, Outcome, Verdict
+from fairway.groups import Claim, Decision, Event, Group, GroupConfig, Outcome, Verdict
 from fairway.groups.config import encode
 from fairway.names import Consumer
 from fairway.protocol import messages as m
@@ -47,7 +48,7 @@ class MiniBroker:
         self.now_ns = 0
         self.epoch = 1
         self.leads_ms: int | None = None  # as it says of itself
-        self.voices: dict[str, object] = {}
+        self.bound: dict[str, object] = {}  # which connection acts for a consumer
         self._do(self.group.configure(0, config or GroupConfig(), now_ms=self.now_ms))
         self._do(self.group.seek(0, now_ms=self.now_ms))
         self.sync(len(self.events))
@@ -101,7 +102,7 @@ class MiniBroker:
         self.group.apply_all(self.events)
         self.group.begin_life(self.end, self.now_ns)
         self.epoch += 1
-        self.voices.clear()
+        self.bound.clear()
         self.sync(len(self.events))
 
     def held(self) -> int:
@@ -118,24 +119,26 @@ class MiniBroker:
 
     # --- requests
 
-    def handle(self, message: m.Message, voice: object) -> Told:
+    def handle(self, message: m.Message, connection: object) -> Told:
         try:
-            return self._handle(message, voice)
+            return self._handle(message, connection)
         except Refused as refused:
             return refused
 
-    def _handle(self, message: m.Message, voice: object) -> Answer:
+    def _handle(self, message: m.Message, connection: object) -> Answer:
         assert isinstance(message, m.Join | m.Pull | m.SettleAll | m.Heartbeat | m.Leave)
         name = Consumer(message.consumer)
         if isinstance(message, m.Join):
-            return self._join(message, name, voice)
-        if self.voices.setdefault(name, voice) is not voice:
-            raise Refused(Code.FENCED, "another connection has joined under this consumer's name since")
+            return self._join(message, name, connection)
+        if self.bound.get(name, connection) is not connection:
+            raise Refused(Code.FENCED, "another connection has joined as this consumer")
+        if name not in self.bound and self.group.has_member(name):
+            raise Refused(Code.NOT_A_MEMBER, "this connection has not joined as this consumer")
         if isinstance(message, m.Pull):
             return self._pull(message, name)
         if isinstance(message, m.Leave):
             self._do(self.group.leave(name, now_ms=self.now_ms))
-            self.voices.pop(name, None)
+            self.bound.pop(name, None)
             return Answer(m.Done())
         self._do(self.group.heartbeat(name, arrived=message.arrived, now_ns=self.now_ns))
         if isinstance(message, m.Heartbeat):
@@ -143,7 +146,8 @@ class MiniBroker:
             return Answer(m.Renewed(config.lease_ms, config.version, self.group.is_paused(), self.leads_ms))
         return self._settle(message, name)
 
-    def _join(self, message: m.Join, name: Consumer, voice: object) -> Answer:
+    def _join(self, message: m.Join, name: Consumer, connection: object) -> Answer:
+        is_taken = self.bound.get(name, connection) is not connection
         joined = self.group.join(
             name,
             version=message.config_version,
@@ -151,9 +155,10 @@ class MiniBroker:
             resume_at=self.end,
             now_ns=self.now_ns,
             now_ms=self.now_ms,
+            claim=Claim(consumer_verifier_of(message.secret, name), is_taken=is_taken),
         )
         self._do(joined)
-        self.voices[name] = voice
+        self.bound[name] = connection
         config = self.group.config
         number = self.group.last_number(name)
         told = encode(config), config.version, config.lease_ms, joined.is_gap, self.epoch, self.leads_ms, number
@@ -237,7 +242,7 @@ class Wire:
     broker: MiniBroker
     room: int = 8
     is_open: bool = False
-    voice: object = field(default_factory=object)
+    connection: object = field(default_factory=object)
     asked: list[Ask] = field(default_factory=list)  # written, not yet handled
     told: list[tuple[Ask, Told]] = field(default_factory=list)  # answered, not yet arrived
     marks: dict[int, int] = field(default_factory=dict)  # ask → the events that must be durable before it is answered
@@ -245,7 +250,7 @@ class Wire:
     said: list[m.Message] = field(default_factory=list)  # all requests so far
 
     def open(self) -> None:
-        self.voice = object()
+        self.connection = object()
         self.is_open = True
         self.session.opened(self.broker.now_ns)
 
@@ -280,12 +285,12 @@ class Wire:
             ask, until_ns = self.parked
             if self.broker.has_something() or self.broker.now_ns >= until_ns:
                 self.parked = None
-                self.told.append((ask, self.broker.handle(ask.message, self.voice)))
+                self.told.append((ask, self.broker.handle(ask.message, self.connection)))
                 return True
         if not self.asked:
             return False
         ask = self.asked.pop(0)
-        told = self.broker.handle(ask.message, self.voice)
+        told = self.broker.handle(ask.message, self.connection)
         message = ask.message
         if not isinstance(message, m.Pull | m.Heartbeat):
             self.marks[id(ask)] = len(self.broker.events)

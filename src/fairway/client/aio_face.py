@@ -29,7 +29,7 @@ from fairway.client.aio_herd import AioHerdLink
 from fairway.client.aio_pending import AioBatch, AioPending
 from fairway.client.aio_way import AioWay
 from fairway.client.asking import AnswerT, Command
-from fairway.client.client_log import ClientLog
+from fairway.client.client_log import ClientLog, JoinLog
 from fairway.client.commands import SCAN_BYTES, Place, Scanning
 from fairway.client.core import (
     ASK_S,
@@ -346,7 +346,14 @@ class AioClient:
             return self._herded(self._fleet, AioHerdLink(options, way, self._clock, self._rng, self._log))
         link, line = way.link, way.core.line
         on_event = None if self._log is None else self._log.listener(line)
-        session = Consuming(options, self._clock, self._rng, on_change=link.stir, on_event=on_event)
+        session = Consuming(
+            options,
+            self._clock,
+            self._rng,
+            on_change=link.stir,
+            on_event=on_event,
+            on_join_delayed=JoinLog(line, self._log),
+        )
         made = AioConsumer(session, partial(line.remove, session), link, self._clock, self._consumers.remove)
         self._consumers.append(made)
         line.add(session, self._clock.monotonic_ns(), session.detach)

@@ -1,4 +1,4 @@
-"""What the clients of an app write into its log: how their connections stand, and each dead letter.
+"""What clients write into the log: how the connections of an app stand, each dead letter, and JOINs that have to wait.
 
 A client tries to connect for ever. The log says so at once with the reason, then at growing intervals, and again when
 the reason is a new one. A connection that is lost again and again is reported in the same way, so no broker can make
@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final
 
 from fairway.client.core import Goal
-from fairway.protocol.consumption import ConsumingEvent, DeadLettered
+from fairway.protocol.consumption import ConsumingEvent, DeadLettered, JoinDelayed
 from fairway.protocol.line import Line
 from fairway.world.gate import Lock
 from fairway.world.log_format import TimedFormatter
@@ -27,6 +27,8 @@ AGAIN_FIRST_NS: Final = 10 * NS  # until the same reason is reported once more; 
 AGAIN_MOST_NS: Final = 600 * NS
 CHANGED_NS: Final = 1 * NS  # between two lines at least
 REASONS_MAX: Final = 8  # that are reported at once in one outage: a reason may contain a number that always changes
+_LOGGER: Final = logging.getLogger("fairway.client")  # of clients that are no part of an app
+QUIET_NS: Final = 60 * NS  # a JOIN that is put off after so long is not the same wait any more
 STEADY_NS: Final = 60 * NS  # a connection that has held for so long ends the outage before it
 
 
@@ -112,14 +114,14 @@ class ClientLog:
     """All that clients which share it write into one logger."""
 
     def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
+        self.logger = logger
         self._lock = Lock()
         self._connections: dict[Goal, ConnectionLog] = {}
 
     def connection(self, goal: Goal) -> ConnectionLog:
         """For a connection to this server."""
         with self._lock:
-            return self._connections.setdefault(goal, ConnectionLog(goal, self._logger))
+            return self._connections.setdefault(goal, ConnectionLog(goal, self.logger))
 
     def listener(self, line: Line) -> Callable[[ConsumingEvent], None]:
         """For a session on this line: it tells under the lock, and the log is written without."""
@@ -134,9 +136,40 @@ class ClientLog:
         where = f"{event.subject} on {event.broker_group}" if event.broker_group else event.subject
         what = "was rejected on attempt" if event.is_rejected else "failed on its last attempt,"
         doubt = "" if event.is_certain else "; unless its lease had run out: see `fairway dead list`"
-        self._logger.warning(
+        self.logger.warning(
             "dead letter: %s of %s in group %s %s %d: %s%s",
             *(name, where, event.group, what, event.attempt, event.reason or "no reason was given", doubt),
+        )
+
+
+class JoinLog:
+    """The JOINs of one consumer at one broker that are put off: the first is reported at once, then at growing
+    intervals. Every client reports them, also one that is no part of an app: a program that gets no messages must say
+    why."""
+
+    def __init__(self, line: Line, log: ClientLog | None) -> None:
+        self._line = line
+        self._logger = _LOGGER if log is None else log.logger
+        self._delayed_ns = -QUIET_NS
+        self._report_at_ns = 0
+        self._again_ns = AGAIN_FIRST_NS
+
+    def __call__(self, delayed: JoinDelayed) -> None:
+        """Called under the client's lock; the log is written without it."""
+        now_ns = delayed.now_ns
+        if now_ns - self._delayed_ns >= QUIET_NS:
+            self._report_at_ns, self._again_ns = now_ns, AGAIN_FIRST_NS
+        self._delayed_ns = now_ns
+        if now_ns < self._report_at_ns:
+            return
+        self._report_at_ns = now_ns + self._again_ns
+        self._again_ns = min(2 * self._again_ns, AGAIN_MOST_NS)
+        self._line.run_later(partial(self._report, delayed))
+
+    def _report(self, delayed: JoinDelayed) -> None:
+        self._logger.warning(
+            "consumer %s cannot join group %s on %s yet: %s",
+            *(delayed.consumer, delayed.group, delayed.subject, delayed.sentence),
         )
 
 

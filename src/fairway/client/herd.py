@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from typing import Any, Generic
 
-from fairway.client.client_log import ClientLog
+from fairway.client.client_log import ClientLog, JoinLog
 from fairway.client.ways import WayT
 from fairway.errors import FairwayError
 from fairway.names import Group
@@ -135,7 +135,13 @@ class Herd(Generic[WayT]):
         options = replace(self._options, start=start)
         on_event = None if self._log is None else self._log.listener(way.core.line)
         session = Consuming(
-            options, self._clock, self._rng, on_event=on_event, on_change=way.link.stir, broker_group=name
+            options,
+            self._clock,
+            self._rng,
+            on_event=on_event,
+            on_change=way.link.stir,
+            on_join_delayed=JoinLog(way.core.line, self._log),
+            broker_group=name,
         )
         leg = Leg(name, way, session, self.noticed)
         with leg.lock:

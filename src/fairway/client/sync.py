@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from fairway.batch import MessageId
 from fairway.client import commands, url
 from fairway.client.asking import AnswerT, Command
-from fairway.client.client_log import ClientLog
+from fairway.client.client_log import ClientLog, JoinLog
 from fairway.client.commands import SCAN_BYTES, Place, Scanning
 from fairway.client.consumer import Consumer
 from fairway.client.core import (
@@ -351,7 +351,14 @@ class Client:
         if self._fleet is not None:
             return self._herded(self._fleet, HerdLink(options, self._way, self._clock, self._rng, self._log))
         on_event = None if self._log is None else self._log.listener(core.line)
-        session = Consuming(options, self._clock, self._rng, on_change=link.stir, on_event=on_event)
+        session = Consuming(
+            options,
+            self._clock,
+            self._rng,
+            on_change=link.stir,
+            on_event=on_event,
+            on_join_delayed=JoinLog(core.line, self._log),
+        )
         made = Consumer(session, partial(core.line.remove, session), link, self._clock, self._forget)
         with link.lock:
             core.line.add(session, self._clock.monotonic_ns(), session.detach)

@@ -10,8 +10,9 @@
 
 One PULL is in flight at a time: a second one would say that the answer to the first had not arrived. Settlements leave
 at once while none is in flight, otherwise together after a linger; what was lost on the way is sent again, which does
-no harm. After every new connection the session joins again before it says anything else: an older connection of the
-same name may still be there, and the last that joined speaks for the name.
+no harm. After every new connection the session joins again before it says anything else: the broker takes its requests
+only from the connection that joined. The session draws a secret when it begins, and shows it with every JOIN: so it
+resumes at once, on any connection and at any copy of the broker, and whoever else knows the consumer's id does not.
 
 `Message`'s methods and `ack`, `retry`, `reject`, `release` may be called from any thread. All else is for the line's
 thread, or under its owner's lock; so are the callbacks, except `on_change`, which comes from whoever settles and means:
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from fairway import limits
+from fairway.batch.secret import new_secret
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError
 from fairway.names import Group
 from fairway.protocol import terms as group_terms
@@ -37,23 +39,13 @@ from fairway.protocol.consumption import (
     Ended,
     Gap,
     HasJoined,
+    JoinDelayed,
     Paused,
 )
 from fairway.protocol.delivery import After, Message, ack_all
 from fairway.protocol.frames import Bytes
 from fairway.protocol.lots import Hook, Ledger, Stale
-from fairway.protocol.messages import (
-    Done,
-    Heartbeat,
-    Join,
-    Joined,
-    Leave,
-    Pull,
-    Pulled,
-    Renewed,
-    SettleAll,
-    Settled,
-)
+from fairway.protocol.messages import Done, Heartbeat, Join, Joined, Leave, Pull, Pulled, Renewed, SettleAll, Settled
 from fairway.protocol.messages import Message as Control
 from fairway.protocol.prefetch_buffer import PrefetchBuffer
 from fairway.protocol.session import Answer, Ask, Lost, Outcome
@@ -95,12 +87,14 @@ class Consuming:
         on_messages: Callable[[list[Message]], None] | None = None,
         on_event: Callable[[ConsumingEvent], None] | None = None,
         on_change: Callable[[], None] | None = None,
+        on_join_delayed: Callable[[JoinDelayed], None] | None = None,
         broker_group: str = "",
     ) -> None:
         """With `on_messages`, messages are pushed as they arrive; without it, `take_messages` has them."""
         self.options = options
         self.consumer = options.consumer or f"c-{rng.bits(64):016x}"
         self.group = str(Group.parse(f"{options.group}.{self.consumer}")) if options.is_broadcast else options.group
+        self._secret = new_secret(rng)
         self.error: FairwayError | None = None  # why it ended by itself
         self.is_finished = False
         self.is_paused = False  # here
@@ -109,6 +103,7 @@ class Consuming:
         self.lease_ms = 0  # from the first JOIN on
         self._on_messages = on_messages
         self._on_event = on_event
+        self._on_join_delayed = on_join_delayed
         self._ledger = Ledger(options.subject, options.group, clock, on_change, broker_group)
         self._ledger.is_watched = on_event is not None
         self._clock = clock
@@ -320,7 +315,8 @@ class Consuming:
         if self._attempts[Doing.JOIN].may_ask(now_ns):
             options = self.options
             known = options.config_version, self._arrived
-            join = Join(*self._place, *known, options.start, options.is_broadcast, options.policies.encoded)
+            policies = options.policies.encoded
+            join = Join(*self._place, *known, options.start, options.is_broadcast, policies, self._secret)
             self.counts.joins += 1
             self._ask(asks, Doing.JOIN, join, now_ns)
 
@@ -507,6 +503,8 @@ class Consuming:
 
     def _on_refused(self, token: Asked, refused: Refused, now_ns: int) -> None:
         doing = token.doing
+        if doing is Doing.JOIN and refused.code is Code.BUSY:
+            self._delay_join(refused, now_ns)
         if refused.code not in _JOIN_AGAIN:
             self._attempts[doing].put_off(now_ns, refused.retry_after_ms)
             self._heed(refused, now_ns)
@@ -517,6 +515,13 @@ class Consuming:
         else:
             self._attempts[doing].abandon()
             self._heed(refused, now_ns)
+
+    def _delay_join(self, refused: Refused, now_ns: int) -> None:
+        """Say so, for it may take a lease; but a session that ends, and never was a member, waits for nothing."""
+        if self._on_join_delayed is not None:
+            self._on_join_delayed(JoinDelayed(*self._place, refused.sentence, now_ns))
+        if self._is_draining and not self.lease_ms:
+            self._finish(None)
 
     def _heed(self, refused: Refused, now_ns: int) -> None:
         """What follows from a refusal, beyond trying again later."""

@@ -88,6 +88,18 @@ class HasJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinDelayed:
+    """The broker does not let the consumer join yet, and the session asks again: as a rule another process has the same
+    consumer id, or had it until it was killed, and the lease of that one has to end."""
+
+    subject: str
+    group: str
+    consumer: str
+    sentence: str  # the broker's
+    now_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Gap:
     """A broadcast consumer was away for too long: it has missed messages."""
 

@@ -185,6 +185,12 @@ class Join(Message, frozen=True):
     start: Whence = Whence.EARLIEST  # or LATEST: where a group that is new to this subject begins
     is_broadcast: bool = False  # this consumer is a group of its own
     policies: bytes | None = None  # of a group that is new, MessagePack: a part of its configuration
+    secret: bytes = b""  # of the consumer's session: drawn before its first JOIN, shown with every one; or never
+
+    def __repr__(self) -> str:
+        """Without the secret: a repr ends up in logs."""
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "secret")
+        return f"Join({shown}, secret=<{len(self.secret)} bytes>)"
 
 
 class Joined(Message, frozen=True):

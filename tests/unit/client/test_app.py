@@ -17,6 +17,7 @@ from fairway.client.app import App
 from fairway.client.handling import Reject, Retry
 from fairway.errors import Misuse, Refused
 from fairway.protocol.messages import Whence
+from tests.support.one_session import share_one_secret
 from tests.unit.client.broker import WAIT_S, Running
 
 
@@ -147,8 +148,9 @@ def test_what_waits_behind_a_slow_handler_goes_to_others(broker: Running, client
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_listener_that_cannot_go_on_ends_the_app(
-    broker: Running, client: fairway.Client, subject: str, is_async: bool
+    broker: Running, client: fairway.Client, subject: str, is_async: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    share_one_secret(monkeypatch)
     app, failures = App(broker.url), list[BaseException]()
 
     def on_change(message: fairway.Message) -> None: ...

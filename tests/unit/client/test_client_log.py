@@ -13,13 +13,19 @@ from fairway.client.client_log import (
     AGAIN_FIRST_NS,
     AGAIN_MOST_NS,
     NS,
+    QUIET_NS,
     REASONS_MAX,
     STEADY_NS,
+    ClientLog,
+    JoinLog,
     Outages,
     shown_on_stderr,
 )
 from fairway.client.core import Goal
 from fairway.client.url import Address
+from fairway.protocol.consumption import JoinDelayed
+from fairway.protocol.line import Line
+from fairway.world.rng import SeededRng
 
 GOAL = Goal((Address("127.0.0.1", 20880), Address("127.0.0.1", 20881)))
 PLACE = "the broker at fairway://127.0.0.1:20880,127.0.0.1:20881"
@@ -55,6 +61,20 @@ def test_the_end_of_an_outage_is_reported_if_its_beginning_was() -> None:
     assert outages.trouble("cut", 3 * NS) is None
     assert outages.opened(4 * NS) is None
     assert outages.trouble("cut", 4 * NS + STEADY_NS), "it has held for long: this is another outage"
+
+
+def test_a_join_that_waits_is_reported_at_once_then_at_growing_intervals(caplog: pytest.LogCaptureFixture) -> None:
+    line = Line(SeededRng("line"))
+    log = JoinLog(line, ClientLog(logging.getLogger("fairway.test")))
+    reported = []
+    for second in [*range(200), 200 + QUIET_NS // NS]:
+        log(JoinDelayed("orders", "hotel", "till", "wait for the lease", second * NS))
+        errands = line.errands()
+        reported += [second] * len(errands)
+        for errand in errands:
+            errand()
+    assert reported == [0, 10, 30, 70, 150, 200 + QUIET_NS // NS]
+    assert caplog.messages == ["consumer till cannot join group hotel on orders yet: wait for the lease"] * 6
 
 
 def test_a_group_of_brokers_is_named() -> None:

@@ -12,6 +12,7 @@ from fairway.client.core import ClientOptions
 from fairway.lookup.homes import home
 from fairway.protocol.admin import Depth, Describe
 from fairway.protocol.routing import SubjectRoute
+from tests.support.one_session import share_one_secret
 from tests.support.ports import free_port
 from tests.support.stub_server import FakeMeta, Follower, group
 from tests.unit.client.broker import WAIT_S, run_program
@@ -391,7 +392,10 @@ def test_pause_rest_and_resume_are_for_all_groups(cluster: Cluster, subject: str
             message.ack()
 
 
-def test_another_consumer_of_the_same_name_ends_it(cluster: Cluster, subject: str) -> None:
+def test_the_same_session_on_another_connection_ends_it(
+    cluster: Cluster, subject: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share_one_secret(monkeypatch)
     with fairway.connect(cluster.url) as client, fairway.connect(cluster.url) as other:
         client.send(subject, b"a").result(WAIT_S)
         first = client.consumer(subject, "g", consumer="me")

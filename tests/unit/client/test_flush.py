@@ -10,10 +10,14 @@ import pytest
 import fairway
 import fairway.aio
 from fairway import Code
+from tests.support.one_session import share_one_secret
 from tests.unit.client.broker import WAIT_S, Running
 
 
-def test_flush_does_not_vouch_for_a_consumer_whose_place_was_taken(broker: Running, subject: str) -> None:
+def test_flush_does_not_vouch_for_a_consumer_whose_place_was_taken(
+    broker: Running, subject: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share_one_secret(monkeypatch)
     with fairway.connect(broker.url) as client, fairway.connect(broker.url) as other:
         client.send(subject, b"paid").result(WAIT_S)
         with client.consumer(subject, group="hotel", consumer="till") as consumer:
@@ -31,7 +35,11 @@ def test_flush_does_not_vouch_for_a_consumer_whose_place_was_taken(broker: Runni
                 assert newer.flush(WAIT_S)
 
 
-def test_flush_on_a_loop_does_not_vouch_for_it_either(broker: Running, subject: str) -> None:
+def test_flush_on_a_loop_does_not_vouch_for_it_either(
+    broker: Running, subject: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share_one_secret(monkeypatch)
+
     async def story() -> None:
         async with fairway.aio.connect(broker.url) as client, fairway.aio.connect(broker.url) as other:
             await client.send(subject, b"paid")

@@ -7,7 +7,7 @@ from typing import Any
 from fairway.groups import GroupConfig
 from fairway.protocol import messages as m
 from fairway.protocol.consuming import Consuming
-from fairway.protocol.consumption import ConsumingEvent, ConsumingOptions
+from fairway.protocol.consumption import ConsumingEvent, ConsumingOptions, JoinDelayed
 from fairway.protocol.delivery import Message
 from fairway.world.rng import SeededRng
 from tests.support.mini_broker import MiniBroker, Wire
@@ -21,20 +21,23 @@ class Stage:
     def __init__(self, config: GroupConfig | None = None, *, is_pushed: bool = False, **options: Any) -> None:
         self.broker = MiniBroker(config)
         self.events: list[ConsumingEvent] = []
+        self.delayed: list[JoinDelayed] = []
         self.pushed: list[Message] = []
         self.calls = 0
         self.session = self.consumer(is_pushed=is_pushed, **options)
         self.wire = Wire(self.session, self.broker)
 
-    def consumer(self, *, is_pushed: bool = False, **options: Any) -> Consuming:
+    def consumer(self, *, is_pushed: bool = False, seed: str = "consuming", **options: Any) -> Consuming:
+        """`seed`: of the session's secret. One with the same seed and id is the same session, elsewhere."""
         settings: dict[str, Any] = {"subject": "orders", "group": "billing", "consumer": "ann"}
         return Consuming(
             ConsumingOptions(**settings | options),
             self.broker,
-            SeededRng("consuming"),
+            SeededRng(seed),
             on_messages=self.pushed.extend if is_pushed else None,
             on_event=self.events.append,
             on_change=self._called,
+            on_join_delayed=self.delayed.append,
         )
 
     def _called(self) -> None:

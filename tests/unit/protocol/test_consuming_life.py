@@ -124,7 +124,7 @@ def test_a_program_that_was_written_for_another_configuration_ends() -> None:
     assert stage.events == [Ended(stage.session.error)]
 
 
-def test_a_second_process_of_the_same_name_ends_the_first() -> None:
+def test_the_same_session_on_another_connection_ends_the_first() -> None:
     stage = Stage()
     [message] = stage.begin(b"a")
     told: list[FairwayError | None] = []

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fairway.client.app import App
 from fairway.protocol.delivery import Message
 from fairway.testing import MemoryBroker
+from tests.support.one_session import share_one_secret
 
 SUBJECT = "order.changed"
 LEASE_S = 15.0  # the default of a group
@@ -121,7 +122,10 @@ def test_after_a_restart_a_lease_lasts_as_before_and_ends_as_before(broker: Memo
     assert other.poll(timeout=2) is not None
 
 
-def test_a_name_that_moved_to_another_connection_is_not_touched_by_the_end_of_the_first(broker: MemoryBroker) -> None:
+def test_a_name_that_moved_to_another_connection_is_not_touched_by_the_end_of_the_first(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share_one_secret(monkeypatch)
     first, second = broker.connect(), broker.connect()
     first.send(SUBJECT, b"paid").result()
     first.consumer(SUBJECT, group="hotel", consumer="c-1").poll(timeout=1)

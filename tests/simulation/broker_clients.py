@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from fairway.batch.secret import new_secret
 from fairway.errors import Code, FairwayError, Refused, Unreachable
 from fairway.groups import GroupConfig
 from fairway.groups.config import Backoff, encode
@@ -278,6 +279,8 @@ class Consumer:
         self._config = config
         self._link = Link(scene, scene.net(name), self._rng.child("link"), truth)
         self._arrived = 0
+        self._sessions = self._rng.child("sessions")
+        self._secret = self._new_secret()
         self._is_member = False
         self._has_left = True  # so far as it knows: being no member is then no surprise
         self._held: dict[Name, m.Lot] = {}
@@ -287,6 +290,10 @@ class Consumer:
     @property
     def _place(self) -> tuple[str, str, str]:
         return self._owner.subject, self._owner.group, self.holder.name
+
+    def _new_secret(self) -> bytes:
+        """Of a new session; some are of an earlier version, which knows nothing of secrets."""
+        return new_secret(self._sessions) if self._sessions.below(4) else b""
 
     async def run(self) -> None:
         while True:
@@ -374,7 +381,8 @@ class Consumer:
         """Join, and see to it that the group has the configuration of this history."""
         subject, group, name = self._place
         start = m.Whence.LATEST if self._owner.is_latest else m.Whence.EARLIEST
-        join = m.Join(subject, group, name, 0, self._arrived, start, self._owner.is_broadcast, self._owner.policies)
+        owner = self._owner
+        join = m.Join(subject, group, name, 0, self._arrived, start, owner.is_broadcast, owner.policies, self._secret)
         (joined, _), asked_ns = await self._link.ask("a membership", client.ask(join, m.Joined))
         now_ns = self._scene.clock.monotonic_ns()
         if joined.has_gap and self._mood.may_forget:
@@ -407,6 +415,7 @@ class Consumer:
             self._forget()
             self._link.drop()
             self._arrived = 0
+            self._secret = self._new_secret()
             self._is_member, self._has_left = False, True
 
     async def _beat(self, client: Client) -> None:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fairway.errors import Refused
+from fairway.errors import Code, Refused
 from fairway.protocol import messages as m
 from tests.simulation.broker_clients import MS_NS, Link, Producer, attempts_of, sequences_of
 from tests.simulation.broker_truth import Holder, Owner, Promise
@@ -42,8 +42,17 @@ class _Examinee:
         return self._owner.subject, self._owner.group, self.holder.name
 
     async def join(self) -> None:
+        """A new process: where another one had its id, the lease of that one has to end first."""
         client, _ = await self._link.connected()
-        self.lease_ms = (await client.join(*self._place, arrived=self._arrived)).lease_ms
+        joined = None
+        while joined is None:
+            try:
+                joined = await client.join(*self._place, arrived=self._arrived)
+            except Refused as refused:
+                if refused.code is not Code.BUSY:
+                    raise
+                await asyncio.sleep((refused.retry_after_ms or 0) / 1_000)
+        self.lease_ms = joined.lease_ms
 
     async def leave(self) -> None:
         """Gone for good, with nothing in hand."""

@@ -90,9 +90,10 @@ def test_a_membership_that_is_confirmed_again_is_durable() -> None:
         client = await connected(world, "consumer")
         await client.produce("orders", Stream(1).batch([b"a"]))
         disk.slowness = SLOW
-        first = asyncio.ensure_future(client.join("orders", "hotel", "c"))
+        secret = bytes(range(16))
+        first = asyncio.ensure_future(client.join("orders", "hotel", "c", secret=secret))
         await asyncio.sleep(0.005)
-        await (await connected(world, "consumer")).join("orders", "hotel", "c")
+        await (await connected(world, "consumer")).join("orders", "hotel", "c", secret=secret)
         log = broker.store.actions.log
         assert log.committed_end == log.end
         await first

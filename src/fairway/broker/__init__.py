@@ -8,7 +8,7 @@
     consuming   join, heartbeat, leave, and the table of what consumers ask
     pulling     a range is decided, read and handed out; settling: what became of it
     desk        where decisions of the law become facts
-    voices      which connection speaks for a consumer; parking: pulls of consumers that are paused
+    consumer_sessions  which connection acts for a consumer; parking: pulls of consumers that are paused
     inbox       what only one group is to get, drained beside the subject; inbox_produce: what is sent there
     dead_letter what has had its last attempt; redrive: the way back, through the inbox
     copies      how both know what was copied already; errands: the broker's own work, in an actor's mailbox

@@ -36,7 +36,7 @@ class ConnectionLeases:
         """The connection has ended: the leases of the members that it spoke for run from now on."""
         now_ns = self._desk.clock.monotonic_ns()
         for host, name in self._members.pop(session, {}):
-            if not self._desk.groups.has(host) or host.voices.has_other(name, session):
+            if not self._desk.groups.has(host) or host.sessions.has_other(name, session):
                 continue
             for each in _with_inbox(host):
                 each.law.start_lease(name, now_ns=now_ns)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from fairway.batch.secret import checked, consumer_verifier_of
 from fairway.broker.connection_leases import LEASE_MS, ConnectionLeases
+from fairway.broker.consumer_sessions import FENCED
 from fairway.broker.desk import Desk, refusal
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
@@ -12,9 +14,8 @@ from fairway.broker.naming import NameBook
 from fairway.broker.pulling import EMPTY, Puller
 from fairway.broker.reading import Reader
 from fairway.broker.settling import Settler
-from fairway.broker.voices import FENCED
 from fairway.errors import Code, Refused
-from fairway.groups import GroupConfig
+from fairway.groups import Claim, GroupConfig
 from fairway.groups.config import encode, with_policies
 from fairway.names import Consumer, Subject
 from fairway.names import Group as GroupName
@@ -66,7 +67,7 @@ class ConsumeProcessor:
         elif isinstance(message, _OF_MEMBERS):
             host = self._desk.host(message.subject, message.group)
             name = _consumer(message.consumer)
-            host.voices.check(name, request.session)
+            host.sessions.check(name, request.session, host.law)
             if isinstance(message, Pull):
                 return self._pull(request, message, host, name, actor)
             refused = self._renew(host, name, message.arrived)
@@ -117,6 +118,7 @@ class ConsumeProcessor:
     def _join(self, request: ServedRequest[Message], message: Join, actor: Actor) -> None:
         host = self._desk.host(message.subject, message.group)
         name = Consumer.parse(message.consumer)
+        verifier = consumer_verifier_of(checked(message.secret, "session"), name)
         decision = host.law.join(
             name,
             version=message.config_version,
@@ -125,15 +127,16 @@ class ConsumeProcessor:
             now_ns=self._desk.clock.monotonic_ns(),
             now_ms=self._desk.clock.wall_ms(),
             aging_ms=self._desk.store.aging_ms(),
+            claim=Claim(verifier, is_taken=host.sessions.has_other(name, request.session)),
         )
         refused = refusal(decision)
         if refused is not None:
             request.refuse(refused)
             return
-        decided = [(host, decision), *self._inboxes.join(host, name, message.arrived)]
+        decided = [(host, decision), *self._inboxes.join(host, name, message.arrived, verifier)]
         written = self._desk.carry_out_all(decided)
         self._names.note(decided)
-        if host.voices.give(name, request.session):
+        if host.sessions.bind(name, request.session):
             for other in self._waiting_pulls(host, name, actor):
                 if other.session is request.session:
                     self._desk.scheduler.dispatch(host.key, other, self)
@@ -152,10 +155,10 @@ class ConsumeProcessor:
     def _leave(self, request: ServedRequest[Message], message: Leave, actor: Actor) -> None:
         host = self._desk.host(message.subject, message.group)
         name = Consumer.parse(message.consumer)
-        host.voices.check(name, request.session)
+        host.sessions.check(name, request.session, host.law)
         decision = host.law.leave(name, now_ms=self._desk.store.time.ages_from_ms())
         written = self._desk.carry_out_all([(host, decision), *self._inboxes.leave(host, name)])
-        host.voices.drop(name)
+        host.sessions.release(name)
         if self._leases is not None:
             self._leases.left(host, name, request.session)
         for waiting in self._waiting_pulls(host, name, actor):

@@ -167,7 +167,7 @@ def _group(desk: Desk, host: GroupHost, end: int, depth: Depth) -> GroupState:
             each.lease_left_ms,
             each.config_version,
             each.is_paused,
-            host.voices.address(Consumer(each.name)),
+            host.sessions.address(Consumer(each.name)),
         )
         for each in seen.consumers
     ]

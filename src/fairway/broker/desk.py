@@ -310,7 +310,7 @@ class Desk:
             now_ms = self.store.time.ages_from_ms()  # the last member may go
             decision = host.law.expire(now_ns=self.clock.monotonic_ns(), now_ms=now_ms)
             self.carry_out(host, decision)
-            host.voices.prune()
+            host.sessions.prune()
         except FairwayError:
             self.rearm(host)  # no room for the action now: the lease has ended all the same, and ends again later
         self.scheduler.wake(host.key)

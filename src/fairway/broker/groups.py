@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fairway.broker.consumer_sessions import ConsumerSessions
 from fairway.broker.copies import Copies
-from fairway.broker.voices import Voices
 from fairway.errors import InvariantViolated, RemoteProtocolError
 from fairway.groups import Description, Event, Group, Kind
 from fairway.names import Group as GroupName
@@ -52,7 +52,7 @@ class GroupHost:
         self.is_revived = False  # from the life before
         self.window: Window | None = None  # of a group by key: the keys of what it is to hand out next
         self.redriven: Copies | None = None  # which of its dead letters are in its inbox, once somebody has asked
-        self.voices = Voices()
+        self.sessions = ConsumerSessions()
         self._skipped = (0, 0, 0)  # at this cursor, by this configuration: nothing is wanted below the third
         self.timer: asyncio.TimerHandle | None = None
         self.timer_ns = 0

@@ -13,7 +13,7 @@ import msgspec
 from fairway.broker.desk import Desk
 from fairway.broker.groups import GroupHost
 from fairway.errors import Code, FairwayError, Refused
-from fairway.groups import Decision, GroupConfig, Order, Outcome, TagFilter
+from fairway.groups import Claim, Decision, GroupConfig, Order, Outcome, TagFilter
 from fairway.names import Consumer, Subject
 from fairway.storage.flusher import Outcome as Told
 
@@ -88,13 +88,20 @@ class Inboxes:
 
     # --- members -----------------------------------------------------------------------------------------------------
 
-    def join(self, host: GroupHost, name: Consumer, arrived: int) -> list[tuple[GroupHost, Decision]]:
-        """A consumer has joined the group: so it joins the inbox."""
+    def join(self, host: GroupHost, name: Consumer, arrived: int, verifier: bytes) -> list[tuple[GroupHost, Decision]]:
+        """A consumer has joined the group: so it joins the inbox. A member of the inbox with another secret, under the
+        same id, expires."""
         if host.inbox is None:
             return []
         clock = self._desk.clock
         joined = host.inbox.law.join(
-            name, version=0, arrived=arrived, resume_at=0, now_ns=clock.monotonic_ns(), now_ms=clock.wall_ms()
+            name,
+            version=0,
+            arrived=arrived,
+            resume_at=0,
+            now_ns=clock.monotonic_ns(),
+            now_ms=clock.wall_ms(),
+            claim=Claim(verifier, is_granted=True),
         )
         return [(host.inbox, joined)]
 
@@ -104,7 +111,7 @@ class Inboxes:
             return
         beat = host.inbox.law.heartbeat(name, arrived=arrived, now_ns=self._desk.clock.monotonic_ns())
         if beat.outcome is Outcome.NOT_A_MEMBER:
-            self._desk.carry_out_all(self.join(host, name, arrived))
+            self._desk.carry_out_all(self.join(host, name, arrived, host.law.verifier_of(name)))
             if host.law.has_lasting_lease(name):
                 host.inbox.law.stop_lease(name)
 

@@ -14,11 +14,13 @@ stop it cleanly.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fairway import batch
+from fairway.batch.secret import SECRET_BYTES
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.errors import Code, Refused
 from fairway.groups import GroupConfig
@@ -114,11 +116,19 @@ def _received(attempt: int, sequence: int, opened: batch.Batch, index: int) -> R
     )
 
 
-class Worker:
-    """A consumer on a connection of its own; it says what arrived, as consumers do."""
+def secret_of(name: str) -> bytes:
+    """Of the session of the worker with this name."""
+    return hashlib.sha256(name.encode()).digest()[:SECRET_BYTES]
 
-    def __init__(self, client: Client, name: str, group: str, subject: str) -> None:
+
+class Worker:
+    """A consumer on a connection of its own; it says what arrived, as consumers do.
+
+    A worker with the name of another one is the same session on a new connection, unless it is given another secret."""
+
+    def __init__(self, client: Client, name: str, group: str, subject: str, secret: bytes | None = None) -> None:
         self.client = client
+        self.secret = secret_of(name) if secret is None else secret
         self.name = name
         self.group = group
         self.subject = subject
@@ -136,7 +146,7 @@ class Worker:
         is_broadcast: bool = False,
         policies: bytes | None = None,
     ) -> m.Joined:
-        join = m.Join(*self._place, version, self.arrived, start, is_broadcast, policies)
+        join = m.Join(*self._place, version, self.arrived, start, is_broadcast, policies, self.secret)
         return (await self.client.ask(join, m.Joined))[0]
 
     async def pull(self, *, most: int = 1_000, wait_s: float = 0, run_max: int = 1) -> Handed:
@@ -249,9 +259,17 @@ class Scene:
         return await Client.connect(self.sim.net.host(f"client-{self._hosts}"), self.clock, BROKER, PORT, options)
 
     async def worker(
-        self, name: str, *, group: str = GROUP, subject: str = SUBJECT, arrived: int = 0, is_joining: bool = True
+        self,
+        name: str,
+        *,
+        group: str = GROUP,
+        subject: str = SUBJECT,
+        arrived: int = 0,
+        is_joining: bool = True,
+        secret: bytes | None = None,
     ) -> Worker:
-        worker = Worker(await self.connect(), name, group, subject)
+        """`secret`: of its session, instead of the one that goes with the name; empty: it shows none."""
+        worker = Worker(await self.connect(), name, group, subject, secret)
         worker.arrived = arrived
         if is_joining:
             await worker.join()

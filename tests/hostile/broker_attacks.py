@@ -8,12 +8,13 @@ import os
 import random
 import resource
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from fairway.errors import FairwayError, Refused
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Depth, Describe, Scan, Scanned
+from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned
 from fairway.world.clock import RealClock
 from fairway.world.net import RealNet
 from tests.support.client import Client, ConnectionEnded, Stream
@@ -209,6 +210,45 @@ async def bad_batches(port: int) -> None:
         raise AssertionError("a damaged batch was stored")
 
 
+async def false_consumers(port: int, *, connections: int = 10, seconds: float = 2) -> None:
+    """Act under the ids of consumers that are connected, which `describe` shows: none of it is granted."""
+    secrets = (b"", bytes(range(16)), bytes(64))
+    until = time.monotonic() + seconds
+
+    async def one_of_them(number: int) -> None:
+        one = await client(port)
+        while time.monotonic() < until:
+            seen, _ = await one.ask(Describe(Depth.CONSUMERS), Described)
+            for place, lots in _connected_consumers(seen):
+                asked = (
+                    one.join(*place, arrived=number, secret=secrets[number % len(secrets)]),
+                    one.pull(*place),
+                    *(one.settle(*place, lots, kind=kind) for kind in m.Settlement),
+                    one.ask(m.Heartbeat(*place, number), m.Renewed),
+                    one.ask(m.Leave(*place, number), m.Done),
+                )
+                for each in asked:
+                    try:
+                        await each
+                    except Refused:
+                        continue
+                    raise AssertionError(f"somebody acted as {place}")
+        one.abort()
+
+    await asyncio.gather(*map(one_of_them, range(connections)))
+
+
+def _connected_consumers(seen: Described) -> list[tuple[tuple[str, str, str], list[m.Lot]]]:
+    """The places of consumers that have a connection, and all that their group has handed out."""
+    return [
+        ((subject.name, group.name, consumer.name), [m.Lot(0, 1, [m.Span(0, max(group.cursor, 1))])])
+        for subject in seen.subjects
+        for group in subject.groups
+        for consumer in group.consumers
+        if consumer.address
+    ]
+
+
 async def idle_connections(port: int, *, connections: int = 2_000) -> list[Raw]:
     """Well behaved, and very many."""
     raws: list[Raw] = []
@@ -228,6 +268,7 @@ ATTACKS: tuple[Attack, ...] = (
     bad_batches,
     deaf_consumers,
     half_frames,
+    false_consumers,
 )
 
 

@@ -79,6 +79,12 @@ EPOCH_LEAP_MAX = (
 )
 HOST_CHARS_MAX = 255  # of a name in DNS
 
+# --- the consumer ----------------------------------------------------------------------------------------------------
+# Of batches that a consumer keeps decoded, by their raw length; one batch is kept however large. Four times what a
+# consumer prefetches by default, so that ordinary batches are decoded once. Decoded columns and their payloads take up
+# to twice this much memory: 64 MiB, or 128 MiB for one batch of the largest size.
+DECODED_BYTES_MAX = 32 * MIB
+
 # --- groups ----------------------------------------------------------------------------------------------------------
 LOT_MESSAGES_MAX = 1_000  # handed out under one name: a mask of 125 bytes, and one lost lot is little to repeat
 RESPONSE_LOTS_MAX = 64  # per pull response: retries come one message to a lot, and each is an action of its own

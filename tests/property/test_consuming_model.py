@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fairway.errors import FairwayError
 from fairway.groups import Backoff, GroupConfig, TagFilter
+from fairway.limits import DECODED_BYTES_MAX
 from fairway.protocol.consuming import Consuming
 from fairway.protocol.consumption import ConsumingOptions
 from fairway.protocol.delivery import Message
@@ -38,7 +39,10 @@ class User:
     """Somebody with a consumer."""
 
     def __init__(self, kind: type[Consuming], name: str, broker: MiniBroker, *, is_pushed: bool, prefetch: int) -> None:
-        options = ConsumingOptions("orders", "billing", name, prefetch_messages=prefetch, linger_ms=2)
+        budget = 1 if name == "ben" else DECODED_BYTES_MAX  # then he has one batch decoded at a time
+        options = ConsumingOptions(
+            "orders", "billing", name, prefetch_messages=prefetch, decoded_bytes_max=budget, linger_ms=2
+        )
         on_messages = self.take if is_pushed else None
         self.session = kind(options, broker, SeededRng(name), on_messages=on_messages)
         self.wire = Wire(self.session, broker)

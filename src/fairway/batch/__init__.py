@@ -5,9 +5,9 @@ A producer encodes it once (`encode`), the broker checks it once (`check`) and t
 `layout` holds the theory.
 """
 
-from fairway.batch.check import check
+from fairway.batch.check import check, verify
 from fairway.batch.checksum import checksum, checksum_of_bytes
-from fairway.batch.decode import Batch, decode
+from fairway.batch.decode import Batch, decode, decode_verified
 from fairway.batch.encode import as_bytes, encode, reborn, restamp
 from fairway.batch.hashing import key_hash, may_hold, tag_mask
 from fairway.batch.identity import MessageId
@@ -25,6 +25,7 @@ __all__ = [
     "checksum",
     "checksum_of_bytes",
     "decode",
+    "decode_verified",
     "due_times_ms",
     "encode",
     "explicit_ids",
@@ -36,4 +37,5 @@ __all__ = [
     "reborn",
     "restamp",
     "tag_mask",
+    "verify",
 ]

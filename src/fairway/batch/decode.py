@@ -2,7 +2,8 @@
 
 A consumer reads every payload but rarely every header, so payloads are sliced eagerly in one comprehension, and the
 other columns stay where they are. `decode` checks all that `check` checks; after it no accessor can meet anything
-unexpected, as long as nobody changes the bytes underneath.
+unexpected, as long as nobody changes the bytes underneath. A reader that decodes later than it receives calls `verify`
+first and `decode_verified` when it needs the messages.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fairway.batch import section
 from fairway.batch.arrays import Bytes
-from fairway.batch.check import Columns, Strings, open_columns
+from fairway.batch.check import Columns, Strings, open_columns, open_verified
 from fairway.batch.identity import MessageId
 from fairway.batch.layout import Header
 
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 def decode(view: Bytes) -> Batch:
     """The batch, sound in every byte; RemoteProtocolError otherwise. It keeps `view` alive and relies on its bytes."""
     return Batch(open_columns(view))
+
+
+def decode_verified(view: Bytes, header: Header) -> Batch:
+    """Decode a batch that `verify` has passed, and whose bytes are known to be the same."""
+    return Batch(open_verified(view, header))
 
 
 class Batch:

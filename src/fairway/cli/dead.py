@@ -22,7 +22,7 @@ from fairway.world import terminal
 if TYPE_CHECKING:
     from fairway import Client
     from fairway.groups.attempts import History
-    from fairway.protocol.delivery import Page
+    from fairway.protocol.page import Page
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -169,9 +169,9 @@ def _letters(client: Client, subject: str, group: str, *, with_redriven: bool) -
     if not with_redriven:
         stream = stream_of(dead, who)
         for page in _scan(client, names.Subject.inbox(who, where)):
-            if page.batch.header.producer_id == stream:
-                first = page.batch.header.first_sequence
-                gone.update(range(first, first + len(page.batch)))
+            if page.header.producer_id == stream:
+                first = page.header.first_sequence
+                gone.update(range(first, first + len(page)))
     for page in _scan(client, dead):
         for sequence in range(page.first_sequence, page.end_sequence):
             if sequence not in gone:

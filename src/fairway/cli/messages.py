@@ -12,7 +12,7 @@ from fairway.world import terminal
 
 if TYPE_CHECKING:
     from fairway import Message
-    from fairway.protocol.delivery import Page
+    from fairway.protocol.page import Page
 
 
 class ShownMessage(msgspec.Struct, frozen=True, omit_defaults=True):

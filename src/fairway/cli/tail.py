@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fairway import Client
     from fairway.client.commands import Place
     from fairway.protocol.admin import Scanned
-    from fairway.protocol.delivery import Page
+    from fairway.protocol.page import Page
     from fairway.world.workers import Ending
 
 _LOOK_S = 0.2  # between two looks at a subject that has nothing new

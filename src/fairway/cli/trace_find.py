@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fairway import Client, DelayedMessage
     from fairway.cli.trace_homes import Asked, Home
     from fairway.protocol.admin import SubjectState
-    from fairway.protocol.delivery import Page
+    from fairway.protocol.page import Page
     from fairway.spark.jobs.manifest import State
 
 AnswerT = TypeVar("AnswerT", bound=Message)
@@ -161,7 +161,7 @@ def _in_batches(client: Client, id: MessageId, subject: SubjectState, advance: A
 
 
 def _carried(page: Page, id: MessageId) -> Iterator[int]:
-    if page.batch.header.has_ids:
+    if page.header.has_ids:
         yield from (page.first_sequence + index for index, each in enumerate(page.batch.ids()) if each == id)
 
 

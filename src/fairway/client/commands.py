@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from fairway import batch, limits
+from fairway import limits
 from fairway.batch import MessageId
 from fairway.client.asking import Command
 from fairway.errors import Misuse
@@ -32,9 +32,9 @@ from fairway.protocol.admin import (
     Switched,
     Weigh,
 )
-from fairway.protocol.delivery import Page
 from fairway.protocol.frames import Bytes
 from fairway.protocol.messages import FIRST_REQUEST_VERB, Done, Message, Whence
+from fairway.protocol.page import DecodedBatches, Page
 
 if TYPE_CHECKING:
     from fairway.groups import GroupConfig
@@ -129,6 +129,7 @@ class Scanning:
         self._end = end
         self._bytes_max = bytes_max
         self._log_id: int | None = None
+        self._decoded = DecodedBatches()
         self.is_done = False
 
     def command(self) -> Command[Scanned]:
@@ -142,4 +143,4 @@ class Scanning:
         self._place = Whence.SEQUENCE, scanned.next_sequence
         self.is_done = scanned.next_sequence >= self._end
         for attached, data in zip(scanned.batches, attachments, strict=True):
-            yield Page(batch.decode(data), attached.first_sequence, attached.appended_ms)
+            yield Page(data, attached.first_sequence, attached.appended_ms, self._decoded)

@@ -24,6 +24,7 @@ from fairway.protocol.consuming import Consuming
 from fairway.protocol.consumption import ConsumingCounts, ConsumingOptions
 from fairway.protocol.delivery import Message, ack_all
 from fairway.protocol.messages import Whence
+from fairway.protocol.page import DecodedBatches
 from fairway.protocol.session import Ask, Outcome, Session
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
@@ -99,6 +100,7 @@ class Herd(Generic[WayT]):
         self._lock = lock
         self._announce = announce
         self._log = log
+        self._decoded = DecodedBatches(options.decoded_bytes_max)  # of all legs together
         self._legs: tuple[Leg[WayT], ...] = ()  # replaced, never changed: some look at it without the lock
         self._leaving: tuple[Leg[WayT], ...] = ()
         self._told: tuple[dict[str, WayT], Sequence[str]] = {}, ()  # the last time
@@ -142,6 +144,7 @@ class Herd(Generic[WayT]):
             on_change=way.link.stir,
             on_join_delayed=JoinLog(way.core.line, self._log),
             broker_group=name,
+            decoded=self._decoded,
         )
         leg = Leg(name, way, session, self.noticed)
         with leg.lock:

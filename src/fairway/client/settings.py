@@ -29,6 +29,7 @@ class ConsumerSettings(TypedDict, total=False):
     rate_per_key: float | None
     prefetch_messages: int
     prefetch_bytes: int
+    decoded_bytes_max: int
     linger_ms: float
     settle_messages: int
     wait_ms: int | None

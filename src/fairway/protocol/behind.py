@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import TypeAlias
 
-from fairway.protocol.delivery import Page
 from fairway.protocol.lots import LINKED, OPEN, RELEASE, WAITING, Lot
+from fairway.protocol.page import Page
 from fairway.protocol.unpacking import Run
 
 _NO_KEY = 0  # where a batch has none for a message

@@ -47,6 +47,7 @@ from fairway.protocol.frames import Bytes
 from fairway.protocol.lots import Hook, Ledger, Stale
 from fairway.protocol.messages import Done, Heartbeat, Join, Joined, Leave, Pull, Pulled, Renewed, SettleAll, Settled
 from fairway.protocol.messages import Message as Control
+from fairway.protocol.page import DecodedBatches
 from fairway.protocol.prefetch_buffer import PrefetchBuffer
 from fairway.protocol.session import Answer, Ask, Lost, Outcome
 from fairway.protocol.settling import Settler, Settling, dead_letters
@@ -89,8 +90,10 @@ class Consuming:
         on_change: Callable[[], None] | None = None,
         on_join_delayed: Callable[[JoinDelayed], None] | None = None,
         broker_group: str = "",
+        decoded: DecodedBatches | None = None,
     ) -> None:
-        """With `on_messages`, messages are pushed as they arrive; without it, `take_messages` has them."""
+        """With `on_messages`, messages are pushed as they arrive; without it, `take_messages` has them. `decoded` is
+        the budget of all sessions of one consumer; None: this is the only one."""
         self.options = options
         self.consumer = options.consumer or f"c-{rng.bits(64):016x}"
         self.group = str(Group.parse(f"{options.group}.{self.consumer}")) if options.is_broadcast else options.group
@@ -110,10 +113,11 @@ class Consuming:
         self._lease = self._ledger.lease
         self._settler = Settler(self._ledger, rng, linger_ms=options.linger_ms, enough=options.settle_messages)
         self._shelf = self._settler.shelf
-        self._unpacker = Unpacker(self._ledger, self._shelf)
+        decoded = decoded or DecodedBatches(options.decoded_bytes_max)
+        self._unpacker = Unpacker(self._ledger, self._shelf, decoded)
         self._terms = Terms()
         self._config_version = 0
-        self._buffer = PrefetchBuffer(self.counts)
+        self._buffer = PrefetchBuffer(self.counts, options.decoded_bytes_max)
         self._behind = Behind()
         self._arrived = 0
         self._ahead = Ahead(options.prefetch_messages, is_bound=on_messages is None)
@@ -145,7 +149,11 @@ class Consuming:
         now_ns = self._clock.monotonic_ns()
         if self._behind.count and (most is None or self._buffer.count < most):
             self._admit(now_ns)
-        return self._buffer.take(most, now_ns)
+        try:
+            return self._buffer.take(most, now_ns)
+        except RemoteProtocolError as error:  # the checksum was right, so the same bytes would come again
+            self._finish(error)
+            return []
 
     def wish(self, count: int) -> None:
         """The program takes so many at once: see that they are here, however long it may be busy with them."""
@@ -554,10 +562,10 @@ class Consuming:
         return bool(ready)
 
     def _push(self) -> None:
-        if self._on_messages is not None and not self.is_paused and self._buffer.count:
-            taken = self.take_messages(self._buffer.count)  # no more: who follows is let in by the clock
-            if taken:
-                self._on_messages(taken)
+        left = self._buffer.count  # no more: who follows is let in by the clock
+        while left > 0 and self._on_messages is not None and (taken := self.take_messages(left)):
+            left -= len(taken)
+            self._on_messages(taken)
 
     def _lapse(self, known: int) -> None:
         """The lease may have run out (-1), or the broker knows of no response behind this one: handouts that are not

@@ -29,7 +29,8 @@ class ConsumingOptions:
     rate_per_s: float | None = None  # the same
     rate_per_key: float | None = None  # the same
     prefetch_messages: int = 2_000  # two lots at most: one in the hands of handlers, one ready (see `ahead`)
-    prefetch_bytes: int = 8 * limits.MIB
+    prefetch_bytes: int = 8 * limits.MIB  # of batches as they are before compression
+    decoded_bytes_max: int = limits.DECODED_BYTES_MAX  # kept decoded, and handed out by one `take`; one batch always is
     linger_ms: float = 5.0  # how long settlements wait for company while others are in flight
     settle_messages: int = 1_000  # so many settlements wait for nobody
     wait_ms: int | None = None  # of a pull, at the broker; None: as long as the lease and the broker allow
@@ -41,8 +42,8 @@ class ConsumingOptions:
             Consumer.parse(self.consumer)
         if self.start not in (Whence.EARLIEST, Whence.LATEST):
             raise Misuse("a new group starts at EARLIEST or LATEST; seek afterwards")
-        if self.prefetch_messages < 1 or self.prefetch_bytes < 1 or self.settle_messages < 1:
-            raise Misuse("prefetch and settle_messages are at least 1")
+        if min(self.prefetch_messages, self.prefetch_bytes, self.decoded_bytes_max, self.settle_messages) < 1:
+            raise Misuse("prefetch, decoded_bytes_max and settle_messages are at least 1")
         if self.linger_ms < 0 or (self.wait_ms is not None and self.wait_ms < 0):
             raise Misuse("linger_ms and wait_ms are at least 0")
         if self.order not in (None, *get_args(Order)):

@@ -1,8 +1,9 @@
 """A message as a handler sees it.
 
 The payload was sliced when the batch was decoded; key, tags, headers, id and times are looked up in the batch when
-somebody asks. To settle a message is to set one byte in its lot's state: from any thread, no lock, no dictionary. The
-lot tells its consumer that there is something to send, which sends it with whatever else has been settled by then.
+somebody asks, which decodes the batch again if it was released meanwhile (`page`). To settle a message is to set one
+byte in its lot's state: from any thread, no lock, no dictionary. The lot tells its consumer that there is something to
+send, which sends it with whatever else has been settled by then.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Final, TypeAlias
 import msgspec
 
 from fairway import limits
-from fairway.batch import Batch, MessageId
+from fairway.batch import MessageId
 from fairway.errors import Misuse
 from fairway.protocol.lots import ACK, OPEN, REJECT, RELEASE, RETRY, Lot, Note
+from fairway.protocol.page import Page
 
 After: TypeAlias = float | timedelta  # seconds, or a timedelta
 _LOT: Final[Callable[[Message], Lot]] = attrgetter("_lot")
@@ -34,33 +36,6 @@ def after_ms_of(after: After | None) -> int | None:
     if not 0 <= seconds * 1_000 <= limits.RETRY_AFTER_MS_MAX:
         raise Misuse(f"after is {seconds} s: it is from 0 to {limits.RETRY_AFTER_MS_MAX // 1_000}, one day")
     return round(seconds * 1_000)
-
-
-class Page:
-    """A decoded batch, and what it does not know of itself."""
-
-    __slots__ = ("_key_hashes", "_tag_lists", "appended_ms", "batch", "end_sequence", "first_sequence", "size_bytes")
-
-    def __init__(self, batch: Batch, first_sequence: int, appended_ms: int) -> None:
-        self.batch = batch
-        self.first_sequence = first_sequence
-        self.end_sequence = first_sequence + len(batch)
-        self.appended_ms = appended_ms
-        self.size_bytes = batch.header.size
-        self._tag_lists: list[list[str]] | None = None
-        self._key_hashes: list[int] | None = None
-
-    def tag_lists(self) -> list[list[str]]:
-        """Of all messages; looked up once."""
-        if self._tag_lists is None:
-            self._tag_lists = self.batch.tag_lists()
-        return self._tag_lists
-
-    def key_hashes(self) -> list[int]:
-        """Of all messages, 0 where one has no key; looked up once."""
-        if self._key_hashes is None:
-            self._key_hashes = self.batch.key_hashes()
-        return self._key_hashes
 
 
 class Message(msgspec.Struct, gc=False, eq=False):

@@ -3,6 +3,9 @@
 They leave in the order in which they came, and only while certainly nobody else has them (`lease`). A message whose
 lease may have run out is released. Where the broker cannot be asked whether it still knows of a handout, the message
 waits.
+
+A batch is decoded when its first message is handed out. One `take` hands out no more raw bytes than the consumer's
+budget for decoded batches, however many messages were asked for: a few batches of 2 KiB may hold gigabytes.
 """
 
 from __future__ import annotations
@@ -11,18 +14,21 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 
+from fairway import limits
 from fairway.protocol.consumption import ConsumingCounts
 from fairway.protocol.delivery import Message
 from fairway.protocol.lots import ACK, OPEN, RELEASE
+from fairway.protocol.page import Page
 from fairway.protocol.unpacking import Run
 
 
 class PrefetchBuffer:
     """Runs of messages, the oldest first. Called under the lock of the line's owner, but for `has_ready`."""
 
-    def __init__(self, counts: ConsumingCounts) -> None:
+    def __init__(self, counts: ConsumingCounts, taken_bytes_max: int = limits.DECODED_BYTES_MAX) -> None:
         self._runs: deque[Run] = deque()
         self._counts = counts
+        self._taken_bytes_max = taken_bytes_max
         self.count = 0  # messages
 
     def put(self, runs: Sequence[Run]) -> None:
@@ -38,9 +44,12 @@ class PrefetchBuffer:
             return False
 
     def take(self, most: int | None, now_ns: int) -> list[Message]:
-        """At most so many, for the program; those that others may have by now are released instead."""
+        """At most so many, for the program; those that others may have by now are released instead. Fewer where they
+        are of large batches; RemoteProtocolError if the columns of a batch are not sound."""
         taken: list[Message] = []
         left = self.count if most is None else most
+        taken_bytes = 0
+        last_page: Page | None = None
         while left > 0 and self.has_ready:
             lot, page, first, end = self._runs.popleft()
             if lot.is_over(now_ns):
@@ -48,6 +57,12 @@ class PrefetchBuffer:
                 self.count -= end - first
                 self._counts.lapsed += end - first
                 continue
+            if page is not last_page:
+                taken_bytes += page.raw_bytes
+                if taken and taken_bytes > self._taken_bytes_max:
+                    self._runs.appendleft(Run(lot, page, first, end))
+                    break
+                last_page = page
             if end - first > left:
                 self._runs.appendleft(Run(lot, page, first + left, end))
                 end = first + left

@@ -3,6 +3,9 @@
 Batches come whole and the lots say what is meant of them. Three kinds of messages that are meant are not handed out:
 those that the user holds already (see `lots`), those without the tags that the group wants, and those that no attached
 batch has (the log has a hole there). The last two are acked. And some are not handed out yet: see `behind`.
+
+Batches stay compressed here (`page`), but for those of a group that filters by tags, which are decoded one after
+another within the consumer's budget.
 """
 
 from __future__ import annotations
@@ -11,12 +14,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fairway.batch import decode, peek
+from fairway.batch import peek
 from fairway.errors import RemoteProtocolError
-from fairway.protocol.delivery import Page
 from fairway.protocol.frames import Bytes
 from fairway.protocol.lots import ACK, LINKED, WAITING, Ledger, Lot, Shelf
 from fairway.protocol.messages import Pulled
+from fairway.protocol.page import DecodedBatches, Page
 from fairway.protocol.terms import Terms
 
 
@@ -41,9 +44,10 @@ class Unpacked(NamedTuple):
 class Unpacker:
     """Remembers the last page: a batch of more messages than one lot may have comes with several answers."""
 
-    def __init__(self, ledger: Ledger, shelf: Shelf) -> None:
+    def __init__(self, ledger: Ledger, shelf: Shelf, decoded: DecodedBatches) -> None:
         self._ledger = ledger
         self._shelf = shelf
+        self._decoded = decoded
         self._last: tuple[bool, Page] | None = None
 
     def unpack(self, pulled: Pulled, attachments: Sequence[Bytes], terms: Terms) -> Unpacked:
@@ -86,9 +90,9 @@ class Unpacker:
         if self._last is not None:
             was_inbox, page = self._last
             is_same = was_inbox == is_inbox and page.first_sequence == first_sequence
-            if is_same and page.batch.header == peek(data):
+            if is_same and page.header == peek(data):
                 return page
-        page = Page(decode(data), first_sequence, appended_ms)
+        page = Page(data, first_sequence, appended_ms, self._decoded)
         self._last = is_inbox, page
         return page
 
@@ -97,7 +101,7 @@ class Unpacker:
         older = self._shelf.overlapping(lot)
         for each in older:
             lot.inherit(each)
-        lot.bytes_each = sum(page.size_bytes for page in pages) // max(sum(len(page.batch) for page in pages), 1)
+        lot.bytes_each = sum(page.raw_bytes for page in pages) // max(sum(map(len, pages)), 1)
         self._shelf.add(lot)
         return lot.state.count(LINKED) + lot.state.count(ACK) if older else None
 

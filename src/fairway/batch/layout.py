@@ -39,6 +39,8 @@ HEADER: Final = struct.Struct("<4sI HHHH II II II II Q Q q Q")
 HEADER_BYTES: Final = HEADER.size
 HEADER_BYTES_MAX: Final = 512  # room for decades of additions; keeps a hostile length small
 _FLAGS_AT: Final = 16  # the lowest byte of the flags that must be understood
+_RAW_LENGTH_AT: Final = 32
+_RAW_LENGTH: Final = struct.Struct("<I")
 PREFIX: Final = struct.Struct("<4sI")  # magic and crc, which the crc does not cover
 PREFIX_BYTES: Final = PREFIX.size
 
@@ -108,6 +110,12 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 def is_delayed(view: Bytes) -> bool:
     """Whether a batch has due times, before anything else is known of it."""
     return len(view) >= HEADER_BYTES and bool(view[_FLAGS_AT] & DUE)
+
+
+def raw_length(view: Bytes) -> int:
+    """The length of the columns before compression, of a batch that was checked before."""
+    length: int = _RAW_LENGTH.unpack_from(view, _RAW_LENGTH_AT)[0]
+    return length
 
 
 def section_bytes(flags: int, count: int) -> int:

@@ -1,14 +1,20 @@
 """How much of what a pull chose goes into one answer: what the consumer asked for in bytes, and what its frames hold.
 
-Batches go out whole, so at least one comes, however large. One that is too large for the consumer's frames does not
-come at all: that counts as a failed attempt (docs/protocol.md, PULL).
+The bytes that a consumer asks for count twice: as they are stored, and as they are before compression, since a batch of
+2 KiB may hold 64 MiB. Batches go out whole, so at least one comes, however large. One that is too large for the
+consumer's frames does not come at all: that counts as a failed attempt (docs/protocol.md, PULL).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from sys import maxsize
 
+from msgspec.structs import replace
+
+from fairway.batch.layout import raw_length
 from fairway.groups import Handout, Range
 from fairway.storage.consume_log import Entry
 from fairway.storage.message_log import StoredBatch
@@ -44,6 +50,20 @@ def fitting(lots: Sequence[Handout], entries: Sequence[Entry], bytes_max: int, f
                 carried.add(entry.first_sequence)
             count += messages
     return None
+
+
+def fitting_raw(lots: Sequence[Handout], batches: Sequence[StoredBatch], bytes_max: int) -> int | None:
+    """How many messages of the lots, from the first on, have at most `bytes_max` before compression; None: all."""
+    if len(batches) < 2 or sum([raw_length(each.data) for each in batches]) <= bytes_max:
+        return None
+    weighed = [replace(each.entry, size=raw_length(each.data)) for each in batches]
+    return fitting(lots, weighed, bytes_max, maxsize)
+
+
+def fitting_batches(batches: Sequence[StoredBatch], bytes_max: int) -> int:
+    """How many batches, from the first on and at least one, have at most `bytes_max` before compression."""
+    sums = list(accumulate(raw_length(each.data) for each in batches))
+    return max(bisect_right(sums, bytes_max), 1)
 
 
 def _holding(entries: Sequence[Entry], firsts: Sequence[int], first: int, messages: int) -> Iterable[Entry]:

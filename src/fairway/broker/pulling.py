@@ -103,8 +103,7 @@ class Puller:
                 return self._skip(source, request, pulled)
             fitting_count = self._fitting(source, pulled, message.bytes_max, frame_bytes_max)
             if fitting_count is not None:
-                if messages_max < asked_max:  # shorter runs leave room for others, and may be too much again
-                    run_max //= _RUN_CUT
+                run_max = _shorter(run_max, messages_max, asked_max)
                 messages_max = fitting_count
                 if pulled.is_again:  # to a smaller frame than the first time: the rest is anybody's
                     rest = fitting.beyond(pulled.lots, fitting_count)
@@ -122,6 +121,9 @@ class Puller:
                 self._leave_out(source, name, absent, pulled)
             elif large:
                 messages_max = self._keep_back(source, name, large, pulled, frame_bytes_max) or messages_max
+            elif (raw_count := self._fitting_raw(pulled, batches, message.bytes_max)) is not None:
+                run_max = _shorter(run_max, messages_max, asked_max)
+                messages_max = raw_count
             else:
                 self._hand_out(request, source, pulled, batches, actor)
                 self._reader.rest(actor)
@@ -199,6 +201,11 @@ class Puller:
         wanted = frame_bytes_max if pulled.is_again else bytes_max  # the first time it was what was wanted
         entries = self._reader.entries(source.subject_id, pulled.lots)
         return fitting.fitting(pulled.lots, entries, wanted, frame_bytes_max)
+
+    def _fitting_raw(self, pulled: Pulled, batches: list[StoredBatch], bytes_max: int) -> int | None:
+        """How many messages to ask for instead, where these are too many bytes before compression. A response that did
+        not arrive comes as it was: it was bounded the first time."""
+        return None if pulled.is_again else fitting.fitting_raw(pulled.lots, batches, bytes_max)
 
     def _leave_out(self, source: GroupHost, name: Consumer, absent: list[Handout], pulled: Pulled) -> None:
         """These cannot be read: there is nothing to hand out, now or later. What is fresh of them is stepped over the
@@ -295,3 +302,9 @@ class Puller:
                 request.end()
 
         self._desk.when_durable(written, durable)
+
+
+def _shorter(run_max: int, messages_max: int, asked_max: int) -> int:
+    """The next bound on runs after a choice was too much. Shorter runs leave room for others, which may be too much
+    again, so runs are cut from the second time on."""
+    return run_max // _RUN_CUT if messages_max < asked_max else run_max

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fairway.batch import may_hold, tag_mask
+from fairway.broker import fitting
 from fairway.broker.desk import Desk
 from fairway.broker.reading import Reader
 from fairway.errors import Code, Refused
@@ -69,11 +70,14 @@ class ScanProcessor:
         if found is None:
             return Verdict.AGAIN
         wanted, batches = found
-        is_all = len(wanted) == len(choice.entries)
-        attachments = [each.data for each in batches]
+        reached = choice.reached if len(wanted) == len(choice.entries) else wanted[-1].end_sequence
+        kept = fitting.fitting_batches(batches, message.bytes_max)
+        if kept < len(batches):
+            reached = batches[kept].entry.first_sequence
+        attachments = [each.data for each in batches[:kept]]
         size = sum(map(len, attachments))
         actor.charge(size_bytes=size)
-        answer = self._answer(subject.id, choice.reached if is_all else wanted[-1].end_sequence, size, batches)
+        answer = self._answer(subject.id, reached, size, batches[:kept])
         request.respond(answer, attachments)
         return Verdict.DONE
 

@@ -43,6 +43,7 @@ class Request:
     deadline_ns = 1 << 62
     wait_until_ns = 0
     is_cancelled = False
+    account = None
 
 
 class Idle:

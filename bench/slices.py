@@ -46,6 +46,7 @@ class _Pull:
     deadline_ns: int = 1 << 62
     wait_until_ns: int = 0
     is_cancelled: bool = False
+    account: None = None
 
 
 class _Stage:

@@ -249,6 +249,43 @@ def _connected_consumers(seen: Described) -> list[tuple[tuple[str, str, str], li
     ]
 
 
+async def new_names(port: int, *, seconds: float = 3) -> None:
+    """Twenty connections ask for subjects that do not exist, each for another one every time, and are refused."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+
+    async def ask_on() -> None:
+        one = await client(port)
+        rng = random.Random()
+        while loop.time() < end:
+            name = f"new-{rng.getrandbits(63):x}"
+            with contextlib.suppress(Refused):
+                await one.pull(name, "group", "ann")
+            stream = Stream(rng.getrandbits(63))
+            stream.batch([b"the first one, which is never sent"])
+            with contextlib.suppress(Refused):
+                await one.produce(name, stream.batch([b"x"]))
+        one.abort()
+
+    await asyncio.gather(*(ask_on() for _ in range(20)))
+
+
+async def waiting_scans(port: int) -> None:
+    """As many long polls as may be in flight, with as much in each as it may have, on several connections; then all
+    hang up."""
+    healthy = await client(port)
+    await healthy.produce("quiet", Stream(random.Random().getrandbits(63)).batch([b"x"]))
+    healthy.abort()
+    raws = [await connect(port) for _ in range(20)]
+    tags = ["x" * 128] * 16
+    for raw in raws:
+        for _ in range(1_000):
+            raw.ask(Scan("quiet", m.Whence.LATEST, 0, None, MIB, wait_ms=60_000, tags=tags))
+    await asyncio.sleep(1.5)
+    for raw in raws:
+        raw.abort()
+
+
 async def idle_connections(port: int, *, connections: int = 2_000) -> list[Raw]:
     """Well behaved, and very many."""
     raws: list[Raw] = []
@@ -269,6 +306,8 @@ ATTACKS: tuple[Attack, ...] = (
     deaf_consumers,
     half_frames,
     false_consumers,
+    new_names,
+    waiting_scans,
 )
 
 

@@ -20,7 +20,6 @@ from fairway.names import Group as GroupName
 from fairway.names import Subject
 from fairway.protocol import Message
 from fairway.scheduling import Scheduler
-from fairway.scheduling.courtesy import COURTESY_NS
 from fairway.serving.requests import ServedRequest
 from fairway.storage.action_log import Action, ActionKind
 from fairway.storage.flusher import Outcome as Told
@@ -31,6 +30,7 @@ from fairway.storage.subjects import SubjectState
 from fairway.world.clock import Clock
 
 _NS = 1_000_000_000
+_BUSY_NS = 5_000_000  # groups count as at work so long after the last decision: their consumers are about to ask again
 _TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds: without it a timer would ring early, and again at once
 
 _FULL_RETRY_MS = 60_000  # a group goes when nobody has used it for days
@@ -69,7 +69,7 @@ class Desk:
         self._call_later = call_later
         self._timers: dict[asyncio.TimerHandle, None] = {}
         self._is_closed = False
-        self._busy_ns = -COURTESY_NS  # when a decision was last carried out
+        self._busy_ns = -_BUSY_NS  # when a decision was last carried out
         self._known: dict[tuple[str, str], GroupHost] = {}  # by names as they come: each request brings them anew
         self.parking = Parking(scheduler, self.call_later)
         self.watches = Watches(scheduler, self.call_later)
@@ -135,7 +135,7 @@ class Desk:
 
     def is_busy(self, now_ns: int) -> bool:
         """Whether groups are at work: something was decided for one of them just now."""
-        return now_ns - self._busy_ns < COURTESY_NS
+        return now_ns - self._busy_ns < _BUSY_NS
 
     def when_durable(self, written: Header | None, told: Told) -> None:
         """Call `told` once the record is durable. Where there was nothing to write, once all before it is: an ack that

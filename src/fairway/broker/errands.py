@@ -12,3 +12,4 @@ class Errand:
     deadline_ns = _NEVER_NS
     wait_until_ns = 0
     is_cancelled = False
+    account = None

@@ -44,7 +44,7 @@ class InboxProduceProcessor:
                 if outcome is not None:
                     raise outcome
                 key = ("produce", self._inboxes.subject_of(host))
-                self._desk.scheduler.dispatch(key, request, self, is_hasty=request.session.is_hasty)
+                self._desk.scheduler.dispatch(key, request, self)
             except FairwayError as error:
                 request.fail(error)
 

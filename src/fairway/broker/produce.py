@@ -75,3 +75,44 @@ class ProduceProcessor:
 
     def fail(self, request: ServedRequest[Produce], error: Exception) -> None:
         request.fail(error)
+
+
+class NewNames:
+    """Handles PRODUCE to subjects that do not exist yet, all in one actor: names are free, and an actor for each would
+    give whoever thinks of many the time of many.
+
+    A request of a connection must not overtake an earlier one to the same subject. So a subject that has requests here
+    is new until they are handled, although the first of them makes it.
+    """
+
+    KEY = ("produce", None)
+
+    def __init__(self, produce: ProduceProcessor, exists: Callable[[Subject], bool]) -> None:
+        self._produce = produce
+        self._exists = exists
+        self._pending: dict[str, int] = {}  # requests by subject
+
+    def is_new(self, subject: Subject) -> bool:
+        return str(subject) in self._pending or not self._exists(subject)
+
+    def add(self, request: ServedRequest[Produce]) -> None:
+        """It is in the mailbox."""
+        name = request.message.subject
+        self._pending[name] = self._pending.get(name, 0) + 1
+
+    def process(self, request: ServedRequest[Produce], actor: Actor) -> Verdict:
+        self._remove(request)
+        return self._produce.process(request, actor)
+
+    def expire(self, request: ServedRequest[Produce], expiry: Expiry) -> None:
+        self._remove(request)
+        self._produce.expire(request, expiry)
+
+    def fail(self, request: ServedRequest[Produce], error: Exception) -> None:
+        self._produce.fail(request, error)
+
+    def _remove(self, request: ServedRequest[Produce]) -> None:
+        name = request.message.subject
+        left = self._pending.pop(name, 1) - 1
+        if left:
+            self._pending[name] = left

@@ -30,13 +30,13 @@ from fairway.broker.inbox import Inboxes
 from fairway.broker.inbox_produce import InboxProduceProcessor
 from fairway.broker.metrics import Metrics
 from fairway.broker.naming import NameBook
-from fairway.broker.produce import ProduceProcessor
+from fairway.broker.produce import NewNames, ProduceProcessor
 from fairway.broker.reading import Reader
 from fairway.broker.retracing import KEY as RETRACING
 from fairway.broker.retracing import WATCHED, RetraceProcessor
 from fairway.broker.scan import SCAN_WEIGHT, ScanProcessor
 from fairway.broker.steering import SteeringProcessor
-from fairway.errors import FairwayError, StorageFault
+from fairway.errors import Code, FairwayError, Refused, StorageFault
 from fairway.names import Subject
 from fairway.protocol import Message, Options, RequestReceived
 from fairway.protocol.admin import BrokerState, Configure, Lever, Scan, Switch
@@ -53,9 +53,9 @@ from fairway.serving.delaying import NO_DESK, DelayDesk, concerns_delay, key_of
 from fairway.serving.doors import Doors, check_host
 from fairway.serving.exposition import CONTENT_TYPE
 from fairway.serving.hall import Hall, HallOptions
-from fairway.serving.http import HttpDoor, Page
+from fairway.serving.http import EXHAUSTED, HttpDoor, Page
 from fairway.serving.meters import Meters, SyncWatch
-from fairway.serving.requests import MessageT, ServedRequest, admit, hand_to
+from fairway.serving.requests import Asker, MessageT, ServedRequest, admit, hand_to
 from fairway.serving.session import Session
 from fairway.serving.subject_order import SubjectOrder
 from fairway.storage.directory import Identity
@@ -146,8 +146,8 @@ class Broker:
         self.desk.undertaker = self.undertaker = Undertaker(self.desk)
         self.housekeeper = Housekeeper(self.desk, options.housekeeping_ms)
         self.meters = Meters()
-        self.hall = Hall(world.clock, options.hall(), self.meters, self.scheduler.courtesy, self.handle)
-        self.waiting = Allowance(options.waiting_bytes_max, "wait in this broker's requests")
+        self.waiting: Allowance[Asker] = Allowance(options.waiting_bytes_max, "wait in this broker's requests")
+        self.hall = Hall(world.clock, options.hall(), self.meters, self.scheduler, self.waiting, self.handle)
         self.sync_watches = {
             "messages": store.messages.log.flusher.watch(SyncWatch(world.clock)),
             "actions": store.actions.log.flusher.watch(SyncWatch(world.clock)),
@@ -166,6 +166,10 @@ class Broker:
         self.scheduler.set_weight(RETRACING, SCAN_WEIGHT)
         store.on_actions = partial(self.desk.watches.release, WATCHED)
         self.produce = ProduceProcessor(store, self._is_read_only, self.desk.wake_subject)
+        self._new_names = NewNames(
+            self.produce, lambda subject: store.messages.views.subjects.find(subject) is not None
+        )
+        self.scheduler.set_weight(NewNames.KEY, limits.NEW_NAMES_WEIGHT)
         self.fetches = (
             Fetches(self.scheduler, world.clock, loop.call_later, options.fetches_at_once)
             if options.fetches_at_once
@@ -288,7 +292,7 @@ class Broker:
             return Page(503, f"{self.store.fault}\n")
         if self._is_stopping or not self._doors.are_open:
             return Page(503, "stopping\n" if self._is_stopping else "starting\n")
-        return Page(200, "ready\n")
+        return EXHAUSTED if self.waiting.is_exhausted else Page(200, "ready\n")
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -307,7 +311,12 @@ class Broker:
                 self._inbox_produce.begin(self._request(session, received, message), host)
             else:
                 subject = Subject.parse(message.subject)  # a name that is none must not become an actor's
-                self._dispatch(("produce", subject), self._request(session, received, message), self.produce)
+                producing = self._request(session, received, message)
+                if self._new_names.is_new(subject):
+                    self._dispatch(NewNames.KEY, producing, self._new_names)
+                    self._new_names.add(producing)
+                else:
+                    self._dispatch(("produce", subject), producing, self.produce)
         elif isinstance(message, Join):
             self._join(session, received, message)
         elif isinstance(message, _OF_MEMBERS):
@@ -387,18 +396,30 @@ class Broker:
     def _request(
         self, session: Session, received: RequestReceived, message: MessageT, wait_ms_max: int = 0
     ) -> ServedRequest[MessageT]:
-        """A pull waits for half a lease at most: who waits says nothing, and must not lose its place by that."""
+        """A pull waits for half a lease at most: who waits says nothing, and must not lose its place by that.
+
+        Where there is no room for one more that waits, it is answered at once, with what is there: so nobody can keep
+        consumers from their messages by filling the room."""
         now_ns = self.clock.monotonic_ns()
         wait_ms = min(message.wait_ms, self.options.wait_ms_max, wait_ms_max) if isinstance(message, _WAITS) else 0
-        return admit(
-            session,
-            received,
-            message,
-            self.waiting,
-            deadline_ns=now_ns + (wait_ms + self.options.request_ms_max) * _MS_NS,
-            wait_until_ns=now_ns + wait_ms * _MS_NS if wait_ms else 0,
-            received_ns=now_ns,
-        )
+
+        def admitted(wait_ms: int) -> ServedRequest[MessageT]:
+            return admit(
+                session,
+                received,
+                message,
+                self.waiting,
+                deadline_ns=now_ns + (wait_ms + self.options.request_ms_max) * _MS_NS,
+                wait_until_ns=now_ns + wait_ms * _MS_NS if wait_ms else 0,
+                received_ns=now_ns,
+            )
+
+        try:
+            return admitted(wait_ms)
+        except Refused as refused:
+            if not wait_ms or refused.code is not Code.BUSY:
+                raise
+        return admitted(0)
 
     def _is_read_only(self, subject: Subject) -> bool:
         state = self.store.messages.views.subjects.find(subject)

@@ -35,10 +35,10 @@ from fairway.serving.delaying import Asked, concerns_delay, key_of
 from fairway.serving.doors import Doors, check_host
 from fairway.serving.exposition import CONTENT_TYPE, Exposition
 from fairway.serving.hall import Hall, HallOptions
-from fairway.serving.http import HttpDoor, Page
+from fairway.serving.http import EXHAUSTED, HttpDoor, Page
 from fairway.serving.meters import Meters
 from fairway.serving.probe_pages import show_store
-from fairway.serving.requests import admit, hand_to
+from fairway.serving.requests import Asker, admit, hand_to
 from fairway.serving.session import Session
 from fairway.storage.directory import Identity
 from fairway.storage.store import Store
@@ -89,8 +89,8 @@ class DelayServer:
         self.standing = standing  # of one copy of several
         self.scheduler = Scheduler(world.clock, loop, options.scheduler)
         self.meters = Meters()
-        self.hall = Hall(world.clock, options.hall, self.meters, self.scheduler.courtesy, self.handle)
-        self.waiting = Allowance(options.waiting_bytes_max, "wait in this delay server's requests")
+        self.waiting: Allowance[Asker] = Allowance(options.waiting_bytes_max, "wait in this delay server's requests")
+        self.hall = Hall(world.clock, options.hall, self.meters, self.scheduler, self.waiting, self.handle)
         self.pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
         self._doors = Doors(world.net, self.hall, HttpDoor(self.pages))
         self._describer = _Describer(self._state)
@@ -261,6 +261,8 @@ class DelayServer:
         fault = self.delay.engine.fault
         if fault is not None or self._is_stopping or not self._doors.are_open:
             return Page(503, f"{fault or ('stopping' if self._is_stopping else 'starting')}\n")
+        if self.waiting.is_exhausted:
+            return EXHAUSTED
         return Page(200, "ready\n" if self.delay.engine.is_loaded else "ready, loading\n")
 
     # --- the end -----------------------------------------------------------------------------------------------------

@@ -30,20 +30,19 @@ from fairway.protocol.handshake import FEED
 from fairway.protocol.messages import Message
 from fairway.protocol.routing import Govern, Register, Route
 from fairway.registry.port import Registry, RegistryError, SessionState
-from fairway.scheduling.courtesy import Courtesy
+from fairway.scheduling import Scheduler
 from fairway.serving.budget import Allowance
 from fairway.serving.doors import Doors, check_host
 from fairway.serving.exposition import CONTENT_TYPE, Exposition
 from fairway.serving.hall import Hall, HallOptions
-from fairway.serving.http import HttpDoor, Page
+from fairway.serving.http import EXHAUSTED, HttpDoor, Page
 from fairway.serving.meters import Meters
-from fairway.serving.requests import ServedRequest
+from fairway.serving.requests import Asker, ServedRequest, admit
 from fairway.serving.session import Session
 from fairway.world.clock import Clock
 from fairway.world.net import Net
 from fairway.world.rng import Rng
 
-_POLL_GROWTH = 10  # a question that waits, in multiples of its bytes: names and the places where it is entered
 _DECISIONS_MAX = 64  # of operators, under way at once
 _NOT_META = Refused(
     Code.UNSUPPORTED,
@@ -102,8 +101,9 @@ class MetaServer:
         self.options = options
         self.meters = Meters()
         self._started_ms = world.clock.wall_ms()
-        self.hall = Hall(world.clock, options.feeding(), self.meters, Courtesy(), self.handle)
-        self.waiting = Allowance(options.waiting_bytes_max, "wait in this meta server's requests")
+        accounts = Scheduler(world.clock, asyncio.get_running_loop())  # of connections: there are no actors here
+        self.waiting: Allowance[Asker] = Allowance(options.waiting_bytes_max, "wait in this meta server's requests")
+        self.hall = Hall(world.clock, options.feeding(), self.meters, accounts, self.waiting, self.handle)
         self.picture = Picture()
         self._world = world
         self._registry = world.registry
@@ -179,11 +179,8 @@ class MetaServer:
             raise _NOT_META
 
     def _admit(self, session: Session, received: RequestReceived, message: MessageT) -> ServedRequest[MessageT]:
-        size = received.control_bytes * _POLL_GROWTH
-        self.waiting.take(size)
-        return ServedRequest(
-            session, received.correlation, message, deadline_ns=0, let_go=lambda: self.waiting.give_back(size)
-        )
+        is_waiting = isinstance(message, Route) and message.wait_ms > 0
+        return admit(session, received, message, self.waiting, deadline_ns=0, wait_until_ns=1 if is_waiting else 0)
 
     def _decide(self, session: Session, received: RequestReceived, message: Govern) -> None:
         if len(self._decisions) >= _DECISIONS_MAX:
@@ -248,6 +245,8 @@ class MetaServer:
         """Whether to send clients here: one that has read the registry answers them, even when that is away."""
         if self._is_stopping or not self._doors.are_open:
             return Page(503, f"{'stopping' if self._is_stopping else 'starting'}\n")
+        if self.waiting.is_exhausted:
+            return EXHAUSTED
         why = self.keeper.why_old()
         return Page(200, f"ready, but {why}\n" if why else "ready\n")
 

@@ -8,20 +8,22 @@ back by its own slowness: that is the whole of the rate limiting.
     processor    the port: what a request is, and who handles it
     mailbox      a bounded queue of requests, and beside it those that wait for something to come
     actor        a mailbox, its account of time, and whether it may run
+    account      what one connection has used
     order        who is next: by virtual time, or by arrival for comparison
-    courtesy     who gives way to whom, for a while
     alarms       when an actor must be looked at although nothing has happened
     scheduler    turns and slices, expiry, refusal, removal
 
 Blind to storage and protocol. Everything runs on one loop's thread.
 """
 
+from fairway.scheduling.account import Account
 from fairway.scheduling.actor import Actor
 from fairway.scheduling.order import Arrival, Order, VirtualTime
 from fairway.scheduling.processor import Expiry, Processor, Request, Verdict
 from fairway.scheduling.scheduler import Loop, Scheduler, SchedulerOptions, Tally
 
 __all__ = [
+    "Account",
     "Actor",
     "Arrival",
     "Expiry",

@@ -36,10 +36,11 @@ class Actor:
         "elsewhere_ns",
         "idle_since_ns",
         "is_background",
-        "is_held",
         "key",
         "mailbox",
         "owed_ns",
+        "place",
+        "rank",
         "run",
         "served_ns",
         "slices",
@@ -59,11 +60,12 @@ class Actor:
         self.byte_cost_ns = byte_cost_ns
         self.virtual_ns = 0.0  # time used, divided by weight: the one with the least runs next
         self.owed_ns = 0.0  # used, and not yet in `virtual_ns`
+        self.rank = 0.0  # its place among the ready, by what its accounts had used
+        self.place = 0  # the number of its entry among the ready; others of it are out of date
         self.idle_since_ns = now_ns
         self.alarm_ns = NEVER_NS
         self.sweep_ns = 0  # what the look at all its requests has taken so far
         self.swept_until_ns = 0  # its requests were looked at just now
-        self.is_held = False  # it is ready, and gives way
         self.is_background = False  # set by its processor: the scheduler is not busy for its sake
         self.served_ns = 0  # figures for people
         self.elsewhere_ns = 0
@@ -74,7 +76,7 @@ class Actor:
     def may_run(self) -> bool:
         """Whether a request can be handled, or must be told that its time is up."""
         mailbox = self.mailbox
-        if self.suspensions or not (mailbox.arrived or mailbox.hasty or (mailbox.is_woken and mailbox.waiting)):
+        if self.suspensions or not (mailbox.arrived or (mailbox.is_woken and mailbox.waiting)):
             return bool(mailbox.overdue)
         return True
 

@@ -9,6 +9,17 @@ have caught up with them. The millisecond is for naps. A group of two consumers 
 and is away until their next requests have come: without it, each such nap would cost it what it had not yet used
 (docs/adr/0005). In the long run nobody gains more than that one millisecond by it.
 
+Virtual time goes on with the service that is given, as in weighted fair queueing: by the time given, divided by the
+weight of all who are ready. Otherwise newcomers that come without end would each start at the same least, and nobody
+who was served before would be served again.
+
+Each request counts twice: for its actor, and for the account of the connection that it came from. A request has a start
+of its own, as in start-time fair queueing: where its connection's last one is expected to end, and not before now. An
+actor's rank is the greater of what it has used and the start of its next request, so its share is the smaller of what
+the two accounts allow: a hundred actors that one connection keeps busy have the share of one connection, and a hundred
+connections that keep one actor busy have the share of one actor. A new connection starts a millisecond late: otherwise
+one that comes back under another name with each request would always go first.
+
 `Arrival` is a plain queue of requests, first come, first served, behind the same interface: for comparison.
 """
 
@@ -16,10 +27,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from fairway.scheduling.account import Account
 from fairway.scheduling.actor import Actor
+from fairway.scheduling.mailbox import Letter
 
 LEAD_NS_MAX = 100_000_000  # 0.1 s: so long a single charge (a disk that hangs for a minute) may hold an actor back
 CREDIT_NS = 1_000_000  # 1 ms, five slices: as long as a consumer's way to its next request (bench/slices)
+
+DEBIT_NS = 1_000_000  # 1 ms: a new connection starts so far behind those that are there, or its like would go first
+AHEAD_NS = 2_000_000  # 2 ms, ten slices: a connection that is so far ahead of the others is read when its turn comes
+_COST_SHARE = 0.1  # of the newest request in what one of its connection is expected to take
 
 
 class Order(Protocol):
@@ -32,14 +49,27 @@ class Order(Protocol):
     def enter(self, actor: Actor) -> None:
         """The actor was idle, or is new, and becomes ready."""
 
+    def place(self, letter: Letter) -> None:
+        """A request has come, or was woken: set its start."""
+
     def rank(self, actor: Actor) -> float:
-        """Its place among the ready. Asked once, when it becomes ready or has run."""
+        """Its place among the ready."""
 
     def charge(self, actor: Actor, charge_ns: float) -> None:
         """The actor has used this much time."""
 
-    def advance(self, least_rank: float) -> None:
-        """This is now the least rank among the ready."""
+    def settle(self, letter: Letter, charge_ns: float) -> None:
+        """A request has used this much time."""
+
+    def charge_account(self, account: Account, charge_ns: float) -> None:
+        """A connection has used this much time without a request."""
+
+    def is_ahead(self, account: Account) -> bool:
+        """Whether a connection has used more than its share, or has asked for it already."""
+
+    def advance(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
+        """So much time was given while actors of this weight were ready; the least rank among these, if there are
+        any."""
 
 
 class VirtualTime:
@@ -56,8 +86,22 @@ class VirtualTime:
         credit_ns = self._credit_ns if actor.slices else 0  # a newcomer has not earned any
         actor.virtual_ns = max(actor.virtual_ns, self.minimum_ns - credit_ns)
 
+    def place(self, letter: Letter) -> None:
+        letter.is_placed = True
+        account = letter.account
+        if account is None:
+            return
+        least_ns = self.minimum_ns + (DEBIT_NS if account.is_new else -self._credit_ns)
+        start_ns = max(least_ns, min(account.end_ns, self.minimum_ns + self._lead_ns_max))
+        letter.start_ns = start_ns
+        letter.expected_ns = account.cost_ns
+        account.end_ns = start_ns + account.cost_ns
+
     def rank(self, actor: Actor) -> float:
-        return actor.virtual_ns
+        letter = actor.mailbox.first()
+        if letter is None or letter.start_ns < actor.virtual_ns:
+            return actor.virtual_ns
+        return letter.start_ns
 
     def charge(self, actor: Actor, charge_ns: float) -> None:
         weight = actor.weight
@@ -66,8 +110,24 @@ class VirtualTime:
             used_ns = max(actor.virtual_ns, self.minimum_ns + self._lead_ns_max / weight)
         actor.virtual_ns = used_ns
 
-    def advance(self, least_rank: float) -> None:
-        self.minimum_ns = max(self.minimum_ns, least_rank)
+    def settle(self, letter: Letter, charge_ns: float) -> None:
+        account = letter.account
+        if account is not None:
+            account.end_ns += charge_ns - letter.expected_ns
+            letter.expected_ns = 0.0
+            account.cost_ns += (charge_ns - account.cost_ns) * _COST_SHARE
+            account.is_new = False
+
+    def charge_account(self, account: Account, charge_ns: float) -> None:
+        account.end_ns = max(account.end_ns, self.minimum_ns - self._credit_ns) + charge_ns
+
+    def is_ahead(self, account: Account) -> bool:
+        return account.end_ns > self.minimum_ns + AHEAD_NS
+
+    def advance(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
+        self.minimum_ns += charge_ns / ready_weight
+        if least_rank is not None and least_rank > self.minimum_ns:
+            self.minimum_ns = least_rank
 
 
 class Arrival:
@@ -78,6 +138,10 @@ class Arrival:
     def enter(self, actor: Actor) -> None:
         pass
 
+    def place(self, letter: Letter) -> None:
+        letter.is_placed = True
+        letter.start_ns = letter.number
+
     def rank(self, actor: Actor) -> float:
         letter = actor.mailbox.first()
         return letter.number if letter is not None else 0
@@ -85,5 +149,14 @@ class Arrival:
     def charge(self, actor: Actor, charge_ns: float) -> None:
         actor.virtual_ns += charge_ns / actor.weight
 
-    def advance(self, least_rank: float) -> None:
+    def settle(self, letter: Letter, charge_ns: float) -> None:
+        pass
+
+    def charge_account(self, account: Account, charge_ns: float) -> None:
+        pass
+
+    def is_ahead(self, account: Account) -> bool:
+        return False
+
+    def advance(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
         pass

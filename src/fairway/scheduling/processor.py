@@ -17,6 +17,7 @@ import enum
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from fairway.scheduling.account import Account
     from fairway.scheduling.actor import Actor
 
 
@@ -51,6 +52,10 @@ class Request(Protocol):
     @property
     def is_cancelled(self) -> bool:
         """Whether its sender is gone. Asked often: keep it cheap."""
+
+    @property
+    def account(self) -> Account | None:
+        """Who pays for it beside the actor; None: nobody."""
 
 
 RequestT_contra = TypeVar("RequestT_contra", bound=Request, contravariant=True)

@@ -9,9 +9,8 @@ there so that a thousand requests too short for the clock are not free. What it 
 behalf (a cold read in a thread, charged when it ends) and the bytes of its responses. It is taken before the actor is
 let in again as a sleeper: time used elsewhere is used, not slept.
 
-An actor whose requests all come from those who send too much at a time (`is_hasty`) gives way: while others are at
-work it has a slice every now and then, and the loop is free for them in between. Else every step of every other request
-would wait for a slice of theirs, and there are ten such steps from a send to its ack (bench/hostile).
+What a request cost is charged to its connection as well, and an actor's place among the ready depends on both accounts
+(`order`).
 
 Every path is bounded: requests per actor, actors, weights; and full has an answer.
 """
@@ -25,9 +24,9 @@ from itertools import count
 from typing import NoReturn, Protocol, TypeVar
 
 from fairway.errors import Code, Misuse, Refused
+from fairway.scheduling.account import Account
 from fairway.scheduling.actor import IDLE, READY, RUNNING, Actor
-from fairway.scheduling.alarms import Alarms, Timer, TimerLoop
-from fairway.scheduling.courtesy import Courtesy
+from fairway.scheduling.alarms import Alarms, TimerLoop
 from fairway.scheduling.mailbox import NEVER_NS, Letter
 from fairway.scheduling.order import Order, VirtualTime
 from fairway.scheduling.processor import Expiry, Processor, Request, Verdict
@@ -41,9 +40,6 @@ WEIGHT_MIN = 0.01
 WEIGHT_MAX = 100.0
 SWEEP_EVERY_NS = 10_000_000  # a sweep looks at every request of an actor: two thousand take 1 ms,
 SWEEP_SHARE = 50  # so the next one waits until so many times as long have passed
-PAUSE_NS_MIN = 1_000_000  # between their slices then: the shortest time that all loops can tell
-PAUSE_SHARE = 2  # or so many times as long as their last turn took
-PAUSE_NS_MAX = 20_000_000  # and no longer, whatever it was that they did
 
 
 class Loop(TimerLoop, Protocol):
@@ -95,18 +91,15 @@ class Scheduler:
         self._alarms = Alarms(clock, loop, self._options.slice_ns, self._on_alarm)
         self._actors: dict[Hashable, Actor] = {}
         self._weights: dict[Hashable, float] = {}  # those other than 1
-        self._ready: list[tuple[float, int, Actor]] = []  # a heap; a READY actor is here or held, any other never
-        self._held: list[Actor] = []  # READY, hasty, and not in the heap
-        self._held_timer: Timer | None = None
-        self._pause_ns = PAUSE_NS_MIN
-        self._is_their_turn = False  # whose that were held
+        self._ready: list[tuple[float, int, Actor]] = []  # a heap; of a READY actor the entry `place` is meant
+        self._ready_weight = 0.0  # of the READY actors, each once
+        self._handled: Letter | None = None  # the request that was handled last
         self._numbers = count()
         self._crowded_until_ns = 0
         self._is_kicked = False
         self._is_closed = False
         self.busy_ns = 0  # when an actor that is not in the background last had a slice
         self.tally = Tally()
-        self.courtesy = Courtesy()
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -120,26 +113,29 @@ class Scheduler:
 
     # --- from outside ------------------------------------------------------------------------------------------------
 
-    def dispatch(
-        self, key: Hashable, request: RequestT, processor: Processor[RequestT], *, is_hasty: bool = False
-    ) -> None:
-        """Put a request into an actor's mailbox. `Refused` where there is no room: then the caller answers it.
-
-        `is_hasty`: from somebody who sends too much at a time.
-        """
+    def dispatch(self, key: Hashable, request: RequestT, processor: Processor[RequestT]) -> None:
+        """Put a request into an actor's mailbox. `Refused` where there is no room: then the caller answers it."""
         actor = self._actors.get(key)
         if actor is None:
             actor = self._add_actor(key)
         elif len(actor.mailbox) >= self._options.mailbox_requests_max:
             self._refuse_full(actor)
         late_ns = request.deadline_ns - self._options.answer_margin_ns
-        actor.mailbox.put(Letter(request, processor, next(self._numbers), late_ns, is_hasty=is_hasty))
+        letter = Letter(request, processor, next(self._numbers), late_ns, request.account)
+        self._order.place(letter)
+        actor.mailbox.put(letter)
         if late_ns < actor.alarm_ns:
             self._alarms.set(actor, late_ns)
-        if actor.is_held and not is_hasty:
-            self._let_in(actor)
-        if actor.run is IDLE:
-            self._make_ready(actor)
+        self._make_ready(actor)
+
+    def charge(self, account: Account, elapsed_ns: int) -> None:
+        """Time that was used for a connection outside of any actor."""
+        self._order.charge_account(account, elapsed_ns)
+        self._order.advance(elapsed_ns, self._ready_weight + 1, None)
+
+    def is_ahead(self, account: Account) -> bool:
+        """Whether a connection has used more than its share, or has asked for it already."""
+        return self._order.is_ahead(account)
 
     def wake(self, key: Hashable) -> None:
         """Something may be there for requests that wait. Cheap, harmless when it is not so, never lost."""
@@ -165,6 +161,8 @@ class Scheduler:
             raise Refused(Code.BUSY, f"{len(self._weights)} weights are set: set another back to 1 first")
         actor = self._actors.get(key)
         if actor is not None:
+            if actor.run is READY:
+                self._ready_weight += weight - actor.weight
             actor.weight = float(weight)
 
     def close(self) -> None:
@@ -174,9 +172,6 @@ class Scheduler:
         letters = [letter for actor in self for letter in actor.mailbox.empty()]
         self._actors.clear()
         self._ready.clear()
-        self._held.clear()
-        if self._held_timer is not None:
-            self._held_timer.cancel()
         errors = []
         for letter in letters:
             try:
@@ -247,7 +242,12 @@ class Scheduler:
     # --- turns -------------------------------------------------------------------------------------------------------
 
     def _make_ready(self, actor: Actor) -> None:
-        if actor.run is IDLE and actor.may_run and not self._is_closed:
+        """Something has come for it."""
+        if actor.run is READY:
+            rank = self._rank(actor)
+            if rank < actor.rank:  # it starts earlier than all that were there
+                self._place(actor, rank)
+        elif actor.run is IDLE and actor.may_run and not self._is_closed:
             self._settle(actor)
             self._order.enter(actor)
             self._enqueue(actor)
@@ -255,7 +255,19 @@ class Scheduler:
 
     def _enqueue(self, actor: Actor) -> None:
         actor.run = READY
-        heapq.heappush(self._ready, (self._order.rank(actor), next(self._numbers), actor))
+        self._ready_weight += actor.weight
+        self._place(actor, self._rank(actor))
+
+    def _rank(self, actor: Actor) -> float:
+        mailbox = actor.mailbox
+        if mailbox.is_woken and mailbox.waiting and not mailbox.waiting[0].is_placed:
+            self._order.place(mailbox.waiting[0])
+        return self._order.rank(actor)
+
+    def _place(self, actor: Actor, rank: float) -> None:
+        actor.rank = rank
+        actor.place = next(self._numbers)
+        heapq.heappush(self._ready, (rank, actor.place, actor))
 
     def _kick(self) -> None:
         if self._ready and not self._is_kicked:
@@ -263,80 +275,64 @@ class Scheduler:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        began_ns = now_ns = self._now_ns()
+        now_ns = self._now_ns()
         end_ns = now_ns + self._options.slice_ns
         try:
             for _ in range(self._options.turn_slices_max):
-                if not self._ready or now_ns >= end_ns:
+                actor = self._next_actor()
+                if actor is None or now_ns >= end_ns:
                     break
-                now_ns = self._run_next(now_ns, end_ns)
+                now_ns = self._run(actor, now_ns, end_ns)
         finally:
-            if self._is_their_turn:
-                self._is_their_turn = False
-                self._pause_ns = min(max(PAUSE_NS_MIN, PAUSE_SHARE * (now_ns - began_ns)), PAUSE_NS_MAX)
             self._is_kicked = False
             self._kick()
 
-    def _hold(self, actor: Actor) -> None:
-        """Let it give way for a while."""
-        actor.is_held = True
-        self._held.append(actor)
-        if self._held_timer is None:
-            self._held_timer = self._loop.call_later(self._pause_ns / 1e9, self._let_on)
+    def _next_actor(self) -> Actor | None:
+        """The first of the ready, which stays where it is."""
+        ready = self._ready
+        while ready:
+            _, place, actor = ready[0]
+            is_meant = actor.run is READY and actor.place == place
+            if is_meant and not actor.owed_ns:
+                return actor
+            heapq.heappop(ready)
+            if is_meant:
+                self._settle(actor)
+                self._place(actor, self._rank(actor))
+        return None
 
-    def _let_on(self) -> None:
-        """Those that gave way have a turn."""
-        self._held_timer = None
-        self._is_their_turn = bool(self._held)
-        for actor in list(self._held):
-            self._let_in(actor)
-
-    def _let_in(self, actor: Actor) -> None:
-        """It gives way no longer."""
-        self._held.remove(actor)
-        actor.is_held = False
-        self._enqueue(actor)
-        self._kick()
-
-    def _run_next(self, now_ns: int, end_ns: int) -> int:
-        """A slice for the actor that is next; the time after it."""
-        _, _, actor = heapq.heappop(self._ready)
-        if actor.owed_ns and self._has_lost_its_place(actor):
-            self._enqueue(actor)
-            return now_ns
-        if not actor.mailbox.is_hasty:
-            if not actor.is_background:
-                self.courtesy.polite_ns = now_ns
-        elif self.courtesy.is_due(now_ns) and not self._is_their_turn:
-            self._hold(actor)
-            return now_ns
+    def _run(self, actor: Actor, now_ns: int, end_ns: int) -> int:
+        """A slice for the first of the ready; the time after it."""
+        heapq.heappop(self._ready)
+        weight = max(self._ready_weight, actor.weight)
+        self._ready_weight -= actor.weight
         actor.run = RUNNING
         handled = 0
         started_ns = now_ns
         try:
             while actor.may_run and handled < self._slice_requests_max:
                 handled += 1
+                owed_ns = actor.owed_ns
                 goes_on = self._handle(actor, now_ns)
-                now_ns = self._now_ns()
+                began_ns, now_ns = now_ns, self._now_ns()
+                elapsed_ns = max(now_ns - began_ns, self._options.floor_ns)
+                self._charge_letter(actor, self._handled, elapsed_ns + actor.owed_ns - owed_ns)
                 if now_ns >= end_ns or not goes_on:
                     break
         except BaseException:
             now_ns = self._now_ns()
             raise
         finally:
-            self._end_slice(actor, started_ns, now_ns, handled)
+            self._end_slice(actor, weight, started_ns, now_ns, handled)
         return now_ns
 
-    def _has_lost_its_place(self, actor: Actor) -> bool:
-        self._settle(actor)
-        return bool(self._ready) and self._order.rank(actor) > self._ready[0][0]
-
-    def _end_slice(self, actor: Actor, started_ns: int, now_ns: int, handled: int) -> None:
+    def _end_slice(self, actor: Actor, weight: float, started_ns: int, now_ns: int, handled: int) -> None:
         elapsed_ns = now_ns - started_ns
         floor_ns = handled * self._options.floor_ns
         actor.slices += 1
         actor.served_ns += elapsed_ns
-        self._order.charge(actor, actor.owed_ns + max(elapsed_ns, floor_ns))
+        charge_ns = actor.owed_ns + max(elapsed_ns, floor_ns)
+        self._order.charge(actor, charge_ns)
         actor.owed_ns = 0.0
         actor.run = IDLE
         actor.idle_since_ns = now_ns
@@ -344,22 +340,32 @@ class Scheduler:
             self.busy_ns = now_ns
         if actor.may_run:
             self._enqueue(actor)
-        if self._ready:
-            self._order.advance(self._ready[0][0])
+        self._order.advance(charge_ns, weight, self._ready[0][0] if self._ready else None)
 
     def _settle(self, actor: Actor) -> None:
+        """Charge what was done elsewhere, for the request that comes next: it has waited for that."""
         if actor.owed_ns:
             self._order.charge(actor, actor.owed_ns)
+            self._charge_letter(actor, actor.mailbox.first(), actor.owed_ns)
             actor.owed_ns = 0.0
+
+    def _charge_letter(self, actor: Actor, letter: Letter | None, charge_ns: float) -> None:
+        """An actor of twice the weight has twice the time, also if all of it is one connection's. One of less weight
+        costs its connections no more: they may have other business."""
+        if letter is not None:
+            self._order.settle(letter, charge_ns if actor.weight <= 1 else charge_ns / actor.weight)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def _handle(self, actor: Actor, now_ns: int) -> bool:
         """One request; whether the slice goes on."""
         if actor.mailbox.overdue:
-            self._expire(*actor.mailbox.overdue.pop())
+            letter, expiry = actor.mailbox.overdue.pop()
+            self._handled = letter
+            self._expire(letter, expiry)
             return True
         letter = actor.mailbox.take()
+        self._handled = letter
         request, processor = letter.request, letter.processor
         if now_ns >= letter.late_ns or request.is_cancelled:
             actor.mailbox.look_on(letter)

@@ -10,31 +10,59 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from fairway import limits
 from fairway.errors import Code, Refused, invariant
 
 HolderT = TypeVar("HolderT")
 
 _RELIEF = 0.75  # of the bound, after an eviction: each looks at all holders, so there must be some way to the next one
 _RETRY_AFTER_MS = 50  # a few group commits
+_URGENT_SHARE = 8  # an eighth of an allowance is kept for heartbeats, settlements and small sends
 
 
-class Allowance:
-    """Bytes that are taken with leave and given back."""
+class Allowance(Generic[HolderT]):
+    """Bytes that are taken with leave and given back, each by a holder: a connection, say.
+
+    A holder may have as much as is left beside that: alone it gets one half of all, with one other like it a third
+    each, and however many there are, something is left for one that asks for little. A part is kept for what is urgent:
+    small, and answered at once.
+    """
 
     def __init__(self, bytes_max: int, what: str) -> None:
         self.bytes_max = bytes_max
         self.taken_bytes = 0
         self._what = what
+        self._held: dict[HolderT, int] = {}
 
-    def take(self, size: int) -> None:
-        """`Refused` where the bound would be passed. One may always be there, however large."""
-        if self.taken_bytes and self.taken_bytes + size > self.bytes_max:
+    def take(self, holder: HolderT, size: int, *, is_urgent: bool = False) -> None:
+        """`Refused` where a bound would be passed. One may always be there, however large."""
+        left = self.bytes_max - self.taken_bytes - (0 if is_urgent else self.bytes_max // _URGENT_SHARE)
+        held = self._held.get(holder, 0)
+        if self.taken_bytes and held + size > left:
             raise Refused(Code.BUSY, f"too many bytes {self._what}", retry_after_ms=_RETRY_AFTER_MS)
+        self._held[holder] = held + size
         self.taken_bytes += size
 
-    def give_back(self, size: int) -> None:
-        invariant(size <= self.taken_bytes, "no more is given back than was taken")
+    def give_back(self, holder: HolderT, size: int) -> None:
+        """What a holder took. Nothing happens if it was forgotten meanwhile."""
+        held = self._held.get(holder)
+        if held is None:
+            return
+        invariant(size <= held, "no more is given back than was taken")
         self.taken_bytes -= size
+        if held == size:
+            del self._held[holder]
+        else:
+            self._held[holder] = held - size
+
+    def forget(self, holder: HolderT) -> None:
+        """It is gone, and has nothing any more."""
+        self.taken_bytes -= self._held.pop(holder, 0)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether there is no room for what is urgent, either."""
+        return self.taken_bytes + limits.URGENT_BYTES_MAX > self.bytes_max
 
 
 class Budget(Generic[HolderT]):

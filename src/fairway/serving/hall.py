@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused
 from fairway.protocol import Bytes, Message, Options, RequestReceived
-from fairway.scheduling.courtesy import Courtesy
-from fairway.serving.budget import Budget
+from fairway.scheduling import Account, Scheduler
+from fairway.serving.budget import Allowance, Budget
 from fairway.serving.meters import Meters
+from fairway.serving.requests import Asker
 from fairway.serving.session import Session
 from fairway.serving.turnstile import Turnstile
 from fairway.world.clock import Clock
@@ -47,7 +48,8 @@ class Hall:
         clock: Clock,
         options: HallOptions,
         meters: Meters,
-        courtesy: Courtesy,
+        scheduler: Scheduler,
+        waiting: Allowance[Asker],
         handle: Callable[[Session, RequestReceived], None],
     ) -> None:
         self.clock = clock
@@ -59,7 +61,12 @@ class Hall:
             options.unsent_bytes_max, lambda session: session.unsent_bytes, Session.abort
         )
         loop = asyncio.get_running_loop()
-        self.turnstile: Turnstile[Session] = Turnstile(clock, loop.call_soon, loop.call_later, Session.go_on, courtesy)
+        self.turnstile: Turnstile[Session] = Turnstile(
+            clock, loop.call_soon, Session.go_on, lambda session: session.account.end_ns
+        )
+        self._scheduler = scheduler
+        self._waiting = waiting
+        self._refusals_end_ns = 0
         self._options = options
         self._meters = meters
         self._call_later = loop.call_later
@@ -98,10 +105,22 @@ class Hall:
         self._sessions.pop(session, None)
         self.incoming.forget(session)
         self.outgoing.forget(session)
+        self._waiting.forget(session)
         if self.on_closed is not None:
             self.on_closed(session)
         if not self._sessions:
             self._deserted.set()
+
+    def charge(self, account: Account, elapsed_ns: int) -> bool:
+        """A connection was read for so long; whether it has used more than its share by that."""
+        self._scheduler.charge(account, elapsed_ns)
+        return self._scheduler.is_ahead(account)
+
+    def rest_ms(self, elapsed_ns: int) -> int:
+        """All that is refused outright shares one account: how long a connection rests that spent so long on it."""
+        now_ns = self.clock.monotonic_ns()
+        self._refusals_end_ns = max(self._refusals_end_ns, now_ns) + elapsed_ns * limits.REFUSALS_SHARE
+        return (self._refusals_end_ns - now_ns) // 1_000_000
 
     def answered(self, message: Message, attachments: Sequence[Bytes]) -> None:
         self._meters.answered(message, attachments)

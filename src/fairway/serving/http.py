@@ -29,6 +29,8 @@ class Page(NamedTuple):
     content_type: str = "text/plain; charset=utf-8"
 
 
+EXHAUSTED = Page(503, "too many requests wait: clients are refused as busy\n")
+
 Pages: TypeAlias = Mapping[str, Callable[[], Page]]
 
 

@@ -9,17 +9,26 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+from fairway import limits
 from fairway.errors import BadName, Code, FairwayError, Misuse, Refused, RemoteProtocolError, StorageFault
 from fairway.protocol import Bytes, Message, RequestReceived
-from fairway.protocol.admin import Scan
-from fairway.protocol.messages import Pull
+from fairway.protocol.admin import Describe, Scan, Seek, Switch, Weigh
+from fairway.protocol.messages import Heartbeat, Leave, Produce, Pull
+from fairway.protocol.routing import Register, Route
 from fairway.protocol.tracing import Index, Retrace
-from fairway.scheduling import Expiry, Processor, Scheduler
+from fairway.scheduling import Account, Expiry, Processor, Scheduler
 from fairway.serving.budget import Allowance
 
 MessageT = TypeVar("MessageT", bound=Message)
 
-_CONTROL_GROWTH = 40  # a decoded control message at its worst, in multiples of its bytes
+# What a decoded control message holds at its worst: lists of ranges 40 times its bytes, lists of names 10 times. One
+# without lists holds its own names; fields of later versions are not kept.
+_LISTS_GROWTH = 40
+_NAMES_GROWTH = 10
+_PLAIN_BYTES = 1_024
+_PLAIN_BYTES_MAX = 4_096
+_PLAIN = (Pull, Scan, Heartbeat, Leave, Produce, Retrace, Index, Seek, Switch, Weigh, Describe)
+_NAMES = (Route, Register)
 _LARGE = (Pull, Scan, Retrace, Index)  # their answers; a union written where it is asked costs 1 µs
 _UNREAD = Refused(Code.BUSY, "answers wait on this connection: read them before asking for more", retry_after_ms=1_000)
 _LATE = Refused(Code.EXPIRED, "the request could not be answered in time: the broker is busy", retry_after_ms=50)
@@ -30,13 +39,10 @@ class Asker(Protocol):
 
     address: str
     here: str  # where it has found us; empty: not known
+    account: Account  # what it has used
 
     @property
     def is_gone(self) -> bool: ...
-
-    @property
-    def is_hasty(self) -> bool:
-        """Whether it sends more at a time than others can bear."""
 
     @property
     def is_swamped(self) -> bool:
@@ -84,6 +90,10 @@ class ServedRequest(Generic[MessageT]):
         """Whether nobody reads the answer: its asker is gone, or does not read the large ones that it has asked for."""
         session = self.session
         return session.is_gone or (session.is_swamped and isinstance(self.message, _LARGE))
+
+    @property
+    def account(self) -> Account:
+        return self.session.account
 
     def end(self) -> None:
         """It is answered, or never will be: what was held for it is free."""
@@ -141,15 +151,15 @@ def admit(
     session: Asker,
     received: RequestReceived,
     message: MessageT,
-    waiting: Allowance,
+    waiting: Allowance[Asker],
     *,
     deadline_ns: int,
     wait_until_ns: int = 0,
     received_ns: int = 0,
 ) -> ServedRequest[MessageT]:
     """The request as actors see it; what it holds is taken from the allowance until it is answered."""
-    size = received.control_bytes * _CONTROL_GROWTH + sum(map(len, received.attachments))
-    waiting.take(size)
+    size = held_bytes(received)
+    waiting.take(session, size, is_urgent=not wait_until_ns and size <= limits.URGENT_BYTES_MAX)
     return ServedRequest(
         session,
         received.correlation,
@@ -158,8 +168,23 @@ def admit(
         deadline_ns=deadline_ns,
         wait_until_ns=wait_until_ns,
         received_ns=received_ns,
-        let_go=partial(waiting.give_back, size),
+        let_go=partial(waiting.give_back, session, size),
     )
+
+
+def held_bytes(received: RequestReceived) -> int:
+    """What a request holds in memory until it is answered. `Refused`: more than any of its kind has a use for."""
+    message, control_bytes = received.message, received.control_bytes
+    attached = sum(map(len, received.attachments))
+    if not isinstance(message, _PLAIN):
+        return control_bytes * (_NAMES_GROWTH if isinstance(message, _NAMES) else _LISTS_GROWTH) + attached
+    if control_bytes > limits.PLAIN_CONTROL_BYTES_MAX:
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"a {type(message).__name__.upper()} of {control_bytes} bytes beside its batches: at most "
+            f"{limits.PLAIN_CONTROL_BYTES_MAX} are allowed, whatever a later version adds to it",
+        )
+    return min(control_bytes + _PLAIN_BYTES, _PLAIN_BYTES_MAX) + attached
 
 
 def hand_to(
@@ -170,7 +195,7 @@ def hand_to(
 ) -> None:
     """Put it into the mailbox of its actor; where that says no, it has come to its end."""
     try:
-        scheduler.dispatch(key, request, processor, is_hasty=request.session.is_hasty)
+        scheduler.dispatch(key, request, processor)
     except Refused:
         request.end()
         raise

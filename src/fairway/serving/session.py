@@ -1,10 +1,10 @@
 """One connection to the broker: bytes in, requests out to the actors, answers back.
 
 Bounded both ways. A client that does not read its answers is paused: its requests are no longer read until it has
-caught up, so it slows nobody but itself. One that sends more than a helping at a time is hasty: it queues with others
-like it (`turnstile`), what it asks for gives way to what others ask for, and nobody else waits for it. What all
-sessions hold together (frames of which only a part has come, answers that have not left) has a budget; past it, those
-that have held on longest are let go.
+caught up, so it slows nobody but itself. One that sends more than a helping at a time, or has used more of the loop
+than others, queues with others like it (`turnstile`). Reading it counts against its account, as its requests do. One
+whose requests are refused outright rests before it is read again. What all sessions hold together (frames of which only
+a part has come, answers that have not left) has a budget; past it, those that have held on longest are let go.
 
 A session ends in one of three ways: both sides part, the client is told why and has a while to read it, or it is cut
 off. One that is cut off hears and says nothing any more, at once. One that broke the rules is told so at once, and the
@@ -30,6 +30,7 @@ from fairway.protocol import (
     Role,
     Why,
 )
+from fairway.scheduling import Account
 from fairway.serving.budget import Budget
 from fairway.serving.turnstile import Turnstile
 from fairway.world.clock import Clock
@@ -39,11 +40,9 @@ _TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds: without it a timer woul
 _LAST_WORDS_S = 5.0  # for a client to read why it is sent away; one that never reads would hold its place for ever
 _PENANCE_S = 1.0  # before one that broke the rules is let go: without it, 20 such took a third of the loop's time
 _UNREAD_BYTES_MAX = 4 * MIB  # of answers to one client: then it gets no further large ones, whatever it has asked for
-_UNREAD_BY_HASTY_BYTES_MAX = 256 * KIB  # the same for one that has asked for many at once
+_UNREAD_BY_BULK_BYTES_MAX = 256 * KIB  # the same for one that has asked for many at once
 _HELPING_FRAMES = 16  # read at once from one connection: about 0.1 ms of small requests
 _HELPING_BYTES = 64 * KIB  # and so much: a loop would read 8 MB of a connection that has it before it reads another
-_HASTY_NS = 2_000_000_000  # after it has queued: what it sends next is little at a time only because it was held up
-_PATIENCE_NS = 120_000_000_000  # or so long: by then what it sent in haste is answered, or its time was up
 _RETRY_AFTER_MS = 1_000  # for one that was evicted: it comes back when others have had their turn
 
 
@@ -57,6 +56,12 @@ class Host(Protocol):
 
     def handle(self, session: Session, received: RequestReceived) -> None:
         """Take a request in; raises `Refused` or `Misuse` where it cannot."""
+
+    def charge(self, account: Account, elapsed_ns: int) -> bool:
+        """A connection was read for so long; whether it has used more than its share by that."""
+
+    def rest_ms(self, elapsed_ns: int) -> int:
+        """How long one rests whose requests were refused outright, if that took so long."""
 
     def session_opened(self, session: Session) -> Refused | None:
         """A reason to turn it away, or None. May cut it off."""
@@ -82,7 +87,6 @@ class Session(asyncio.Protocol):
         self._host = host
         self._call_later = call_later
         self._read_ns = host.clock.monotonic_ns()  # when it was last read
-        self._hasty_until_ns = 0
         self._connection = Connection(Role.SERVER, self._read_ns, options)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -91,15 +95,16 @@ class Session(asyncio.Protocol):
         self._is_full = False  # it has as many requests in flight as it may
         self._is_queued = False  # it has sent more than a helping
         self._is_reading = True
-        self._refused_ms = 0  # in the last helping something was refused that has time for so long
+        self._is_ahead = False  # it has used more than its share
+        self._refused_ms = -1  # in the last helping something was refused that has time for so long; -1: nothing was
         self._is_ending = False
         self._is_flush_due = False
         self._written_bytes = 0
         self._left_bytes = 0  # of those, what had left the transport when it was last looked at
+        self.account = Account()  # what it has used of the loop
         self.address = ""
         self.here = ""  # where it has found us
         self.is_gone = False
-        self.is_hasty = False  # it sends more than a helping at a time, or did so just now
 
     # --- the transport's side ----------------------------------------------------------------------------------------
 
@@ -157,7 +162,8 @@ class Session(asyncio.Protocol):
 
     @property
     def is_swamped(self) -> bool:
-        unread_max = _UNREAD_BY_HASTY_BYTES_MAX if self.is_hasty else _UNREAD_BYTES_MAX
+        is_bulk = self._is_queued or self._connection.has_unread
+        unread_max = _UNREAD_BY_BULK_BYTES_MAX if is_bulk else _UNREAD_BYTES_MAX
         return self._is_clogged and self.unsent_bytes > unread_max
 
     @property
@@ -175,8 +181,8 @@ class Session(asyncio.Protocol):
         self._is_queued = False
         if self.is_gone:
             return False
+        self._is_ahead, self._refused_ms = False, -1
         self._read_ns = self._host.clock.monotonic_ns()
-        self._hasty_until_ns = self._read_ns + _HASTY_NS
         if self._connection.has_unread:
             self._read(b"")
             return False
@@ -235,30 +241,26 @@ class Session(asyncio.Protocol):
     def _read(self, data: bytes) -> None:
         """A helping of what has come, `data` included."""
         connection = self._connection
-        self._refused_ms = 0
+        self._refused_ms = -1
         arrived = connection.buffered_bytes + len(data)
-        in_flight = connection.in_flight
         events = connection.feed(data, self._read_ns, frames_max=self._helping())
-        self._heed_haste(in_flight)
         for event in events:
             if isinstance(event, RequestReceived):
-                if not self.is_hasty:
-                    self._host.turnstile.courtesy.polite_ns = self._read_ns
                 self._hand_over(event)
             elif isinstance(event, RefusalSent):
                 self._host.refused(event.code)
+        self._account_for(self._host.clock.monotonic_ns() - self._read_ns)
         self._heed_bounds()
         partial = connection.buffered_bytes
         if partial or arrived > len(data):
             self._host.incoming.note(self, anew=partial != arrived)
         self._flush()
 
-    def _heed_haste(self, in_flight: int) -> None:
-        """What a calm session asks for may go before what a hasty one has asked for. So it is calm again when nothing
-        that it asked for in haste can still be there, for the order of its own requests is kept."""
-        since_ns = self._read_ns - self._hasty_until_ns
-        is_over = since_ns >= _PATIENCE_NS or (since_ns >= 0 and not in_flight)
-        self.is_hasty = self._connection.has_unread or (self.is_hasty and not is_over) or since_ns < 0
+    def _account_for(self, elapsed_ns: int) -> None:
+        """It was read for so long. Whoever sends what is refused rests: to refuse is work, too."""
+        self._is_ahead = self._host.charge(self.account, elapsed_ns)
+        if self._refused_ms >= 0:
+            self._refused_ms = max(self._refused_ms, self._host.rest_ms(elapsed_ns))
 
     def _helping(self) -> int:
         """How many frames may be read now."""
@@ -270,13 +272,12 @@ class Session(asyncio.Protocol):
         return min(connection.requests_max - connection.in_flight, _HELPING_FRAMES)
 
     def _queue_up(self) -> None:
-        """Whoever floods us with what we cannot take is listened to when we said that it may come back, and not before:
-        to refuse is work, too."""
+        """Whoever floods us with what we cannot take is listened to when we said that it may come back, and not
+        before."""
         if self._is_queued:
             return
         self._is_queued = True
-        self._hasty_until_ns = self._read_ns + _HASTY_NS
-        if self._refused_ms:
+        if self._refused_ms > 0:
             self._call_later(self._refused_ms / 1_000, self._host.turnstile.join, self)
         else:
             self._host.turnstile.join(self)
@@ -289,7 +290,7 @@ class Session(asyncio.Protocol):
             return
         self._is_full = connection.is_open and connection.in_flight >= connection.requests_max
         is_held = self._is_clogged or self._is_full
-        if connection.has_unread and not is_held:
+        if (connection.has_unread or self._is_ahead or self._refused_ms > 0) and not is_held:
             self._queue_up()
         is_reading = not (is_held or self._is_queued)
         if is_reading != self._is_reading:
@@ -300,12 +301,16 @@ class Session(asyncio.Protocol):
         try:
             self._host.handle(self, received)
         except Refused as refused:
-            self._refused_ms = refused.retry_after_ms or 0
-            self._refuse(received.correlation, refused)
+            self._turn_down(received.correlation, refused)
         except BadName as error:
-            self._refuse(received.correlation, Refused(Code.BAD_NAME, str(error)))
+            self._turn_down(received.correlation, Refused(Code.BAD_NAME, str(error)))
         except Misuse as error:
-            self._refuse(received.correlation, Refused(Code.BAD_REQUEST, str(error)))
+            self._turn_down(received.correlation, Refused(Code.BAD_REQUEST, str(error)))
+
+    def _turn_down(self, correlation: int, refused: Refused) -> None:
+        """Refuse it outright: it never becomes an actor's."""
+        self._refused_ms = max(self._refused_ms, refused.retry_after_ms or 0)
+        self._refuse(correlation, refused)
 
     def _refuse(self, correlation: int, refused: Refused) -> None:
         if self._connection.refuse(correlation, refused):

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from itertools import count
 
-from fairway.scheduling import Actor
+from fairway.scheduling import Account, Actor
+from fairway.scheduling.mailbox import Letter
 
 
 class TotalTime:
     """Least time ever used first: one that was quiet starves all others when it wakes up."""
 
     slice_requests_max = 1 << 62
+
+    def place(self, letter: Letter) -> None:
+        letter.is_placed = True
+
+    def settle(self, letter: Letter, charge_ns: float) -> None:
+        pass
+
+    def charge_account(self, account: Account, charge_ns: float) -> None:
+        pass
+
+    def is_ahead(self, account: Account) -> bool:
+        return False
 
     def enter(self, actor: Actor) -> None:
         pass
@@ -21,7 +34,7 @@ class TotalTime:
     def charge(self, actor: Actor, charge_ns: float) -> None:
         actor.virtual_ns += charge_ns / actor.weight
 
-    def advance(self, least_rank: float) -> None:
+    def advance(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
         pass
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from fairway.errors import Refused
-from fairway.scheduling import Actor, Expiry, Order, Scheduler, SchedulerOptions, Verdict
+from fairway.scheduling import Account, Actor, Expiry, Order, Scheduler, SchedulerOptions, Verdict
 from fairway.world.clock import SimClock
 from fairway.world.loop import ExceptionContext, SimLoop
 from fairway.world.rng import SeededRng
@@ -30,6 +30,7 @@ class Ask:
     deadline_ns: int = FAR_NS
     wait_until_ns: int = 0
     is_cancelled: bool = False
+    account: Account | None = None
     throws_when_told: bool = False
     looks: int = 0
     fates: list[str] = field(default_factory=list)

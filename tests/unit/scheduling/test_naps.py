@@ -28,7 +28,7 @@ def actor_of(virtual_ns: float, *, is_new: bool = False) -> Actor:
 )
 def test_where_one_that_comes_back_starts(used_ns: int, starts_ns: int) -> None:
     order = VirtualTime()
-    order.advance(10 * MS)
+    order.advance(0, 1.0, 10 * MS)
     actor = actor_of(used_ns)
     order.enter(actor)
     assert actor.virtual_ns == starts_ns
@@ -36,7 +36,7 @@ def test_where_one_that_comes_back_starts(used_ns: int, starts_ns: int) -> None:
 
 def test_a_newcomer_has_no_credit() -> None:
     order = VirtualTime()
-    order.advance(10 * MS)
+    order.advance(0, 1.0, 10 * MS)
     actor = actor_of(0, is_new=True)
     order.enter(actor)
     assert actor.virtual_ns == 10 * MS
@@ -54,5 +54,5 @@ def test_many_naps_add_up_to_one_credit() -> None:
             used_ns["napping"] += MS // 10
         order.charge(busy, MS // 2)
         used_ns["busy"] += MS // 2
-        order.advance(busy.virtual_ns)
+        order.advance(0, 1.0, busy.virtual_ns)
     assert used_ns["napping"] <= used_ns["busy"] + CREDIT_NS

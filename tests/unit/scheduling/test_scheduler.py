@@ -137,7 +137,7 @@ def test_suspended_actor_is_not_removed() -> None:
     actor = stage.actor("group")
     actor.suspend()
     stage.run(1 * MS)
-    actor.mailbox.arrived.clear()
+    list(actor.mailbox.empty())
     stage.run(100 * MS)
     assert stage.scheduler.find("group") is actor
     stage.scheduler.resume(actor)

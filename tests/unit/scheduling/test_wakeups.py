@@ -45,6 +45,7 @@ class Pull:
     news: int = -1
     deadline_ns: int = 1 << 60
     is_cancelled: bool = False
+    account: None = None
     ends: list[str] = field(default_factory=list)
 
 

@@ -2,31 +2,63 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from fairway.errors import Code, InvariantViolated, Refused
+from fairway.limits import KIB, MIB
 from fairway.serving.budget import Allowance, Budget
 
 
 def test_an_allowance_is_taken_and_given_back() -> None:
-    allowance = Allowance(100, "wait")
-    allowance.take(60)
+    allowance: Allowance[str] = Allowance(800, "wait")
+    allowance.take("a", 300)
     with pytest.raises(Refused, match="too many bytes wait") as refused:
-        allowance.take(41)
-    assert (refused.value.code, allowance.taken_bytes) == (Code.BUSY, 60)
+        allowance.take("a", 101)
+    assert (refused.value.code, allowance.taken_bytes) == (Code.BUSY, 300)
     assert refused.value.retry_after_ms
-    allowance.take(40)
-    allowance.give_back(100)
+    allowance.take("a", 100)
+    allowance.give_back("a", 400)
     assert allowance.taken_bytes == 0
+    allowance.take("a", 100)
     with pytest.raises(InvariantViolated):
-        allowance.give_back(1)
+        allowance.give_back("a", 101)
 
 
 def test_one_that_is_larger_than_the_allowance_may_still_be_there_alone() -> None:
-    allowance = Allowance(100, "wait")
-    allowance.take(1_000)
+    allowance: Allowance[str] = Allowance(100, "wait")
+    allowance.take("a", 1_000)
     with pytest.raises(Refused):
-        allowance.take(1)
+        allowance.take("b", 1, is_urgent=True)
+
+
+def fill(allowance: Allowance[int], holder: int, size: int, *, is_urgent: bool = False) -> None:
+    """Take as often as that is granted."""
+    with suppress(Refused):
+        while True:
+            allowance.take(holder, size, is_urgent=is_urgent)
+
+
+def test_nobody_can_have_all_and_what_is_urgent_finds_room_beside_any_number_who_take_what_they_can() -> None:
+    allowance: Allowance[int] = Allowance(80 * MIB, "wait")
+    fill(allowance, 0, 64 * KIB)
+    assert allowance.taken_bytes <= 40 * MIB
+    for holder in range(1, 1_000):
+        fill(allowance, holder, 4 * KIB)
+    fill(allowance, -1, 32 * KIB, is_urgent=True)
+    allowance.take(-2, 32 * KIB, is_urgent=True)
+    assert not allowance.is_exhausted
+
+
+def test_one_that_is_gone_holds_nothing() -> None:
+    allowance: Allowance[str] = Allowance(800, "wait")
+    allowance.take("a", 100)
+    allowance.take("b", 100)
+    allowance.forget("a")
+    assert allowance.taken_bytes == 100
+    allowance.give_back("a", 100)
+    assert allowance.taken_bytes == 100
 
 
 class Holders:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from fairway.broker.server import BrokerOptions
 from fairway.errors import Code, Misuse, Refused, Unreachable
 from fairway.limits import FRAME_BYTES_MAX, KIB, MIB
-from fairway.protocol import Options, Why
+from fairway.protocol import Message, Options, Why, codec
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned
 from fairway.scheduling import SchedulerOptions
@@ -154,31 +156,22 @@ async def test_many_requests_at_once_are_all_answered_and_a_lone_one_does_not_wa
 
 
 @staged
-async def test_whoever_sends_too_much_at_a_time_is_hasty_until_all_is_answered_and_a_while_has_passed(
-    scene: Scene,
-) -> None:
-    many = await raw(scene, "many")
-    await asyncio.sleep(0.1)
-    [session] = scene.broker.hall._sessions
-
-    def is_hasty() -> bool:
-        return session.is_hasty
-
-    assert not is_hasty()
-    for _ in range(100):
-        many.connection.request(Describe(Depth.SUBJECTS))
-    many.send(*many.connection.take())
-    await asyncio.sleep(1)
-    assert many.answered == 100
-    assert is_hasty()
-    await asyncio.sleep(3)
-    many.ask(Describe(Depth.SUBJECTS))
-    await asyncio.sleep(1)
-    assert (many.answered, is_hasty()) == (101, False)
+async def test_whoever_is_refused_outright_rests_before_it_is_read_again(scene: Scene) -> None:
+    """What is refused shares one account, over all connections: a good one is read meanwhile."""
+    bad = [await raw(scene, f"bad {number}") for number in range(5)]
+    good = await scene.connect()
+    for one in bad:
+        for _ in range(200):
+            one.connection.request(m.Pull("nowhere", "group", "ann", 10, MIB, 0, 0))
+        one.send(*one.connection.take())
+    for _ in range(20):
+        await good.ask(Describe(Depth.SUBJECTS), Described)
+    await asyncio.sleep(10)
+    assert [one.answered for one in bad] == [200] * 5
 
 
 @staged
-async def test_the_order_of_ones_own_requests_is_kept_whether_hasty_or_not(scene: Scene) -> None:
+async def test_the_order_of_ones_own_requests_is_kept_however_many_come_at_once(scene: Scene) -> None:
     """Of one stream, so that one out of order would be refused."""
     producer = await raw(scene, "producer")
     stream = Stream(3)
@@ -336,6 +329,47 @@ async def test_whatever_becomes_of_a_request_its_allowance_is_free_again(scene: 
     await poll
     await asyncio.sleep(2)
     assert scene.broker.waiting.taken_bytes == 0
+
+
+@staged
+async def test_what_a_request_that_waits_holds_is_free_when_its_client_is_gone(scene: Scene) -> None:
+    await scene.send(b"a")
+    polls = await raw(scene, "polls")
+    for _ in range(500):
+        polls.ask(Scan("orders", m.Whence.LATEST, 0, None, MIB, wait_ms=60_000))
+    await asyncio.sleep(2)
+    assert scene.broker.waiting.taken_bytes > 500 * KIB
+    transport = polls.transport
+    assert transport is not None
+    transport.abort()
+    await asyncio.sleep(0.1)
+    assert scene.broker.waiting.taken_bytes == 0
+
+
+@staged
+async def test_a_field_that_nobody_knows_is_bounded(scene: Scene) -> None:
+    """Of a later version, or of somebody who wants to fill the broker's memory."""
+    await scene.send(b"a")
+    client = await scene.connect()
+
+    class LaterScan(Scan, frozen=True):
+        later: str = ""
+
+    with monkeypatched_verb(LaterScan, Scan):
+        scanned, _ = await client.ask(LaterScan("orders", m.Whence.EARLIEST, 0, None, MIB, later="x" * 8_000), Scanned)
+        assert scanned.next_sequence == 1
+        with pytest.raises(Refused, match=r"SCAN of 20.* bytes beside its batches: at most 16384 are allowed"):
+            await client.ask(LaterScan("orders", m.Whence.EARLIEST, 0, None, MIB, later="x" * 20_000), Scanned)
+
+
+@contextmanager
+def monkeypatched_verb(later: type[Message], known: type[Message]) -> Iterator[None]:
+    """A message of a later version goes out under the verb that it has today."""
+    codec.REQUESTS[later] = codec.REQUESTS[known]
+    try:
+        yield
+    finally:
+        del codec.REQUESTS[later]
 
 
 @staged

@@ -1,33 +1,30 @@
-"""The turnstile: in order, for a bounded time per turn, a bounded number of senders; others go first."""
+"""The turnstile: in order, for a bounded time per turn, a bounded number of senders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from fairway.scheduling.courtesy import COURTESY_NS, Courtesy
-from fairway.serving.turnstile import PAUSE_S, SENDERS_MAX, TURN_NS_MAX, Turnstile
+from fairway.serving.turnstile import SENDERS_MAX, TURN_NS_MAX, Turnstile
 from fairway.world.clock import ManualClock
 
 
 class Crowd:
     """Waiters by name, each with so many helpings left, and a loop that is turned by hand."""
 
-    def __init__(self, *, cost_ns: int = 0, is_sending: bool = False, **helpings: int) -> None:
+    def __init__(
+        self, *, cost_ns: int = 0, is_sending: bool = False, used: Mapping[str, float] | None = None, **helpings: int
+    ) -> None:
         self.clock = ManualClock()
         self.helpings = helpings
         self.served = ""
         self._cost_ns = cost_ns
         self._is_sending = is_sending
         self._soon: list[Callable[[], None]] = []
-        self.later: list[tuple[float, Callable[[], None]]] = []
         self.turnstile: Turnstile[str] = Turnstile(
-            self.clock, self._soon.append, self._call_later, self._serve, Courtesy()
+            self.clock, self._soon.append, self._serve, lambda name: (used or {}).get(name, 0.0)
         )
         for name in helpings:
             self.turnstile.join(name)
-
-    def _call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        self.later.append((delay_s, callback))
 
     def _serve(self, name: str) -> bool:
         self.served += name
@@ -62,23 +59,6 @@ def test_few_are_allowed_to_send_in_one_turn() -> None:
     assert len(crowd.turnstile) == 0
 
 
-def test_while_others_are_at_work_the_queue_is_served_every_now_and_then() -> None:
-    crowd = Crowd(cost_ns=TURN_NS_MAX, a=1)
-    assert crowd.turn() == "a"
-    crowd.helpings = {"b": 1, "c": 1}
-    crowd.turnstile.courtesy.polite_ns = crowd.clock.monotonic_ns()
-    crowd.turnstile.join("b")
-    assert crowd.turn() == ""
-    [(delay_s, its_turn)] = crowd.later
-    assert delay_s == PAUSE_S
-    its_turn()
-    assert crowd.served == "b"
-    crowd.clock.advance(COURTESY_NS / 1_000_000)
-    crowd.turnstile.join("c")
-    assert crowd.turn() == "c"
-
-
-def test_nobody_pauses_who_only_waits_to_send_on() -> None:
-    crowd = Crowd(is_sending=True, a=1, b=1)
-    crowd.turnstile.courtesy.polite_ns = crowd.clock.monotonic_ns()
-    assert [crowd.turn() for _ in range(2)] == ["a", "b"]
+def test_whoever_has_used_the_least_is_served_first() -> None:
+    crowd = Crowd(a=1, b=1, c=1, used={"a": 3.0, "b": 1.0, "c": 2.0})
+    assert crowd.turn() == "bca"

@@ -1,0 +1,131 @@
+"""Whatever keys and connections others use, and however often they change both: a steady actor gets its share."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fairway.scheduling import Account, Actor, Verdict, VirtualTime
+from fairway.scheduling.mailbox import Letter
+from tests.unit.scheduling.stage import Ask, Stage
+
+MS = 1_000_000
+US = 1_000
+TOLERANCE = 0.05
+
+# How others name their actors: all the same one, a few of their own, or another one each time. And whether each request
+# comes over another connection.
+NAMES = st.sampled_from(["one", "few", "fresh"])
+OTHERS = st.lists(
+    st.tuples(
+        st.integers(1, 4), NAMES, st.integers(1, 12), st.sampled_from([60 * US, 150 * US, 400 * US]), st.booleans()
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+class Client:
+    """Connections that always have so many requests in flight each."""
+
+    def __init__(
+        self, stage: Stage, group: int, connections: int, names: str, requests: int, cost_ns: int, *, is_fickle: bool
+    ) -> None:
+        self.used_ns = 0
+        self._stage = stage
+        self._group = group
+        self._names = names
+        self._cost_ns = cost_ns
+        self._is_fickle = is_fickle
+        self._numbers = count()
+        for _ in range(connections):
+            account = Account()
+            for _ in range(requests):
+                self._next(account)
+
+    def _name(self) -> Hashable:
+        number = next(self._numbers)
+        return self._group, {"one": 0, "few": number % 7, "fresh": number}[self._names]
+
+    def _next(self, account: Account) -> None:
+        account = Account() if self._is_fickle else account
+
+        def follow(_: Ask, __: Actor) -> Verdict:
+            self.used_ns += self._cost_ns
+            self._next(account)
+            return Verdict.DONE
+
+        self._stage.ask(self._name(), self._cost_ns, work=follow, account=account)
+
+
+def contenders_of(connections: int, names: str, requests: int, *, is_fickle: bool) -> int:
+    """How many shares these may have at most, by the smaller of their actors and their connections."""
+    actors = {"one": 1, "few": 7, "fresh": connections * requests}[names]
+    return min(actors, connections * requests if is_fickle else connections)
+
+
+def share(order: VirtualTime, others: list[tuple[int, str, int, int, bool]]) -> float:
+    """What a steady client gets, in multiples of what it must get."""
+    stage = Stage(order=order)
+    steady = Client(stage, 0, 1, "one", 3, 50 * US, is_fickle=False)
+    shares = 1
+    for group, (connections, names, requests, cost_ns, is_fickle) in enumerate(others, 1):
+        Client(stage, group, connections, names, requests, cost_ns, is_fickle=is_fickle)
+        shares += contenders_of(connections, names, requests, is_fickle=is_fickle)
+    stage.run(20 * MS)  # those whom nobody knew yet have been charged for what they sent at once
+    used_ns, began_ns = steady.used_ns, stage.now_ns
+    stage.run(15 * MS * shares)
+    return (steady.used_ns - used_ns) / (stage.now_ns - began_ns) * shares
+
+
+@settings(max_examples=10)
+@example([(4, "fresh", 30, 60 * US, False)])
+@example([(4, "fresh", 3, 60 * US, True)])
+@example([(4, "one", 30, 400 * US, False), (1, "few", 30, 150 * US, False)])
+@given(OTHERS)
+def test_a_steady_actor_gets_its_share_beside_any_mix_of_keys_and_connections(
+    others: list[tuple[int, str, int, int, bool]],
+) -> None:
+    assert share(VirtualTime(), others) >= 1 - TOLERANCE
+
+
+# --- planted bugs ----------------------------------------------------------------------------------------------------
+
+
+class FrozenMinimum(VirtualTime):
+    """Newcomers start at the least of those that are ready, which newcomers without end keep where it is."""
+
+    def advance(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
+        super().advance(0, ready_weight, least_rank)
+
+
+class ActorsOnly(VirtualTime):
+    """Connections have no accounts."""
+
+    def place(self, letter: Letter) -> None:
+        letter.is_placed = True
+
+
+class FirstComeFirstServed(VirtualTime):
+    """Connections have accounts, actors have none."""
+
+    def charge(self, actor: Any, charge_ns: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("order", "others"),
+    [
+        (FrozenMinimum(), [(4, "fresh", 5, 60 * US, True)]),
+        (ActorsOnly(), [(2, "fresh", 30, 60 * US, False)]),
+        (FirstComeFirstServed(), [(4, "one", 30, 60 * US, False), (4, "one", 30, 60 * US, False)]),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, VirtualTime) else "",
+)
+def test_the_property_sees_a_planted_bug(order: VirtualTime, others: list[tuple[int, str, int, int, bool]]) -> None:
+    assert share(order, others) < 1 - 2 * TOLERANCE

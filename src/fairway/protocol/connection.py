@@ -91,6 +91,11 @@ class Connection:
         return self._reader.buffered_bytes
 
     @property
+    def partial_frame_bytes(self) -> int:
+        """How long the frame is of which only a part has come, as its header says; 0: there is none."""
+        return self._reader.partial_frame_bytes
+
+    @property
     def has_unread(self) -> bool:
         """Whether `feed` has stopped at its bound: another call, with nothing, goes on."""
         return self._reader.has_unread

@@ -130,6 +130,11 @@ class FrameReader:
         return len(self._chunk) - self._at + self._gathered
 
     @property
+    def partial_frame_bytes(self) -> int:
+        """How long the frame is of which only the beginning has come; a whole header says so, and 0 means none has."""
+        return self._wanted if self._gathered and self._wanted > PREFIX_BYTES else 0
+
+    @property
     def has_unread(self) -> bool:
         """Whether `next_frame` has bytes to look at."""
         return self._at < len(self._chunk)

@@ -86,6 +86,12 @@ class Budget(Generic[HolderT]):
     def forget(self, holder: HolderT) -> None:
         self._set(holder, 0, anew=True)
 
+    def set_bound(self, bytes_max: int) -> None:
+        """From now on it is this."""
+        self.bytes_max = bytes_max
+        if self.taken_bytes > bytes_max:
+            self._relieve()
+
     def _set(self, holder: HolderT, size: int, *, anew: bool) -> None:
         had = self._held.get(holder, 0)
         if anew or not size:

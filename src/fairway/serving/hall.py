@@ -12,6 +12,7 @@ from fairway.errors import Code, Misuse, Refused
 from fairway.protocol import Bytes, Message, Options, RequestReceived
 from fairway.scheduling import Account, Scheduler
 from fairway.serving.budget import Allowance, Budget
+from fairway.serving.frame_admission import FrameAdmission
 from fairway.serving.meters import Meters
 from fairway.serving.requests import Asker
 from fairway.serving.session import Session
@@ -54,13 +55,19 @@ class Hall:
     ) -> None:
         self.clock = clock
         self.handle = handle
-        self.incoming: Budget[Session] = Budget(
-            options.partial_bytes_max, lambda session: session.partial_bytes, Session.dismiss
+        loop = asyncio.get_running_loop()
+        self.incoming: FrameAdmission[Session] = FrameAdmission(
+            options.partial_bytes_max,
+            clock,
+            loop.call_later,
+            weigh=lambda session: session.partial_bytes,
+            listens=lambda session: session.is_listening,
+            go_on=Session.frame_granted,
+            dismiss=Session.dismiss,
         )
         self.outgoing: Budget[Session] = Budget(
             options.unsent_bytes_max, lambda session: session.unsent_bytes, Session.abort
         )
-        loop = asyncio.get_running_loop()
         self.turnstile: Turnstile[Session] = Turnstile(
             clock, loop.call_soon, Session.go_on, lambda session: session.account.end_ns
         )

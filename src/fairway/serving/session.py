@@ -3,8 +3,9 @@
 Bounded both ways. A client that does not read its answers is paused: its requests are no longer read until it has
 caught up, so it slows nobody but itself. One that sends more than a helping at a time, or has used more of the loop
 than others, queues with others like it (`turnstile`). Reading it counts against its account, as its requests do. One
-whose requests are refused outright rests before it is read again. What all sessions hold together (frames of which only
-a part has come, answers that have not left) has a budget; past it, those that have held on longest are let go.
+whose requests are refused outright rests before it is read again. A large frame is read on only when there is room for
+all of it (`frame_admission`). What all sessions hold together (frames of which only a part has come, answers that have
+not left) has a bound; past it, those that have held on longest are let go.
 
 A session ends in one of three ways: both sides part, the client is told why and has a while to read it, or it is cut
 off. One that is cut off hears and says nothing any more, at once. One that broke the rules is told so at once, and the
@@ -32,6 +33,7 @@ from fairway.protocol import (
 )
 from fairway.scheduling import Account
 from fairway.serving.budget import Budget
+from fairway.serving.frame_admission import FrameAdmission
 from fairway.serving.turnstile import Turnstile
 from fairway.world.clock import Clock
 
@@ -50,7 +52,7 @@ class Host(Protocol):
     """What a session needs of its broker."""
 
     clock: Clock
-    incoming: Budget[Session]  # parts of frames
+    incoming: FrameAdmission[Session]  # parts of frames
     outgoing: Budget[Session]  # answers that have not left
     turnstile: Turnstile[Session]  # those who send more than a helping
 
@@ -94,6 +96,7 @@ class Session(asyncio.Protocol):
         self._is_clogged = False  # the client reads slower than it asks
         self._is_full = False  # it has as many requests in flight as it may
         self._is_queued = False  # it has sent more than a helping
+        self._is_in_line = False  # there is no room for the frame that it has begun
         self._is_reading = True
         self._is_ahead = False  # it has used more than its share
         self._refused_ms = -1  # in the last helping something was refused that has time for so long; -1: nothing was
@@ -176,6 +179,17 @@ class Session(asyncio.Protocol):
         """Those that the client has asked for and the server has."""
         return self._connection.features
 
+    @property
+    def is_listening(self) -> bool:
+        """Whether it is read: else its silence is not its own."""
+        return self._is_reading
+
+    def frame_granted(self) -> None:
+        """There is room for the frame that it has begun."""
+        self._is_in_line = False
+        if not self.is_gone:
+            self._heed_bounds()
+
     def go_on(self) -> bool:
         """Its turn at the turnstile: the next helping of what has come; True where there is none, and more may come."""
         self._is_queued = False
@@ -215,10 +229,9 @@ class Session(asyncio.Protocol):
             self._connection.fail(error.with_traceback(None))  # whose frames know this session: it would not be freed
             self._flush()
 
-    def dismiss(self) -> None:
+    def dismiss(self, sentence: str) -> None:
         """Let go of the part of a frame that has come: others need the memory."""
         if not self.is_gone:
-            sentence = "the broker has too many frames of which only a part has come, and this one is the oldest"
             self._connection.dismiss(Refused(Code.BUSY, sentence, retry_after_ms=_RETRY_AFTER_MS))
             self._flush()
 
@@ -250,10 +263,11 @@ class Session(asyncio.Protocol):
             elif isinstance(event, RefusalSent):
                 self._host.refused(event.code)
         self._account_for(self._host.clock.monotonic_ns() - self._read_ns)
-        self._heed_bounds()
         partial = connection.buffered_bytes
         if partial or arrived > len(data):
-            self._host.incoming.note(self, anew=partial != arrived)
+            frame_bytes = connection.partial_frame_bytes
+            self._is_in_line = not self._host.incoming.note(self, frame_bytes, anew=partial != arrived)
+        self._heed_bounds()
         self._flush()
 
     def _account_for(self, elapsed_ns: int) -> None:
@@ -284,12 +298,13 @@ class Session(asyncio.Protocol):
 
     def _heed_bounds(self) -> None:
         """Read no further while the client does not read either, while it has as many requests in flight as may be
-        (refusing them one by one would cost others their time), and until its turn at the turnstile comes."""
+        (refusing them one by one would cost others their time), while there is no room for the frame that it has begun,
+        and until its turn at the turnstile comes."""
         transport, connection = self._transport, self._connection
         if transport is None or self._is_ending or transport.is_closing():
             return
         self._is_full = connection.is_open and connection.in_flight >= connection.requests_max
-        is_held = self._is_clogged or self._is_full
+        is_held = self._is_clogged or self._is_full or self._is_in_line
         if (connection.has_unread or self._is_ahead or self._refused_ms > 0) and not is_held:
             self._queue_up()
         is_reading = not (is_held or self._is_queued)
@@ -381,7 +396,7 @@ class Session(asyncio.Protocol):
     def _on_time(self) -> None:
         self._timer = None
         now_ns = self._host.clock.monotonic_ns()
-        if (self._is_clogged and self._has_moved()) or self._is_full:
+        if (self._is_clogged and self._has_moved()) or self._is_full or self._is_in_line:
             self._connection.heard(now_ns)  # we do not listen: that it takes bytes, or waits for us, is its pulse
         self._connection.on_time(now_ns)
         self._flush()

@@ -1,0 +1,209 @@
+"""Room for frames that have not come whole: a large one is read on only when there is room for all of it.
+
+    small frame     read as it comes. If parts of small frames fill their bound, the oldest part is given up (`Budget`)
+    large frame     its header says its length. With room it is granted that much, and read to its end. Without, its
+                    connection is not read, and waits in line: first come, first served
+    granted         until the frame is whole. While others wait, a sender that stands still, or is too slow, is sent
+                    away; so a grant has an end, and so has the line
+    waiting         bounded in number and in time. Whoever is beyond either bound is told to come back (BUSY)
+
+Why: a large frame that is read without a grant competes with the others for one bound, and the oldest of them gives
+way. Then twelve senders of 63 MiB evict one another for ever, each a little before its end.
+
+Small frames never wait for large ones. Grants may take the whole bound; parts of small frames have what grants leave,
+and always an eighth beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from fairway import limits
+from fairway.serving.budget import Budget
+from fairway.world.clock import Clock
+
+SenderT = TypeVar("SenderT")
+
+_NS_PER_MS = 1_000_000
+_NS_PER_S = 1_000_000_000
+_STALL_NS = limits.FRAME_STALL_MS * _NS_PER_MS
+_WAIT_NS = limits.FRAME_WAIT_MS * _NS_PER_MS
+_SMALL_SHARE = 8  # of the bound, a part that grants never take
+_TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds
+
+STALLED = "the broker has too many frames of which only a part has come, and this one stands still"
+OLDEST = "the broker has too many frames of which only a part has come, and this one is the oldest"
+CROWDED = f"{limits.LARGE_FRAMES_WAITING_MAX} large frames wait for room already: send it again later"
+OVERDUE = "no room for a frame of this size came up in time: send it again later"
+
+
+@dataclass(slots=True)
+class _Grant:
+    size: int
+    moved_ns: int  # when something came last
+    until_ns: int  # by then it is whole, if its sender is no slower than may be
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A place in the line."""
+
+    size: int
+    since_ns: int
+
+
+class FrameAdmission(Generic[SenderT]):
+    """Of all connections. `weigh`: what one has of a frame. `listens`: whether it is read, so that its silence is its
+    own. `go_on`: it is granted what it waits for. `dismiss`: it is sent away, and why."""
+
+    def __init__(
+        self,
+        bytes_max: int,
+        clock: Clock,
+        call_later: Callable[..., asyncio.TimerHandle],
+        weigh: Callable[[SenderT], int],
+        listens: Callable[[SenderT], bool],
+        go_on: Callable[[SenderT], None],
+        dismiss: Callable[[SenderT, str], None],
+    ) -> None:
+        self.bytes_max = bytes_max
+        self.granted_bytes = 0
+        self._clock = clock
+        self._call_later = call_later
+        self._listens = listens
+        self._go_on = go_on
+        self._dismiss = dismiss
+        self._small: Budget[SenderT] = Budget(bytes_max, weigh, lambda sender: dismiss(sender, OLDEST))
+        self._grants: dict[SenderT, _Grant] = {}
+        self._line: dict[SenderT, _Turn] = {}
+        self._sent_away = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def taken_bytes(self) -> int:
+        """What is granted, and what has come of small frames. Beside it each one in the line holds what came with the
+        header, one read of at most 256 KiB."""
+        return self.granted_bytes + self._small.taken_bytes
+
+    @property
+    def evictions(self) -> int:
+        return self._sent_away + self._small.evictions
+
+    @property
+    def waiting(self) -> int:
+        return len(self._line)
+
+    def note(self, sender: SenderT, frame_bytes: int, *, anew: bool) -> bool:
+        """A part of a frame has come, of that many bytes in all (0: its header has not come whole, or nothing is
+        partial). `anew`: another frame than before. Whether the sender is read on."""
+        if anew:
+            self._release(sender)
+        if frame_bytes <= limits.LARGE_FRAME_BYTES:
+            self._small.note(sender, anew=anew)
+            is_read = True
+        elif sender in self._grants:
+            self._grants[sender].moved_ns = self._clock.monotonic_ns()
+            is_read = True
+        elif sender in self._line:
+            is_read = False
+        else:
+            is_read = self._ask(sender, frame_bytes)
+        if anew:
+            self._serve_line()
+        return is_read
+
+    def forget(self, sender: SenderT) -> None:
+        """It is gone."""
+        self._small.forget(sender)
+        if self._release(sender):
+            self._serve_line()
+
+    # --- the line ----------------------------------------------------------------------------------------------------
+
+    def _ask(self, sender: SenderT, size: int) -> bool:
+        self._small.forget(sender)
+        if not self._line and self._has_room(size):
+            self._grant(sender, size)
+            return True
+        if len(self._line) >= limits.LARGE_FRAMES_WAITING_MAX:
+            self._send_away(sender, CROWDED)
+            return False
+        self._line[sender] = _Turn(size, self._clock.monotonic_ns())
+        self._serve_line()
+        return sender in self._grants
+
+    def _serve_line(self) -> None:
+        """Grant what there is room for, and send away who keeps others waiting."""
+        now_ns = self._clock.monotonic_ns()
+        while self._line:
+            sender, turn = next(iter(self._line.items()))
+            if self._has_room(turn.size):
+                del self._line[sender]
+                self._grant(sender, turn.size)
+                self._go_on(sender)
+            elif (holder := self._overdue_holder(now_ns)) is not None:
+                self._release(holder)
+                self._send_away(holder, STALLED)
+            elif now_ns - turn.since_ns >= _WAIT_NS:
+                del self._line[sender]
+                self._send_away(sender, OVERDUE)
+            else:
+                break
+        self._arm(now_ns)
+
+    def _has_room(self, size: int) -> bool:
+        """One may always be there, however large."""
+        return not self._grants or self.granted_bytes + size <= self.bytes_max
+
+    def _overdue_holder(self, now_ns: int) -> SenderT | None:
+        """Of those that stand still, or are too slow, the one that has done so for longest."""
+        for sender, grant in self._grants.items():
+            if not self._listens(sender):
+                grant.moved_ns = now_ns
+        overdue = [each for each in self._grants if self._due_ns(self._grants[each]) <= now_ns]
+        return min(overdue, key=lambda each: self._due_ns(self._grants[each]), default=None)
+
+    @staticmethod
+    def _due_ns(grant: _Grant) -> int:
+        return min(grant.moved_ns + _STALL_NS, grant.until_ns)
+
+    def _arm(self, now_ns: int) -> None:
+        """One timer, for as long as anybody waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._line:
+            first = next(iter(self._line.values()))
+            due_ns = min((first.since_ns + _WAIT_NS, *map(self._due_ns, self._grants.values())))
+            delay_s = max(due_ns - now_ns, 0) / _NS_PER_S
+            self._timer = self._call_later(delay_s + _TIMER_SLACK_S, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self._serve_line()
+
+    # --- grants ------------------------------------------------------------------------------------------------------
+
+    def _grant(self, sender: SenderT, size: int) -> None:
+        now_ns = self._clock.monotonic_ns()
+        time_ns = limits.FRAME_GRACE_MS * _NS_PER_MS + size * _NS_PER_S // limits.FRAME_BYTES_PER_S_MIN
+        self._grants[sender] = _Grant(size, now_ns, now_ns + time_ns)
+        self._resize(size)
+
+    def _release(self, sender: SenderT) -> bool:
+        """Whether there is something for the line to do."""
+        grant = self._grants.pop(sender, None)
+        if grant is not None:
+            self._resize(-grant.size)
+        return self._line.pop(sender, None) is not None or grant is not None
+
+    def _resize(self, size: int) -> None:
+        self.granted_bytes += size
+        self._small.set_bound(max(self.bytes_max - self.granted_bytes, self.bytes_max // _SMALL_SHARE))
+
+    def _send_away(self, sender: SenderT, why: str) -> None:
+        self._sent_away += 1
+        self._dismiss(sender, why)

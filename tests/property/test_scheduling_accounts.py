@@ -94,14 +94,71 @@ def test_a_steady_actor_gets_its_share_beside_any_mix_of_keys_and_connections(
     assert share(VirtualTime(), others) >= 1 - TOLERANCE
 
 
+# Who sends, how many requests at once, what each costs, and how long nobody sends anything then.
+BURSTS = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.integers(1, 30),
+        st.sampled_from([1 * US, 20 * US, 50 * US, 2 * MS]),
+        st.sampled_from([0, 60 * US, 300 * US]),
+    ),
+    max_size=20,
+)
+
+
+OVERTAKEN = [(0, 6, 50 * US, 0), (0, 6, 20 * US, 0), (0, 1, 1 * US, 0)]
+
+
+def connections_out_of_order(order: VirtualTime, bursts: list[tuple[int, int, int, int]]) -> list[int]:
+    """Those of three, all of which use one actor, of whose requests a later one went first."""
+    stage = Stage(order=order)
+    accounts = [Account() for _ in range(3)]
+    sent = 0
+    seen: list[list[int]] = [[], [], []]
+    for connection, requests, cost_ns, pause_ns in bursts:
+        for number in range(sent, sent + requests):
+
+            def note(_: Ask, __: Actor, connection: int = connection, number: int = number) -> Verdict:
+                seen[connection].append(number)
+                return Verdict.DONE
+
+            stage.ask("actor", cost_ns, work=note, account=accounts[connection])
+        sent += requests
+        stage.run(pause_ns)
+    stage.run(2_000 * MS)
+    assert sum(map(len, seen)) == sent
+    return [connection for connection, numbers in enumerate(seen) if numbers != sorted(numbers)]
+
+
+@settings(max_examples=50)
+@example(OVERTAKEN)
+@given(BURSTS)
+def test_no_request_overtakes_another_of_its_connection(bursts: list[tuple[int, int, int, int]]) -> None:
+    assert connections_out_of_order(VirtualTime(), bursts) == []
+
+
 # --- planted bugs ----------------------------------------------------------------------------------------------------
 
 
 class FrozenMinimum(VirtualTime):
     """Newcomers start at the least of those that are ready, which newcomers without end keep where it is."""
 
+    def place(self, letter: Letter) -> None:
+        if letter.account is not None:
+            letter.account.is_new = False
+        super().place(letter)
+
     def advance(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
         super().advance(0, ready_weight, least_rank)
+
+
+class Hasty(VirtualTime):
+    """Where a connection's next request starts is moved by what the last one took, whatever still waits."""
+
+    def place(self, letter: Letter) -> None:
+        if letter.account is not None:
+            letter.account.start_ns = 0.0
+        super().place(letter)
 
 
 class ActorsOnly(VirtualTime):
@@ -129,3 +186,7 @@ class FirstComeFirstServed(VirtualTime):
 )
 def test_the_property_sees_a_planted_bug(order: VirtualTime, others: list[tuple[int, str, int, int, bool]]) -> None:
     assert share(order, others) < 1 - 2 * TOLERANCE
+
+
+def test_a_request_that_overtakes_is_seen() -> None:
+    assert connections_out_of_order(Hasty(), OVERTAKEN) == [0]

@@ -5,7 +5,8 @@ connection. So a connection that uses a hundred actors gets the time of one conn
 connections use gets the time of one actor (`order`).
 
 Each request of a connection starts, in virtual time, where the one before it is expected to end. What that one really
-took is known later, and moves the start of those to come.
+took is known later, and moves the start of those to come, though not before that of one which may still be waiting:
+otherwise a request would overtake it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ COST_NS = 50_000.0  # of a request whose connection nobody knows yet: a small pr
 
 
 class Account:
-    """`end_ns`: where its last request is expected to end. `cost_ns`: what a request of it takes, by experience."""
+    """`start_ns`: where its last request starts. `end_ns`: where that one is expected to end. `cost_ns`: what a request of
+    it takes, by experience."""
 
-    __slots__ = ("cost_ns", "end_ns", "is_new")
+    __slots__ = ("cost_ns", "end_ns", "is_new", "start_ns")
 
     def __init__(self) -> None:
+        self.start_ns = 0.0
         self.end_ns = 0.0
         self.cost_ns = COST_NS
         self.is_new = True  # none of its requests was handled yet

@@ -92,8 +92,8 @@ class VirtualTime:
         if account is None:
             return
         least_ns = self.minimum_ns + (DEBIT_NS if account.is_new else -self._credit_ns)
-        start_ns = max(least_ns, min(account.end_ns, self.minimum_ns + self._lead_ns_max))
-        letter.start_ns = start_ns
+        start_ns = max(least_ns, min(account.end_ns, self.minimum_ns + self._lead_ns_max), account.start_ns)
+        letter.start_ns = account.start_ns = start_ns
         letter.expected_ns = account.cost_ns
         account.end_ns = start_ns + account.cost_ns
 

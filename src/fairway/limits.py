@@ -13,6 +13,7 @@ GIB = 1024 * MIB
 # --- the batch -------------------------------------------------------------------------------------------------------
 BATCH_MESSAGES_MAX = 4_096  # a lot is at most 1,000 messages: a few batches either way; offsets stay in a page or two
 BATCH_RAW_BYTES_MAX = 64 * MIB  # decompressed columns; below 2**31, so that Arrow's int32 offsets suffice
+CHECK_ON_LOOP_BYTES_MAX = 256 * KIB  # raw length that a broker decompresses on its loop: 0.2 ms, as long as a slice
 BATCH_TAGS_MAX = 16  # per message; a filter names at most as many
 TAG_BYTES_MAX = 128
 KEY_BYTES_MAX = 1 * KIB

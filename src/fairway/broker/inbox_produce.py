@@ -64,10 +64,10 @@ class InboxProduceProcessor:
         return self._produce.process(request, actor)
 
     def expire(self, request: ServedRequest[Produce], expiry: Expiry) -> None:
-        request.expire(expiry)
+        self._produce.expire(request, expiry)
 
     def fail(self, request: ServedRequest[Produce], error: Exception) -> None:
-        request.fail(error)
+        self._produce.fail(request, error)
 
 
 def _stream(data: Bytes) -> int:

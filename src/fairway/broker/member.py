@@ -86,7 +86,7 @@ class BrokerMember(GroupMember[Broker]):
         return self.server
 
     async def _serve(self, disk: Disk, adopt: Identity | None) -> Broker:
-        world = BrokerWorld(self._world.clock, disk, self._world.net, self._world.rng)
+        world = BrokerWorld(self._world.clock, disk, self._world.net, self._world.rng, self._world.pool)
         options = replace(self._options, port=self.face.port)
         broker = await Broker.follow(world, options, self.standing, adopt, self._order, jobs=self._world.jobs)
         self._probes.opened(broker.pages)

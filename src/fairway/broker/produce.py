@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from fairway.broker.batch_checks import BatchChecks
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError
 from fairway.names import Subject
 from fairway.protocol.messages import Produce
@@ -25,9 +26,14 @@ class ProduceProcessor:
     """Handles PRODUCE. `on_committed` is told each subject that has something new to show."""
 
     def __init__(
-        self, store: Store, is_read_only: Callable[[Subject], bool], on_committed: Callable[[int], None]
+        self,
+        store: Store,
+        checks: BatchChecks,
+        is_read_only: Callable[[Subject], bool],
+        on_committed: Callable[[int], None],
     ) -> None:
         self._store = store
+        self._checks = checks
         self._is_read_only = is_read_only
         self._on_committed = on_committed
         self.batches = 0  # committed, and so on; one that came twice counts twice
@@ -40,9 +46,14 @@ class ProduceProcessor:
             raise Refused(
                 Code.READ_ONLY, f"subject {subject} takes no messages, by command: resume it, or send elsewhere"
             )
-        data = bytes(request.attachments[0])
+        attached, header = request.attachments[0], None
         try:
-            receipt = self._store.produce(subject, data, secret=checked_secret(request.message))
+            if self._checks.is_large(attached):
+                header = self._checks.header(request, actor)
+                if header is None:
+                    return Verdict.AGAIN
+            data = bytes(attached)
+            receipt = self._store.produce(subject, data, header, checked_secret(request.message))
         except RemoteProtocolError as error:
             session: Session = request.session  # type: ignore[assignment]
             session.fail(error)
@@ -71,9 +82,11 @@ class ProduceProcessor:
         request.settle(outcome, answer if isinstance(answer, PlaceTaken) else produced(answer, self._store))
 
     def expire(self, request: ServedRequest[Produce], expiry: Expiry) -> None:
+        self._checks.forget(request)
         request.expire(expiry)
 
     def fail(self, request: ServedRequest[Produce], error: Exception) -> None:
+        self._checks.forget(request)
         request.fail(error)
 
 
@@ -101,14 +114,17 @@ class NewNames:
         self._pending[name] = self._pending.get(name, 0) + 1
 
     def process(self, request: ServedRequest[Produce], actor: Actor) -> Verdict:
-        self._remove(request)
-        return self._produce.process(request, actor)
+        verdict = self._produce.process(request, actor)
+        if verdict is not Verdict.AGAIN:  # it stays, until a worker has checked its batch
+            self._remove(request)
+        return verdict
 
     def expire(self, request: ServedRequest[Produce], expiry: Expiry) -> None:
         self._remove(request)
         self._produce.expire(request, expiry)
 
     def fail(self, request: ServedRequest[Produce], error: Exception) -> None:
+        self._remove(request)
         self._produce.fail(request, error)
 
     def _remove(self, request: ServedRequest[Produce]) -> None:

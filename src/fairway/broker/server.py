@@ -19,6 +19,7 @@ import msgspec
 
 from fairway import limits
 from fairway.batch.arrays import numpy_or_none
+from fairway.broker.batch_checks import BatchChecks
 from fairway.broker.connection_leases import ConnectionLeases
 from fairway.broker.consuming import ConsumeProcessor
 from fairway.broker.dead_letter import Undertaker
@@ -67,6 +68,7 @@ from fairway.world.disk import READERS, Disk
 from fairway.world.job_runner import JobRunner
 from fairway.world.net import Net
 from fairway.world.rng import Rng
+from fairway.world.work_pool import WorkPool
 
 _MS_NS = 1_000_000
 _SCAN_LANES = 64  # actors for scans: one subject's scans share one, and weights are kept for so many keys, not for all
@@ -120,6 +122,7 @@ class BrokerWorld:
     disk: Disk
     net: Net
     rng: Rng
+    pool: WorkPool | None = None  # decompresses large batches; None: the loop does
 
 
 class Broker:
@@ -165,7 +168,8 @@ class Broker:
             self.scheduler.set_weight(("scan", lane), SCAN_WEIGHT)
         self.scheduler.set_weight(RETRACING, SCAN_WEIGHT)
         store.on_actions = partial(self.desk.watches.release, WATCHED)
-        self.produce = ProduceProcessor(store, self._is_read_only, self.desk.wake_subject)
+        self.checks = BatchChecks(self.scheduler, world.clock, world.pool)
+        self.produce = ProduceProcessor(store, self.checks, self._is_read_only, self.desk.wake_subject)
         self._new_names = NewNames(
             self.produce, lambda subject: store.messages.views.subjects.find(subject) is not None
         )

@@ -253,13 +253,14 @@ async def _serve_on(
     from fairway.storage import directory
     from fairway.world.clock import RealClock
     from fairway.world.rng import RealRng
+    from fairway.world.work_pool import ThreadPool
 
     disk = open_disk(data)
     directory.identify(disk)  # before anything is made in a directory that is not ours
     check_alone(disk, data)
     delay = _open_delay(data, options, net) if verb == "up" else None
     try:
-        world = BrokerWorld(RealClock(), disk, net, RealRng())
+        world = BrokerWorld(RealClock(), disk, net, RealRng(), ThreadPool())
         started = await Broker.start(world, broker, delay=None if delay is None else delay.desk)
     except FairwayError:
         if delay is not None:

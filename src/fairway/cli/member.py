@@ -100,12 +100,13 @@ async def _start(verb: str, logs: Path, options: Options, make: Callable[[Member
     from fairway.world.clock import RealClock
     from fairway.world.job_runner import ThreadRunner
     from fairway.world.rng import RealRng
+    from fairway.world.work_pool import ThreadPool
 
     clock, rng = RealClock(), RealRng()
     name = f"{verb} {options.group}"
     registry = await open_registry(str(options.registry), net, clock, rng, session_ms=options.session_ms, name=name)
     try:
-        member = make(MemberWorld(clock, lambda: open_disk(logs), net, rng, registry, ThreadRunner()))
+        member = make(MemberWorld(clock, lambda: open_disk(logs), net, rng, registry, ThreadRunner(), ThreadPool()))
         await member.begin()
     except BaseException:
         with suppress(TimeoutError):

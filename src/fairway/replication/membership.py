@@ -16,6 +16,7 @@ from fairway.world.disk import Disk
 from fairway.world.job_runner import JobRunner
 from fairway.world.net import Net
 from fairway.world.rng import Rng
+from fairway.world.work_pool import WorkPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class MemberWorld:
     rng: Rng
     registry: Registry
     jobs: JobRunner  # the directory is recovered beside the loop
+    pool: WorkPool | None = None  # a broker decompresses large batches there; None: its loop does
 
 
 class Server(Protocol):

@@ -15,8 +15,8 @@ COST_NS = 50_000.0  # of a request whose connection nobody knows yet: a small pr
 
 
 class Account:
-    """`start_ns`: where its last request starts. `end_ns`: where that one is expected to end. `cost_ns`: what a request of
-    it takes, by experience."""
+    """`start_ns`: where its last request starts. `end_ns`: where that one is expected to end. `cost_ns`: what a request
+    of it takes, by experience."""
 
     __slots__ = ("cost_ns", "end_ns", "is_new", "start_ns")
 

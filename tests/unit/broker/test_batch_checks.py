@@ -57,8 +57,8 @@ def test_other_subjects_go_on_meanwhile() -> None:
     async def story(scene: Scene) -> None:
         client = await scene.control()
         done: list[str] = []
-        for subject in ("large", "small"):  # all that do not exist yet have one actor
-            await send(client, data_of(b"first", 0, 7), subject)
+        for producer_id, subject in enumerate(("large", "small"), 1):  # all that do not exist yet have one actor
+            await send(client, data_of(b"first", 0, producer_id), subject)
 
         async def note(data: bytes, subject: str) -> None:
             await send(client, data, subject)

@@ -17,6 +17,7 @@ from fairway.serving.requests import ServedRequest
 from fairway.storage.dedupe import PlaceTaken
 from fairway.storage.message_log import Receipt
 from fairway.storage.store import Store
+from fairway.storage.subjects import SubjectTable
 
 if TYPE_CHECKING:
     from fairway.serving.session import Session
@@ -100,13 +101,13 @@ class NewNames:
 
     KEY = ("produce", None)
 
-    def __init__(self, produce: ProduceProcessor, exists: Callable[[Subject], bool]) -> None:
+    def __init__(self, produce: ProduceProcessor, subjects: SubjectTable) -> None:
         self._produce = produce
-        self._exists = exists
+        self._subjects = subjects
         self._pending: dict[str, int] = {}  # requests by subject
 
     def is_new(self, subject: Subject) -> bool:
-        return str(subject) in self._pending or not self._exists(subject)
+        return str(subject) in self._pending or self._subjects.find(subject) is None
 
     def add(self, request: ServedRequest[Produce]) -> None:
         """It is in the mailbox."""

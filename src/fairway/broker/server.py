@@ -170,9 +170,7 @@ class Broker:
         store.on_actions = partial(self.desk.watches.release, WATCHED)
         self.checks = BatchChecks(self.scheduler, world.clock, world.pool)
         self.produce = ProduceProcessor(store, self.checks, self._is_read_only, self.desk.wake_subject)
-        self._new_names = NewNames(
-            self.produce, lambda subject: store.messages.views.subjects.find(subject) is not None
-        )
+        self._new_names = NewNames(self.produce, store.messages.views.subjects)
         self.scheduler.set_weight(NewNames.KEY, limits.NEW_NAMES_WEIGHT)
         self.fetches = (
             Fetches(self.scheduler, world.clock, loop.call_later, options.fetches_at_once)

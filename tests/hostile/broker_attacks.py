@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from fairway import batch
 from fairway.errors import FairwayError, Refused
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned
@@ -286,6 +287,57 @@ async def waiting_scans(port: int) -> None:
         raw.abort()
 
 
+async def large_batches(port: int, *, seconds: float = 3) -> None:
+    """Twenty connections send valid batches of a few KB that hold 8 MiB each: to check one takes 10 ms."""
+    end = time.monotonic() + seconds
+
+    async def send_on(number: int) -> None:
+        one = await client(port)
+        producer_id, sent = random.Random().getrandbits(63), 0
+        while time.monotonic() < end:
+            data = batch.encode(
+                [bytes(8 * MIB)], producer_id=producer_id, first_sequence=sent, created_ms=1, codec=batch.Codec.ZSTD
+            )
+            with contextlib.suppress(Refused):
+                await one.produce(f"compressed-{number}", data)
+                sent += 1
+        one.abort()
+
+    await asyncio.gather(*map(send_on, range(20)))
+
+
+async def large_frames(port: int, *, senders: int = 12) -> None:
+    """Each sends one of the largest frames, all at once: they are read one after the other, and all are answered."""
+    data = Stream(random.Random().getrandbits(63)).batch([random.Random(6).randbytes(63 * MIB)])
+    raws = [await connect(port) for _ in range(senders)]
+    for raw in raws:
+        raw.ask(m.Produce("large-frames"), (data,))
+    async with asyncio.timeout(60):
+        while not all(raw.answered or raw.is_lost for raw in raws):
+            await asyncio.sleep(0.1)
+    assert sum(raw.answered for raw in raws) >= senders // 2, "most of them were read to their end"
+    for raw in raws:
+        raw.abort()
+
+
+async def endless_lists(port: int, *, groups: int = 300, seconds: float = 3) -> None:
+    """Ten connections list hundreds of groups, over and over."""
+    one = await client(port)
+    for number in range(groups):
+        await one.join("listed", f"group-{number}", f"consumer-{random.Random().getrandbits(63):x}")
+    end = time.monotonic() + seconds
+
+    async def list_on() -> None:
+        reader = await client(port)
+        while time.monotonic() < end:
+            with contextlib.suppress(Refused):
+                await reader.ask(Describe(Depth.CONSUMERS, "listed"), Described)
+        reader.abort()
+
+    await asyncio.gather(*(list_on() for _ in range(10)))
+    one.abort()
+
+
 async def idle_connections(port: int, *, connections: int = 2_000) -> list[Raw]:
     """Well behaved, and very many."""
     raws: list[Raw] = []
@@ -308,6 +360,9 @@ ATTACKS: tuple[Attack, ...] = (
     false_consumers,
     new_names,
     waiting_scans,
+    large_batches,
+    large_frames,
+    endless_lists,
 )
 
 

@@ -313,7 +313,7 @@ async def large_frames(port: int, *, senders: int = 12) -> None:
     for raw in raws:
         raw.ask(m.Produce("large-frames"), (data,))
     async with asyncio.timeout(60):
-        while not all(raw.answered or raw.is_lost for raw in raws):
+        while not all(raw.answered or raw.is_lost for raw in raws):  # noqa: ASYNC110  a Raw does not say when
             await asyncio.sleep(0.1)
     assert sum(raw.answered for raw in raws) >= senders // 2, "most of them were read to their end"
     for raw in raws:

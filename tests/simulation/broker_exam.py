@@ -187,10 +187,13 @@ async def _asleep(examinee: _Examinee) -> asyncio.Task[Delivery]:
 async def _awake(
     history: History, owner: Owner, waiting: asyncio.Task[Delivery], what: str, within_ms: int
 ) -> list[m.Lot] | None:
+    taken_before = history.taken_by_retention
     try:
         async with asyncio.timeout(within_ms / 1_000):
             delivery = await waiting
     except (TimeoutError, Refused) as problem:
+        if history.taken_by_retention > taken_before:
+            return None
         told = f"{type(problem).__name__} {problem}"
         history.truth.blame(Promise.STUCK, f"{what} wakes nobody in {owner} within {within_ms} ms: {told}")
         return None

@@ -223,6 +223,11 @@ class History:
     def operators(self) -> list[Operator]:
         return [self.operator] if self.correspondent is None else [self.operator, self.correspondent]
 
+    @property
+    def taken_by_retention(self) -> int:
+        """Messages that retention, in this life of the broker, took from groups that were owed them."""
+        return 0 if self.broker is None else self.broker.housekeeper.forsaken
+
     def _hire_by_policy(self, subject: str) -> None:
         rng = self.world.rng.child("policies")
         for order, config in self.flavour.policies(rng).items():

@@ -63,7 +63,7 @@ def main(raw: str) -> None:
     if orders.is_small:
         broker = replace(broker, store=STORE)
     with _planted(orders.flaw):
-        service.run(member.serve(Path(orders.root), options, broker))
+        service.run_server(member.serve(Path(orders.root), options, broker))
 
 
 if __name__ == "__main__":

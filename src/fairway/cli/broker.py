@@ -134,9 +134,9 @@ def _run(verb: str, config: Path | None, flags: dict[str, object]) -> None:
         if verb == "broker" and (options.group is not None or options.registry is not None):
             from fairway.cli import member
 
-            service.run(member.serve(data, options, broker_options(options)))
+            service.run_server(member.serve(data, options, broker_options(options)))
         else:
-            service.run(_serve(verb, data, options))
+            service.run_server(_serve(verb, data, options))
 
 
 def data_directory(options: Options) -> Path:

@@ -75,13 +75,13 @@ def serve(  # noqa: PLR0913, PLR0917  (typer takes the flags from here)
         from fairway.world import service
 
         if options.registry is None and options.group is None:
-            service.run(_serve(directory, options, parse_brokers(options.broker)))
+            service.run_server(_serve(directory, options, parse_brokers(options.broker)))
         else:
             if options.broker is not None:
                 raise Misuse("a registry and --broker: leave out --broker, for the meta servers know the broker groups")
             from fairway.cli import member
 
-            service.run(member.serve_delay(directory, options, server_options(options)))
+            service.run_server(member.serve_delay(directory, options, server_options(options)))
 
 
 def parse_brokers(raw: str | None) -> dict[str, tuple[Address, ...]]:

@@ -55,7 +55,7 @@ def serve(
         check_registry(settings.options.registry)
         from fairway.world import service
 
-        service.run(_serve(settings))
+        service.run_server(_serve(settings))
 
 
 def check_registry(url: str | None) -> str:

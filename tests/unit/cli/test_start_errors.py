@@ -267,3 +267,35 @@ def test_ctrl_c_while_the_command_line_is_being_imported_ends_it_quietly(tmp_pat
 
 def test_the_console_script_is_the_one_that_ends_quietly() -> None:
     assert 'fairway = "fairway_cli:main"' in (ROOT / "pyproject.toml").read_text()
+
+
+_INTERRUPTED_BEFORE_IT_LISTENS = """
+import os, signal
+from fairway.world import service
+
+listen = service.asked_to_end
+
+def asked_to_end():
+    os.kill(os.getpid(), signal.SIGINT)
+    return listen()
+
+service.asked_to_end = asked_to_end
+from fairway_cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_ctrl_c_before_a_server_listens_to_signals_ends_it_with_nothing_made(tmp_path: Path, role: str) -> None:
+    arguments = shlex.split(ROLES[role].replace("DIR", "data"))
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_BEFORE_IT_LISTENS, *arguments, "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert not (tmp_path / "data").exists()

@@ -73,15 +73,23 @@ class HeldDirectory:
             except OSError as error:
                 if error.errno not in _ABSENT:
                     continue  # a parent that may not be entered now: nothing is known, and the descriptors still hold
-                raise self._moved(directory, "nothing is there any more") from error
+                raise self._moved(directory, fd, "nothing is there any more") from error
             if not os.path.samestat(found, os.fstat(fd)):
-                raise self._moved(directory, "another directory is in its place")
+                raise self._moved(directory, fd, "another directory is in its place")
 
-    def _moved(self, directory: str, what: str) -> DirectoryMoved:
+    def _moved(self, directory: str, fd: int, what: str) -> DirectoryMoved:
+        if os.fstat(fd).st_nlink == 0:  # no directory has an entry of it: no file in it can be reached again
+            advice = (
+                "it was removed, and what was acknowledged in it is gone with it. Restore it from a backup, or from "
+                "another copy, and start again"
+            )
+        else:
+            advice = (
+                "it was moved or unmounted. Nothing is lost: everything that was acknowledged is in the directory that "
+                "was locked. Put that one back, or name its new place, and start again"
+            )
         return DirectoryMoved(
-            f"{self.path(directory)} is no longer the directory that this process locked: {what}; it was moved, "
-            "removed or unmounted. Nothing is lost: everything that was acknowledged is in the directory that was "
-            "locked. Put that one back, or name its new place, and start again"
+            f"{self.path(directory)} is no longer the directory that this process locked: {what}; {advice}"
         )
 
     # --- names -------------------------------------------------------------------------------------------------------

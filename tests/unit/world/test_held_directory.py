@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -47,6 +48,22 @@ def test_nothing_is_made_in_a_directory_that_is_not_the_one_that_was_locked(tmp_
     assert not (tmp_path / "data").exists()
     assert [each.name for each in (tmp_path / "moved").iterdir() if each.is_dir()] == ["log"]
     assert not list((tmp_path / "moved" / "log").iterdir())
+    disk.close()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize("removed", ["data", "data/log"])
+def test_of_a_directory_that_was_removed_nobody_says_that_nothing_is_lost(
+    tmp_path: Path, removed: str, is_replaced: bool
+) -> None:
+    disk = RealDisk(tmp_path / "data")
+    disk.lock()
+    disk.publish("log/a", [b"1"])
+    shutil.rmtree(tmp_path / removed)
+    if is_replaced:
+        (tmp_path / removed).mkdir()
+    with pytest.raises(DirectoryMoved, match=r"it was removed, .* is gone with it\. Restore it"):
+        disk.publish("log/b", [b"2"])
     disk.close()
 
 

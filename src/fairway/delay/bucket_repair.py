@@ -10,6 +10,7 @@ Where no body fits (the log has let go of the messages, or the log has rotted as
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from itertools import chain, islice
 
@@ -18,7 +19,7 @@ import numpy as np
 from fairway import batch
 from fairway.batch import checksum
 from fairway.delay import piece
-from fairway.delay.bucket_file import BucketFile
+from fairway.delay.bucket_file import BucketFile, file_name
 from fairway.delay.buckets import Span
 from fairway.delay.letters import Letters
 from fairway.delay.piece import Sequences
@@ -28,12 +29,14 @@ from fairway.storage import record
 from fairway.storage.message_log import MessageLog, StoredBatch
 from fairway.storage.record import BadRecord, Header, Kind
 
+log = logging.getLogger("fairway.delay")
+
 _BATCHES_MAX = 256  # that are looked at for one piece
 _OF_SPLIT = (1, 0)  # producer and first sequence of a piece that a split has written
 
 
 class BucketRepair:
-    """Repairs records of all buckets of one delay server; counts those that it has repaired."""
+    """Repairs records of all buckets of one delay server; counts those that it has repaired. The log tells of each."""
 
     def __init__(self, messages: MessageLog) -> None:
         self.repaired = 0
@@ -41,24 +44,24 @@ class BucketRepair:
 
     def repair(self, file: BucketFile, position: int) -> bool:
         """Whether the record at a position is as it was."""
+        header, is_repaired = None, False
         try:
-            return self._repair(file, position)
+            header = header_in(file.read_raw(position, record.HEADER_BYTES), position, file.log_id)
+            is_repaired = header is not None and header.end <= file.end and self._repair(file, header)
         except StorageFault:
             raise
         except (FairwayError, ValueError):  # of a body that was made of damaged numbers
-            return False
+            pass
+        self.repaired += is_repaired
+        _log_outcome(file, position, header, is_repaired=is_repaired)
+        return is_repaired
 
-    def _repair(self, file: BucketFile, position: int) -> bool:
-        raw = file.read_raw(position, record.HEADER_BYTES)
-        header = header_in(raw, position, file.log_id)
-        if header is None or header.end > file.end:
-            return False
+    def _repair(self, file: BucketFile, header: Header) -> bool:
         on_disk = file.read_raw(header.body_at, header.body_bytes)
         bodies = self._bodies(header, on_disk, file.span) if header.kind == Kind.SCHEDULE else ()
         for body in chain((on_disk,), bodies):
             if len(body) == header.body_bytes and checksum(body) == header.body_crc:
-                file.write_over(position, record.pack_header(header, file.log_id) + body)
-                self.repaired += 1
+                file.write_over(header.position, record.pack_header(header, file.log_id) + body)
                 return True
         return False
 
@@ -109,6 +112,23 @@ class BucketRepair:
             if not found or not found[-1].entry.first_sequence <= sequence < found[-1].entry.end_sequence:
                 return None
         return found
+
+
+def _log_outcome(file: BucketFile, position: int, header: Header | None, *, is_repaired: bool) -> None:
+    name = file_name(file.number)
+    if is_repaired:
+        log.warning("%s: the record at %d was damaged, and is repaired: replace the disk", name, position)
+    elif header is not None and header.kind != Kind.SCHEDULE:
+        log.warning(
+            "%s: the catalogue at %d is damaged, and its records are read instead: replace the disk", name, position
+        )
+    else:
+        what = "an unknown number of messages is" if header is None else f"{header.count} messages are"
+        log.error(
+            "%s: the record at %d is damaged, and the message log does not have all of it any more: %s lost. Replace "
+            "the disk, and restore them from a copy of the directory",
+            name, position, what,
+        )  # fmt: skip
 
 
 def header_in(raw: bytes, position: int, log_id: int) -> Header | None:

@@ -92,3 +92,30 @@ def test_the_contents_of_what_is_catalogued_are_not_read_by_a_start() -> None:
             world.advance(9 * DAY_MS)
         assert (world.engine.damaged, world.engine.repairs.repaired) == ([], 1)  # when it was needed
         assert world.broker.payloads == [b"first", b"x", b"x", b"x"]
+
+
+@pytest.mark.parametrize("is_in_message_log", [True, False])
+def test_the_log_tells_of_damaged_records_that_are_repaired_or_lost(
+    caplog: pytest.LogCaptureFixture, is_in_message_log: bool
+) -> None:
+    with World(options=OPTIONS) as world:
+        world.schedule([b"first", b"x", b"x"], [world.now_ms + 40 * DAY_MS] * 3)
+        world.settle()
+        world.close()
+        names = [f"schedule/{world.files[0]}"]
+        if not is_in_message_log:
+            names.append("messages/00000000000000000000.log")
+        for name in names:
+            world.disk.flip(name, content(world.disk, name).index(b"first") * 8)
+        world.open()
+        world.settle()
+        for _ in range(5):
+            world.advance(9 * DAY_MS)
+        (told,) = [each for each in caplog.records if each.name == "fairway.delay"]
+        assert names[0] in told.getMessage()
+        if is_in_message_log:
+            assert "was damaged, and is repaired" in told.getMessage()
+        else:
+            assert "3 messages are lost" in told.getMessage()
+            assert told.levelname == "ERROR"
+        assert len(world.engine.damaged) != is_in_message_log

@@ -215,8 +215,14 @@ class Governor:
 
     def _group(self, name: str) -> GroupView:
         view = self._picture.groups.get(name)
-        if view is None or view.record is None:
-            known = ", ".join(sorted(self._picture.groups)) or "none"
+        if view is not None and view.record is None:  # servers of a group that was forgotten, or that never led
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"group {name} of servers is not in the registry, though servers of it run and wait: stop them. "
+                "`fairway cluster --check` says how the group is made anew",
+            )
+        if view is None:
+            known = ", ".join(sorted(each.name for each in self._picture.groups.values() if each.record)) or "none"
             raise Refused(Code.BAD_REQUEST, f"there is no group {name} of servers: there are {known}")
         return view
 

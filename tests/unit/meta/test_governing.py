@@ -275,6 +275,13 @@ async def test_a_dead_group_is_decommissioned_only_by_force(scene: Scene) -> Non
     assert (await scene.subject("orders")).groups == ["g2"]
     with pytest.raises(Refused, match="there is no group g1 of servers: there are g2"):
         await scene.govern(Change.DRAIN, "g1")
+    await scene.live("g1", "late-comer")
+    await scene.settle()
+    for change in (Change.DRAIN, Change.DECOMMISSION):
+        with pytest.raises(Refused, match="group g1 of servers is not in the registry, though servers of it run"):
+            await scene.govern(change, "g1")
+    with pytest.raises(Refused, match=r"there is no group g3 of servers: there are g2$"):
+        await scene.govern(Change.DRAIN, "g3")
 
 
 @staged()

@@ -132,3 +132,23 @@ INTENT_BYTES_MAX = 1 * MIB  # of payloads; a single larger message has an intent
 # Of intents on their way to one broker group; what is due meanwhile stays on disk.
 DELAY_OUTSTANDING_BYTES_MAX = 64 * MIB
 INTENTS_PER_STREAM_MAX = STREAM_BATCHES_MAX // 2  # not yet noted as sent: a broker must recognise every one of them
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+# Bytes that one item takes in a process of CPython 3.11 to 3.13, measured at its worst with the longest names
+# (tests/unit/groups/test_weight.py and tests/unit/storage/test_weight.py) and rounded up. Accounts count with these.
+GROUP_BYTES = 4 * KIB  # a group without members: its state machine, its tables, its name, its timer
+MEMBER_BYTES = 1 * KIB  # of a group: the member, its tables, name and verifier, and the connection that it is bound to
+LOT_BYTES = 1 * KIB  # that nobody holds: in the stock it is in four tables
+ATTEMPT_BYTES = 640  # that failed: a name of 200 characters and a reason of 200 bytes
+HELD_LOT_BYTES = LOT_BYTES + ATTEMPT_BYTES  # by a consumer; with room for the attempt that it is
+LOT_PART_BYTES = 320  # of a lot that went out in several responses
+KEYED_BYTES = 208  # a message that is open in a group by key: two tables, right after they have grown
+PARKED_BYTES = 224  # beside that, of one behind another of its key
+NOTED_KEY_BYTES = 256  # that rests, or has halted
+PAUSED_NAME_BYTES = 512  # of a consumer
+GROUP_RESERVE_BYTES = 8 * KIB  # beside what a group has: for the members and lots that it may always have
+GROUP_MEMBERS_MIN = 2  # that a group may have although memory is full: one to replace another
+GROUP_LOTS_MIN = 2  # and lots in hand: one being handled and the next
+GROUP_KEYED_MIN = 2  # and messages in each of these, in a group by key
+GROUPS_BYTES_MAX = 256 * MIB  # of a broker that was given no ceiling: 20,000 groups with little in hand
+KEY_WINDOWS_BYTES_MAX = 16 * MIB  # keys that groups by key hand out next, 32 KiB a group; beyond it they are read again

@@ -18,6 +18,7 @@ from fairway.protocol import messages as m
 from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned
 from fairway.world.clock import RealClock
 from fairway.world.net import RealNet
+from tests.hostile.memory_attacks import MEMORY_ATTACKS
 from tests.support.client import Client, ConnectionEnded, Stream
 from tests.support.raw import MIB, PING, Raw, beginning_of_a_frame
 
@@ -371,6 +372,7 @@ ATTACKS: tuple[Attack, ...] = (
     large_batches,
     large_frames,
     endless_lists,
+    *MEMORY_ATTACKS,
 )
 
 

@@ -565,7 +565,9 @@ class GroupMachine(RuleBasedStateMachine):
         assert self.model.done | self.model.dead | self.model.skipped == set(range(self.end))
         again = self.group_class()
         again.apply_all(self.events)
-        assert again.snapshot() == self.group.snapshot() == self.group_class.restore(self.group.snapshot()).snapshot()
+        restored = self.group_class.restore(self.group.snapshot())
+        assert again.snapshot() == self.group.snapshot() == restored.snapshot()
+        assert again.held_bytes == self.group.held_bytes == restored.held_bytes
 
     def let_keys_go_on(self) -> None:
         """Nothing halts any more: else not all of it would be done."""

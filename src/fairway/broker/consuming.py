@@ -119,6 +119,8 @@ class ConsumeProcessor:
         host = self._desk.host(message.subject, message.group)
         name = Consumer.parse(message.consumer)
         verifier = consumer_verifier_of(checked(message.secret, "session"), name)
+        if not host.law.has_member(name):
+            self._desk.admit_member(host, request.session)
         decision = host.law.join(
             name,
             version=message.config_version,

@@ -20,7 +20,8 @@ from fairway.names import Group as GroupName
 from fairway.names import Subject
 from fairway.protocol import Message
 from fairway.scheduling import Scheduler
-from fairway.serving.requests import ServedRequest
+from fairway.serving.memory import SharedMemory
+from fairway.serving.requests import Asker, ServedRequest
 from fairway.storage.action_log import Action, ActionKind
 from fairway.storage.flusher import Outcome as Told
 from fairway.storage.hole import lost_ranges
@@ -34,6 +35,8 @@ _BUSY_NS = 5_000_000  # groups count as at work so long after the last decision:
 _TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds: without it a timer would ring early, and again at once
 
 _FULL_RETRY_MS = 60_000  # a group goes when nobody has used it for days
+_FULL_MEMORY_RETRY_MS = 1_000  # members and what they hold go with their leases
+_NO_MEMORY = "the memory for groups is full, and there is no room for {}: give the broker more (--memory-mib)"
 _REMARKS_MAX = 1_000
 
 CallLater = Callable[..., asyncio.TimerHandle]
@@ -61,8 +64,17 @@ class Undertaker(Protocol):
 class Desk:
     """Carries out what the groups' laws decide."""
 
-    def __init__(self, groups: Groups, store: Store, scheduler: Scheduler, clock: Clock, call_later: CallLater) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        store: Store,
+        scheduler: Scheduler,
+        clock: Clock,
+        call_later: CallLater,
+        groups_bytes_max: int = limits.GROUPS_BYTES_MAX,
+    ) -> None:
         self.groups = groups
+        self.memory: SharedMemory[GroupHost, Asker] = SharedMemory(groups_bytes_max, limits.GROUP_RESERVE_BYTES)
         self.store = store
         self.scheduler = scheduler
         self.clock = clock
@@ -118,6 +130,7 @@ class Desk:
         now_ns = self._busy_ns = self.clock.monotonic_ns()
         for host, decision in decisions:
             host.law.apply_all(decision.events, now_ns)
+            self.memory.note(host, host.law.held_bytes)
             self.rearm(host)
             if host.law.is_ordered:
                 self._wake_next(host, decision)
@@ -164,6 +177,8 @@ class Desk:
             if len(self.groups) >= limits.GROUPS_MAX and not self.name_of(subject_id).is_inbox:
                 sentence = f"there are {limits.GROUPS_MAX:,} groups on this broker, and there is room for no more"
                 raise Refused(Code.BUSY, sentence, retry_after_ms=_FULL_RETRY_MS)
+            if not self.memory.has_room_for_another(limits.GROUP_BYTES) and not self.name_of(subject_id).is_inbox:
+                raise Refused(Code.BUSY, _NO_MEMORY.format("one more group"), retry_after_ms=_FULL_RETRY_MS)
             host = self.groups.introduce(subject_id, name)
             now_ms = self.store.time.ages_from_ms()  # a group without members ages from now on
             try:
@@ -171,8 +186,25 @@ class Desk:
                 self.carry_out_all([(host, configured), (host, host.law.seek(start, now_ms=now_ms))])
             except FairwayError:
                 self.groups.remove(host)
+                self.memory.forget(host)
                 raise
         return host
+
+    def admit_member(self, host: GroupHost, session: Asker) -> None:
+        """`Refused` where memory is full, unless the group has hardly any members."""
+        size = limits.MEMBER_BYTES * (1 if host.inbox is None else 2)
+        if self.memory.room(host, session, is_small=True) >= size:
+            self.memory.charge(host, session)
+        elif len(host.law.members()) >= limits.GROUP_MEMBERS_MIN:
+            sentence = _NO_MEMORY.format(f"one more member of group {host.name}")
+            raise Refused(Code.BUSY, sentence, retry_after_ms=_FULL_MEMORY_RETRY_MS)
+
+    def admit_name(self, host: GroupHost, session: Asker) -> None:
+        """`Refused` where there is no memory to keep one more consumer paused."""
+        if self.memory.room(host, session, is_small=True) < limits.PAUSED_NAME_BYTES:
+            sentence = _NO_MEMORY.format(f"one more paused consumer of group {host.name}")
+            raise Refused(Code.BUSY, sentence, retry_after_ms=_FULL_MEMORY_RETRY_MS)
+        self.memory.charge(host, session)
 
     def remove(self, host: GroupHost) -> None:
         """Forget a group, its inbox with it. Whoever joins it later finds a new one."""
@@ -183,6 +215,7 @@ class Desk:
         self._known.clear()
         for each in gone:
             self.groups.remove(each)
+            self.memory.forget(each)
             if each.timer is not None:
                 each.timer.cancel()
                 each.timer = None
@@ -235,6 +268,7 @@ class Desk:
 
     def _revive(self, host: GroupHost) -> None:
         host.is_revived = True
+        self.memory.note(host, host.law.held_bytes)
         if host.weight != 1:
             self.scheduler.set_weight(host.key, host.weight)
         end = self.store.messages.end_sequence(host.subject_id)

@@ -26,7 +26,6 @@ from fairway.storage.record import Record
 from fairway.storage.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from fairway.broker.keying import Window
     from fairway.broker.pacing import Bucket
 
 WEIGHT_UNIT = 1_000  # an action has no fractions: a weight of 1 is written as this
@@ -50,7 +49,6 @@ class GroupHost:
         self.next_handout_ns = 0  # and when the next may be
         self.bucket: Bucket | None = None  # of a group with a rate, once somebody has pulled
         self.is_revived = False  # from the life before
-        self.window: Window | None = None  # of a group by key: the keys of what it is to hand out next
         self.redriven: Copies | None = None  # which of its dead letters are in its inbox, once somebody has asked
         self.sessions = ConsumerSessions()
         self._skipped = (0, 0, 0)  # at this cursor, by this configuration: nothing is wanted below the third

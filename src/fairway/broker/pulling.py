@@ -44,7 +44,7 @@ class Puller:
         self._standing = standing
         self._inboxes = inboxes
         self._reader = reader
-        self._keys = KeyFinder(reader)
+        self.keys = KeyFinder(reader)
         self._pace = Pace(desk.clock, desk.scheduler, desk.call_later)
         self.pulled_messages = 0
 
@@ -87,9 +87,10 @@ class Puller:
         messages_max = self._inboxes.messages_max(source, message.messages_max)
         if paced_max is not None:
             messages_max = min(messages_max, max(paced_max, 1))  # where there are none, something is sent again
+        bytes_left = self._desk.memory.room(source, request.session)
         asked_max, run_max = messages_max, message.run_max
         for _ in range(_TRIES_MAX):
-            pulled = self._decide(source, message, name, messages_max, actor, run_max)
+            pulled = self._decide(source, message, name, messages_max, actor, run_max, bytes_left)
             if pulled is None:
                 return Verdict.AGAIN
             refused = refusal(pulled)
@@ -139,11 +140,18 @@ class Puller:
         return bool(behind)
 
     def _decide(
-        self, source: GroupHost, message: Pull, name: Consumer, messages_max: int, actor: Actor, run_max: int
+        self,
+        source: GroupHost,
+        message: Pull,
+        name: Consumer,
+        messages_max: int,
+        actor: Actor,
+        run_max: int,
+        bytes_left: int,
     ) -> Pulled | None:
         """None: what the law must know is being fetched."""
         law = source.law
-        found = self._fresh(source, message, messages_max, actor)
+        found = self._fresh(source, message, messages_max, actor, bytes_left)
         if found is None:
             return None
         fresh = found.range
@@ -164,6 +172,7 @@ class Puller:
             keys=found.keys,
             beside=() if other is None else self._beside(law, other.law, fresh),
             run_max=run_max,
+            bytes_left=bytes_left,
         )
 
     def _beside(self, law: Group, other: Group, fresh: Range | None) -> Collection[int]:
@@ -172,11 +181,14 @@ class Puller:
             return ()
         return other.keys_in_hand()
 
-    def _fresh(self, source: GroupHost, message: Pull, messages_max: int, actor: Actor) -> Fresh | None:
+    def _fresh(
+        self, source: GroupHost, message: Pull, messages_max: int, actor: Actor, bytes_left: int
+    ) -> Fresh | None:
         law = source.law
         bytes_max = self._reader.response_bytes(actor, message.bytes_max)
         if law.config.is_keyed:
-            return self._keys.fresh(actor, source, messages_max, bytes_max)
+            look_max = max(bytes_left // law.bytes_per_fresh, limits.GROUP_KEYED_MIN)
+            return self.keys.fresh(actor, source, messages_max, bytes_max, look_max)
         return Fresh(
             self._reader.fresh(source.subject_id, source.next_fresh, law.config, max(messages_max, 1), bytes_max)
         )
@@ -210,7 +222,7 @@ class Puller:
     def _leave_out(self, source: GroupHost, name: Consumer, absent: list[Handout], pulled: Pulled) -> None:
         """These cannot be read: there is nothing to hand out, now or later. What is fresh of them is stepped over the
         next time, for it is known to be damaged by then."""
-        source.window = None
+        self.keys.forget(source.id)
         if pulled.is_again:  # it was there when it went out the first time, but that response has not arrived
             for lot in absent:
                 self._desk.lose(source, source.law.lose(name, lot, now_ms=self._desk.clock.wall_ms()))
@@ -273,6 +285,7 @@ class Puller:
         batches: list[StoredBatch],
         actor: Actor,
     ) -> None:
+        self._desk.memory.charge(source, request.session)
         written = self._desk.carry_out(source, pulled)
         fence = pulled.number if source.law.is_ordered else 0
         lots = [

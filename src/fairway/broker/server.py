@@ -92,6 +92,7 @@ class BrokerOptions:
     partial_bytes_max: int = 128 * limits.MIB  # of frames that have not come whole, on all connections
     waiting_bytes_max: int = 128 * limits.MIB  # of requests that are not answered yet
     unsent_bytes_max: int = 128 * limits.MIB  # of answers to clients that read slower than they ask
+    groups_bytes_max: int = limits.GROUPS_BYTES_MAX  # of groups, their members and what these have in hand
     response_bytes_max: int = limits.MIB  # of batches in one answer, whatever was asked for; the first one always comes
     request_ms_max: int = 30_000  # an answer later than this is not worth working for
     wait_ms_max: int = 60_000  # of a long poll
@@ -145,7 +146,7 @@ class Broker:
         self.options = options
         self.delay = delay
         self.scheduler = Scheduler(world.clock, loop, options.scheduler, order)
-        self.desk = Desk(groups, store, self.scheduler, world.clock, loop.call_later)
+        self.desk = Desk(groups, store, self.scheduler, world.clock, loop.call_later, options.groups_bytes_max)
         self.desk.undertaker = self.undertaker = Undertaker(self.desk)
         self.housekeeper = Housekeeper(self.desk, options.housekeeping_ms)
         self.meters = Meters()
@@ -181,10 +182,9 @@ class Broker:
         self._inboxes = Inboxes(self.desk)
         self._inbox_produce = InboxProduceProcessor(self.desk, self._inboxes, self.produce)
         names = NameBook(groups)
-        leases = ConnectionLeases(self.desk) if options.leases_end_with_connections else None
+        self._leases = leases = ConnectionLeases(self.desk) if options.leases_end_with_connections else None
         self.consume = ConsumeProcessor(self.desk, self._inboxes, reader, world.rng, names, leases, standing)
-        if leases is not None:
-            self.hall.on_closed = leases.lost
+        self.hall.on_closed = self._session_closed
         self._scan = ScanProcessor(self.desk, reader)
         self._retrace = RetraceProcessor(self.desk, reader, self.fetches, names)
         subjects = SubjectOrder(store.messages.views.subjects)
@@ -422,6 +422,11 @@ class Broker:
             if not wait_ms or refused.code is not Code.BUSY:
                 raise
         return admitted(0)
+
+    def _session_closed(self, session: Session) -> None:
+        self.desk.memory.forget_payer(session)
+        if self._leases is not None:
+            self._leases.lost(session)
 
     def _is_read_only(self, subject: Subject) -> bool:
         state = self.store.messages.views.subjects.find(subject)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fairway import limits
 from fairway.broker.desk import Desk, refusal
 from fairway.broker.groups import GroupHost
 from fairway.groups import Outcome, Settled
@@ -56,7 +57,7 @@ class Settler:
             lot = (outcome.is_inbox, outcome.first, outcome.attempt)
             gathered.make_way_for(lot)
             of = host.inbox if outcome.is_inbox else host
-            decision = _unknown(outcome) if of is None else self._settle(of, name, outcome, message.arrived)
+            decision = _unknown(outcome) if of is None else self._settle(request, of, name, outcome, message.arrived)
             refused = refusal(decision)
             if refused is not None:
                 break
@@ -72,7 +73,10 @@ class Settler:
         answer = messages.Settled(gathered.settled, gathered.stale)
         self._desk.when_durable(gathered.written, lambda told: request.settle(told, answer))
 
-    def _settle(self, host: GroupHost, name: Consumer, outcome: Settle, arrived: int) -> Settled:
+    def _settle(
+        self, request: ServedRequest[Message], host: GroupHost, name: Consumer, outcome: Settle, arrived: int
+    ) -> Settled:
+        is_ack = outcome.kind is messages.Settlement.ACK and not host.is_revived
         return host.law.settle(
             name,
             Settlement(outcome.kind),
@@ -83,6 +87,7 @@ class Settler:
             arrived=arrived,
             after_ms=outcome.after_ms,
             draw=0.0 if outcome.kind is messages.Settlement.ACK else self._rng.uniform(),
+            may_grow=is_ack or self._desk.memory.room(host, request.session) >= limits.LOT_BYTES,
             reason=outcome.reason,
             fence=outcome.fence if host.law.is_ordered else 0,
         )

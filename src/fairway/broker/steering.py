@@ -135,6 +135,8 @@ class SteeringProcessor:
             return
         consumer = Consumer.parse(message.consumer) if message.lever is Lever.PAUSE_CONSUMER else None
         was_on = host.law.is_paused(consumer)
+        if consumer is not None and message.is_on and not was_on:
+            self._desk.admit_name(host, request.session)
         turn = host.law.pause if message.is_on else host.law.resume
         decision = turn(consumer, now_ms=self._desk.clock.wall_ms())
         self._carry_out(request, host, decision, Switched(was_on))

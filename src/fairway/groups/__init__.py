@@ -10,7 +10,7 @@
     state         all of it, and `apply`
     pulling, settling, membership, steering    decisions: state and request in, events and answer out
     choosing, choosing_ordered, ordering, runs what a pull takes, also where an order is kept
-    snapshot, describe                         the state as bytes, and for people
+    snapshot, describe, weight                 the state as bytes, for people, and as memory
     group         the door
 
 A pull comes from `broker` here, and its lots go to the reader of the message log.

@@ -14,12 +14,17 @@ from fairway.groups.lot import Lot, Range, head_of, ranges_of
 from fairway.groups.member import Member
 from fairway.groups.state import State
 
+FULL_MEMORY = (
+    "the memory for what groups have in hand is full: ack what you hold, or give the broker more (--memory-mib)"
+)
+
 
 class Choice:
     """What was handed back or is due, then what is fresh."""
 
     __slots__ = (
         "_events",
+        "_is_short",
         "_lots",
         "_lots_left",
         "_member",
@@ -29,12 +34,25 @@ class Choice:
         "_state",
     )
 
-    def __init__(self, state: State, member: Member, messages_max: int, now_ms: int, number_after: int) -> None:
+    def __init__(
+        self,
+        state: State,
+        member: Member,
+        messages_max: int,
+        now_ms: int,
+        number_after: int,
+        bytes_left: int | None = None,
+    ) -> None:
         self._state = state
         self._member = member
         self._now_ms = now_ms
         self._messages_left = messages_max
         self._lots_left = min(limits.RESPONSE_LOTS_MAX, limits.MEMBER_LOTS_MAX - len(member.lots))
+        self._is_short = False  # of memory
+        if bytes_left is not None and bytes_left < self._lots_left * limits.HELD_LOT_BYTES:
+            least = max(limits.GROUP_LOTS_MIN - state.held_count, 0)
+            self._lots_left = min(self._lots_left, max(bytes_left // limits.HELD_LOT_BYTES, least))
+            self._is_short = self._lots_left <= 0
         # What arrived may be above what is known to have gone out: a crash may have taken the PULL.
         self._number = max(member.number, member.arrived, number_after) + 1
         if state.is_ordered:  # above all numbers that anybody had: the fence of what goes out in it
@@ -56,7 +74,8 @@ class Choice:
         happened = tuple(self._events)
         if not self._lots:
             outcome = Outcome.BUSY if is_busy else Outcome.EMPTY
-            return Pulled(outcome, happened, retry_after_ms=BUSY_RETRY_AFTER_MS if is_busy else None)
+            sentence = FULL_MEMORY if self._is_short else ""
+            return Pulled(outcome, happened, sentence=sentence, retry_after_ms=BUSY_RETRY_AFTER_MS if is_busy else None)
         is_durable_first = self._state.config.mode is Mode.AT_MOST_ONCE or self._state.is_ordered
         return Pulled(
             Outcome.DONE, happened, number=self._number, lots=tuple(self._lots), is_durable_first=is_durable_first

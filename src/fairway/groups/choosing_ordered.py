@@ -39,8 +39,9 @@ class KeyedChoice(Choice):
         keys: Sequence[int],
         beside: Collection[int],
         run_max: int,
+        bytes_left: int | None,
     ) -> None:
-        super().__init__(state, member, messages_max, now_ms, number_after)
+        super().__init__(state, member, messages_max, now_ms, number_after, bytes_left)
         if state.keys is None:
             raise InvariantViolated("a group by key knows its keys")
         self._by_key = state.keys

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Self
 
-from fairway.groups import describe, membership, pulling, settling, snapshot, steering
+from fairway.groups import describe, membership, pulling, settling, snapshot, steering, weight
 from fairway.groups.attempts import Attempts
 from fairway.groups.config import GroupConfig, Order
 from fairway.groups.decisions import Claim, Decision, Dying, Handout, Joined, Outcome, Pulled, Settled, Sought
@@ -163,6 +163,7 @@ class Group:
         keys: Sequence[int] = (),
         beside: Collection[int] = (),
         run_max: int = 1,
+        bytes_left: int | None = None,
     ) -> Pulled:
         """What to hand to this consumer; renews its lease.
 
@@ -174,7 +175,8 @@ class Group:
 
         In a group by key `keys` are those of the fresh messages, and `beside` the other's `keys_in_hand`. Up
         to `run_max` messages of one key this consumer keeps apart by itself: it handles one after another, and gives
-        back those behind one that failed.
+        back those behind one that failed. `bytes_left` is by how much the group may grow in memory (None: without
+        limit); a group that has little in hand may always have a little more.
         """
         member = self._state.roster.get(name)
         if member is None:
@@ -183,7 +185,9 @@ class Group:
             return Pulled(Outcome.BAD_REQUEST, sentence=_BAD_NUMBER)
         self._state.roster.renew(member, now_ns)
         member.hear(arrived)
-        return pulling.decide(self._state, member, messages_max, fresh, now_ms, number_after, keys, beside, run_max)
+        return pulling.decide(
+            self._state, member, messages_max, fresh, now_ms, number_after, keys, beside, run_max, bytes_left
+        )
 
     def has_unarrived(self, name: Consumer) -> bool:
         """Whether a response to this consumer did not arrive, by what it said last: the next pull sends it again."""
@@ -215,11 +219,13 @@ class Group:
         draw: float = 0.0,
         reason: str = "",
         fence: int = 0,
+        may_grow: bool = True,
     ) -> Settled:
         """One verdict on ranges of the lot named (first, attempt). `draw` in [0, 1) is the jitter of a retry.
 
         `arrived` is the last response that had reached the member when it said so; 0: whatever it holds is meant.
-        `fence`, of an ordered group, is the number of the response that is meant; 0: any.
+        `fence`, of an ordered group, is the number of the response that is meant; 0: any. Without `may_grow` nothing is
+        decided that makes two lots of one; an ack, and a verdict on all of a lot, never do.
 
         Renews no lease: a request may hold many verdicts, so call `heartbeat` once for it.
         """
@@ -239,6 +245,7 @@ class Group:
             draw=draw,
             reason=reason,
             fence=fence,
+            may_grow=may_grow,
         )
 
     def leave(self, name: Consumer, *, now_ms: int) -> Decision:
@@ -321,6 +328,16 @@ class Group:
         return steering.decide_seek(self._state, to, now_ms)
 
     # --- what can be seen
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the group takes, as an estimate (`weight`)."""
+        return weight.weigh(self._state)
+
+    @property
+    def bytes_per_fresh(self) -> int:
+        """The most memory that one more message takes, once it is handed out."""
+        return weight.bytes_per_fresh(self._state)
 
     @property
     def config(self) -> GroupConfig:

@@ -50,6 +50,14 @@ class Lot(msgspec.Struct, eq=False, gc=False):
     def ranges(self) -> tuple[Range, ...]:
         return ranges_of(self.mask, self.base)
 
+    @property
+    def beside_bytes(self) -> int:
+        """Memory of what a lot has beside itself: failed attempts, parts, why it dies."""
+        if not (self.history or self.parts or self.reason):
+            return 0
+        beside = len(self.history) * limits.ATTEMPT_BYTES + len(self.parts) * limits.LOT_PART_BYTES
+        return beside + len(self.reason)
+
     def open_in_response(self, number: int) -> int:
         """The bits that are open and went out in that response."""
         if not self.parts:

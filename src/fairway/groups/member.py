@@ -7,7 +7,7 @@ with full leases and takes everything to be unarrived until the member says othe
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from fairway.errors import invariant
@@ -40,7 +40,7 @@ class Member:
         self.verifier = b""  # of the secret of its session (`batch.secret`); empty: it showed none when it joined
         self.lots: dict[Name, Lot] = {}
         self.responses: dict[int, list[Lot]] = {}  # only those with an open message
-        self.unarrived: deque[int] = deque()  # numbers, ascending; some may be settled by now
+        self.unarrived: list[int] = []  # numbers, ascending; some may be settled by now
         self.arrived = 0
         self.renewed_ns = 0
         self.has_lasting_lease = False  # the lease does not run: the caller knows at once when the consumer is gone
@@ -104,12 +104,12 @@ class Member:
         self.arrived = max(self.arrived, arrived)
         unarrived = self.unarrived
         while unarrived and (unarrived[0] <= arrived or unarrived[0] not in self.responses):
-            unarrived.popleft()
+            del unarrived[0]
 
     def recall(self, arrived: int) -> None:
         """Like `hear`, from one that may have forgotten what it once had."""
         self.arrived = arrived
-        self.unarrived = deque(sorted(number for number in self.responses if number > arrived))
+        self.unarrived = sorted(number for number in self.responses if number > arrived)
 
     def forget(self) -> None:
         """It holds nothing any more."""

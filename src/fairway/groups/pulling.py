@@ -35,6 +35,7 @@ def decide(
     keys: Sequence[int] = (),
     beside: Collection[int] = (),
     run_max: int = 1,
+    bytes_left: int | None = None,
 ) -> Pulled:
     """`fresh` is (first, count) at or above the cursor; what lies between is skipped, with a count of 0 as well."""
     if messages_max < 1:
@@ -47,14 +48,15 @@ def decide(
     if state.is_paused or member.name in state.paused:
         return Pulled(Outcome.PAUSED, retry_after_ms=PAUSED_RETRY_AFTER_MS)
     if not state.is_ordered:
-        return Choice(state, member, messages_max, now_ms, number_after).made(fresh)
+        return Choice(state, member, messages_max, now_ms, number_after, bytes_left).made(fresh)
     if state.is_mixed and state.in_flight:
         fresh = None
     if state.config.order is not Order.STRICT:
-        return KeyedChoice(state, member, messages_max, now_ms, number_after, keys, beside, run_max).made(fresh)
+        choice = KeyedChoice(state, member, messages_max, now_ms, number_after, keys, beside, run_max, bytes_left)
+        return choice.made(fresh)
     if member.id != state.roster.eldest_id:
         return Pulled(Outcome.STANDBY)
-    return StrictChoice(state, member, messages_max, now_ms, number_after).made(fresh)
+    return StrictChoice(state, member, messages_max, now_ms, number_after, bytes_left).made(fresh)
 
 
 def _unarrived(state: State, member: Member) -> Pulled | None:

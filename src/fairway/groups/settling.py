@@ -49,6 +49,7 @@ def decide(
     draw: float = 0.0,
     reason: str = "",
     fence: int = 0,
+    may_grow: bool = True,
 ) -> Settled:
     complaint = _complaint(first, ranges, after_ms)
     if complaint:
@@ -56,7 +57,7 @@ def decide(
     said = mask_of(ranges, first)
     lot = member.lots.get((first, attempt))
     if lot is None:
-        return _decide_unheld(state, member, verdict, first, attempt, said, now_ms)
+        return _decide_unheld(state, member, verdict, first, attempt, said, now_ms, may_grow)
     settled = said & (lot.open_up_to(arrived) if arrived else lot.mask)
     if fence:
         settled &= lot.open_in_response(fence)
@@ -67,7 +68,8 @@ def decide(
     if verdict is Verdict.ACK:
         event = events.acked(member.id, attempt, first, parts, now_ms)
         return Settled(Outcome.DONE, (event,), settled=settled.bit_count(), stale=stale)
-    if state.in_flight >= 2 * state.config.lots_max and settled != lot.mask:
+    is_full = not may_grow or state.in_flight >= 2 * state.config.lots_max
+    if is_full and settled != lot.mask:
         # To split lots is to make more of them; the lot as a whole may always go.
         return Settled(
             Outcome.BUSY, sentence="too many ranges in flight to split a lot", retry_after_ms=BUSY_RETRY_AFTER_MS
@@ -102,10 +104,17 @@ def _due_ms(state: State, verdict: Verdict, attempt: int, after_ms: int | None, 
 
 
 def _decide_unheld(
-    state: State, member: Member, verdict: Verdict, first: int, attempt: int, said: int, now_ms: int
+    state: State,
+    member: Member,
+    verdict: Verdict,
+    first: int,
+    attempt: int,
+    said: int,
+    now_ms: int,
+    may_grow: bool,
 ) -> Settled:
     believed = _believable(state, first, attempt, said) if verdict is Verdict.ACK else 0
-    if believed and not _has_room_below(state, ranges_of(believed, first)):
+    if believed and not _has_room_below(state, ranges_of(believed, first), may_grow):
         believed &= (1 << max(state.cursor - first, 0)) - 1
     stale = (said & ~believed).bit_count()
     if not believed:
@@ -114,13 +123,13 @@ def _decide_unheld(
     return Settled(Outcome.DONE, (event,), settled=believed.bit_count(), stale=stale, is_believed=True)
 
 
-def _has_room_below(state: State, ranges: Sequence[Range]) -> bool:
+def _has_room_below(state: State, ranges: Sequence[Range], may_grow: bool) -> bool:
     """Whether the bound of the group leaves room for the lots that would be made of what lies below these."""
     lots, cursor = 0, state.cursor
     for first, count in ranges:
         lots += -(-max(first - cursor, 0) // limits.LOT_MESSAGES_MAX)
         cursor = max(cursor, first + count)
-    return not lots or state.in_flight + lots <= 2 * state.config.lots_max
+    return not lots or (may_grow and state.in_flight + lots <= 2 * state.config.lots_max)
 
 
 def _believable(state: State, first: int, attempt: int, said: int) -> int:

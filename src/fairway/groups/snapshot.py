@@ -140,6 +140,7 @@ def read(data: bytes) -> State:
             member.hold(_lot(packed, next(histories), number=packed.extra))
         state.roster.add(member, 0)
         state.held_count += len(member.lots)
+        state.held_beside_bytes += sum(lot.beside_bytes for lot in member.lots.values())
     for packed in found.stock:
         state.stock.add(_lot(packed, next(histories), due_ms=packed.extra))
     reasons = found.reasons or [b""] * len(found.dying)

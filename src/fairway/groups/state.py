@@ -48,6 +48,7 @@ class State:
         self.stock = Stock()
         self.dying = Shelf()
         self.held_count = 0  # lots, over all members
+        self.held_beside_bytes = 0  # of these lots (`Lot.beside_bytes`)
         self.next_consumer_id = 1
         self.absent_since_ms = 0  # since when there has been no member
         self.lost_count = 0  # messages that retention or rot took before this group was done with them
@@ -147,6 +148,7 @@ class State:
         reason = events.LEASE_ENDED.encode()
         for lot in member.lots.values():
             self.held_count -= 1
+            self.held_beside_bytes -= lot.beside_bytes
             self.handling.pop(lot, None)
             if attempts:
                 self._note(lot, event.time_ms, member.name, reason)
@@ -193,7 +195,9 @@ class State:
         if rest is None:
             self.held_count += 1
         else:
+            self.held_beside_bytes -= rest.beside_bytes
             self.handling.pop(rest, None)
+        self.held_beside_bytes += lot.beside_bytes
         if self.config.max_handling_ms is not None:
             self.handling[lot] = member
 
@@ -300,7 +304,7 @@ class State:
         self.stock.clear()
         self.dying.clear()
         self.handling.clear()
-        self.held_count = 0
+        self.held_count = self.held_beside_bytes = 0
         self.recovered_end = 0  # what is acked from before the seek must not move the cursor
         self.is_mixed = self.is_halted = False
         if self.keys is not None:
@@ -322,8 +326,11 @@ class State:
         member = self.roster.of_id(event.consumer_id)
         lot = member.lots[event.lot, event.attempt]
         mask = mask_of(event.ranges, lot.base)
+        self.held_beside_bytes -= lot.beside_bytes
         member.close(lot, mask)
-        if not lot.mask:
+        if lot.mask:
+            self.held_beside_bytes += lot.beside_bytes
+        else:
             self.held_count -= 1
             self.handling.pop(lot, None)
         return lot, mask

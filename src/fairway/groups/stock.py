@@ -26,6 +26,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self._lots: dict[Name, Lot] = {}
+        self.beside_bytes = 0  # of all lots here (`Lot.beside_bytes`)
 
     def __len__(self) -> int:
         return len(self._lots)
@@ -43,9 +44,12 @@ class Shelf:
         invariant(lot.mask & 1 == 1, "a lot that nobody holds is named for its first open message")
         invariant(lot.name not in self._lots, "a message is in one place")
         self._lots[lot.name] = lot
+        self.beside_bytes += lot.beside_bytes
 
     def remove(self, name: Name) -> Lot:
-        return self._lots.pop(name)
+        lot = self._lots.pop(name)
+        self.beside_bytes -= lot.beside_bytes
+        return lot
 
     def take(self, name: Name, ranges: Iterable[Range]) -> Lot:
         """Part of a lot, or all of it, out of here; what remains is renamed."""
@@ -61,6 +65,7 @@ class Shelf:
 
     def clear(self) -> None:
         self._lots.clear()
+        self.beside_bytes = 0
 
 
 class Stock(Shelf):

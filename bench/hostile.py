@@ -14,6 +14,9 @@ a pause until its round is over; how often it came to its end is shown, for an a
 The figure is the median of the rounds' p99. The ratio to the control is what the broker is to blame for, and should
 stay within 2; the ratio to alone is what the good client sees on a machine that attacker and broker have to share.
 
+The last column is the most memory that the attacked broker had under the attack; it should stay below its ceiling
+(`--memory-mib`).
+
 The data lies in memory where there is such a directory, so that a slow disk cannot hide what an attack costs; `--data`
 names another place.
 """
@@ -31,12 +34,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fairway.limits import MIB
 from fairway.world.process import Child, ChildSilent
-from tests.hostile.broker_attacks import ATTACKS, client, give_way
+from tests.hostile.broker_attacks import ATTACKS, client, forget_peak, give_way, peak_bytes
 from tests.support.client import Client, Stream
 
 ROUND_S = 3.0
 RATIO_MAX = 2.0
+MEMORY_MIB = 1_536  # with the default buffers
 IN_MEMORY = Path("/dev/shm")
 GOOD_NICE, BAD_NICE = -10, 0
 LOWEST_NICE = 19
@@ -82,17 +87,19 @@ def _attacking(attack: str, port: int, nice: int, tally: list[int]) -> Iterator[
         tally.append(done)
 
 
-async def _measure(attacks: Sequence[str], port: int, other_port: int, nice: int, rounds: int) -> None:
+async def _measure(attacks: Sequence[str], port: int, pid: int, other_port: int, nice: int, rounds: int) -> None:
     one = await client(port)
     await one.join("good", "group", "ann")
     good = Good(one)
     await good.p99_ms(1)
-    print(f"{'p99 in ms':<20}{'alone':>9}{'control':>9}{'attacked':>9}{'/ control':>11}{'/ alone':>9}{'attacks':>9}")
+    ratios = f"{'/ control':>11}{'/ alone':>9}"
+    print(f"{'p99 in ms':<20}{'alone':>9}{'control':>9}{'attacked':>9}{ratios}{'attacks':>9}{'MiB':>7}")
     for attack in attacks:
         alone: list[float] = []
         control: list[float] = []
         attacked: list[float] = []
         tally: list[int] = []
+        forget_peak(pid)
         for _ in range(rounds):
             alone.append(await good.p99_ms(ROUND_S))
             with _attacking(attack, other_port, nice, []):
@@ -100,21 +107,23 @@ async def _measure(attacks: Sequence[str], port: int, other_port: int, nice: int
             with _attacking(attack, port, nice, tally):
                 attacked.append(await good.p99_ms(ROUND_S))
         medians = (statistics.median(alone), statistics.median(control), statistics.median(attacked))
-        _report(attack, *medians, attacks=sum(tally))
+        _report(attack, *medians, attacks=sum(tally), peak_mib=peak_bytes(pid) // MIB)
     one.abort()
     await asyncio.sleep(0.1)
 
 
-def _report(attack: str, alone: float, control: float, attacked: float, *, attacks: int) -> None:
+def _report(attack: str, alone: float, control: float, attacked: float, *, attacks: int, peak_mib: int) -> None:
     verdict = "" if attacked <= RATIO_MAX * control else f"   more than {RATIO_MAX:g}"
+    verdict += "" if peak_mib <= MEMORY_MIB else f"   more than {MEMORY_MIB} MiB"
     figures = f"{alone:>9.2f}{control:>9.2f}{attacked:>9.2f}{attacked / control:>11.2f}{attacked / alone:>9.2f}"
-    print(f"{attack:<20}{figures}{attacks:>9}{verdict}", flush=True)
+    print(f"{attack:<20}{figures}{attacks:>9}{peak_mib:>7}{verdict}", flush=True)
 
 
 @contextmanager
 def _broker(data: Path) -> Iterator[tuple[int, int]]:
     """Its port and process."""
-    with Child("fairway.cli.main", "broker", "--data", str(data), "--port", "0") as broker:
+    memory = ("--memory-mib", str(MEMORY_MIB))
+    with Child("fairway.cli.main", "broker", "--data", str(data), "--port", "0", *memory) as broker:
         ready = broker.line(timeout_s=60) or ""
         yield int(ready.split(",")[0].rsplit(":", 1)[1]), broker.pid
 
@@ -147,9 +156,9 @@ def main(argv: Sequence[str]) -> None:
     ):
         nice = _nice_of_the_bad(pid, os.getpid())
         give_way(other_pid, nice)
-        print("control: the same attack, on another broker")
+        print(f"control: the same attack, on another broker; memory ceiling {MEMORY_MIB} MiB")
         print(f"nice values: attacker and other broker {nice}, good client and its broker {os.nice(0)}")
-        asyncio.run(_measure(chosen.attack or names, port, other_port, nice, chosen.rounds))
+        asyncio.run(_measure(chosen.attack or names, port, pid, other_port, nice, chosen.rounds))
 
 
 if __name__ == "__main__":

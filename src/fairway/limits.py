@@ -24,7 +24,8 @@ NAME_CHARS_MAX = 200  # leaves room for a suffix in the 255 bytes of a file name
 INTERNAL_CHARS_MAX = 3 * NAME_CHARS_MAX + 14  # of the broker's own subjects, which name two groups and a subject
 
 # --- the logs --------------------------------------------------------------------------------------------------------
-SEGMENT_BYTES = 256 * MIB  # a segment's index stays in memory while it is written: 57 MiB with one message per batch
+SEGMENT_BYTES = 256 * MIB  # a segment's index stays in memory while it is written
+SEGMENT_INDEX_BYTES = 57 * MIB  # of that at most: with one message per batch
 ACTION_SEGMENT_BYTES = 16 * MIB  # reserved on disk in advance, twice: what acks may need on a full disk
 UNSYNCED_BYTES_MAX = 64 * MIB  # gathered and not yet synced; past it appends are refused as BUSY
 DISK_LOW_WATER_BYTES = 128 * MIB  # below it produce is READ_ONLY, and checkpoints and actions still find room
@@ -42,7 +43,7 @@ DIRECTORY_MODE = 0o700  # of new directories: another user could otherwise plant
 
 # --- the dedupe window -----------------------------------------------------------------------------------------------
 STREAM_BATCHES_MAX = 64  # remembered per stream; a producer has at most as many batches in flight
-STREAMS_MAX = 100_000  # remembered in all: about 300 MiB when each is full to the brim, a tenth in practice
+STREAMS_MAX = 100_000  # remembered in all; fewer where they take more than the memory for them (STREAMS_BYTES_MAX)
 STREAM_IDLE_MS_MAX = 7 * 24 * 3_600_000  # a week: a weekend's outage and the Monday after it
 
 # --- the protocol ----------------------------------------------------------------------------------------------------
@@ -152,3 +153,19 @@ GROUP_LOTS_MIN = 2  # and lots in hand: one being handled and the next
 GROUP_KEYED_MIN = 2  # and messages in each of these, in a group by key
 GROUPS_BYTES_MAX = 256 * MIB  # of a broker that was given no ceiling: 20,000 groups with little in hand
 KEY_WINDOWS_BYTES_MAX = 16 * MIB  # keys that groups by key hand out next, 32 KiB a group; beyond it they are read again
+STREAM_BYTES = 512  # of a producer, beside its window
+STREAMS_BYTES_MAX = 128 * MIB  # of a store that was given no ceiling: 100,000 streams with a dozen batches each
+SUBJECT_BYTES = 768  # with the longest name, its entry in the index of a segment and its place in each table
+MEMORY_MIB = 4_096  # of a server, unless its operator says otherwise: all defaults fit, 15 million pending messages too
+PROCESS_BYTES = 96 * MIB  # of a server that has just started: 68 MiB with numpy and uvloop, and its threads
+FETCHES_BYTES = 16 * MIB  # of cold reads under way: four of a response each, and of the largest frames one
+CONNECTION_BYTES = 8 * KIB  # that is idle: 3.2 KiB (2,000 of them, tests/hostile)
+BUDGETS_BYTES_MIN = 64 * MIB  # for all that grows with what clients do: 1,400 groups, 4,000 subjects, 800 connections
+DELAY_ROW_BYTES = 72  # of a pending message: 61, and one of its columns twice while that grows
+DELAY_REMEMBERED_MAX = 1_000_000  # messages that were sent or cancelled, so that this can be said; at most an hour
+NODE_BYTES = 1 * KIB  # of the registry, beside its path and its value
+SESSION_BYTES = 4 * KIB  # of the registry: its lease, its tables of watches, its row in the file
+REGISTRY_BYTES_MAX = 256 * MIB  # of a meta server that was given no ceiling
+WATCH_BYTES = 2 * KIB  # of a registry session: a path of 1,000 characters, and who waits for it to change
+FEEDS_BYTES = 40 * MIB  # of a meta server: 16 trees, 10,000 changes each
+TASK_BYTES = 4 * KIB  # of a meta server, while it answers a request to the registry

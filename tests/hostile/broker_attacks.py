@@ -52,8 +52,23 @@ def give_way(pid: int, nice: int) -> None:
 
 def resident_bytes(pid: int) -> int:
     """What a process has in memory now."""
+    return _status_bytes(pid, "VmRSS")
+
+
+def peak_bytes(pid: int) -> int:
+    """The most that a process has had in memory."""
+    return _status_bytes(pid, "VmHWM")
+
+
+def forget_peak(pid: int) -> None:
+    """Count the peak from now on, where the system allows it."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+
+
+def _status_bytes(pid: int, field: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1_024
     raise AssertionError(f"process {pid} is gone")
 

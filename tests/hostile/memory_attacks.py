@@ -47,14 +47,34 @@ async def _join(one: Client, subject: str, group: str, consumer: str, **policies
     await one.ask(m.Join(subject, group, consumer, 0, 0, policies=stated), m.Joined)
 
 
-async def _until(seconds: float, step: Callable[[], Awaitable[object]]) -> None:
-    """Step after step. An attacker that is refused asks again at once, which is what an attacker does."""
+async def _until(seconds: float, step: Callable[[], Awaitable[object]], *, width: int = 16) -> None:
+    """Step after step, several at a time. An attacker that is refused asks again at once: that is what attackers do."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            await step()
-        except Refused:
-            await asyncio.sleep(0.001)
+
+    async def go_on() -> None:
+        while time.monotonic() < end:
+            try:
+                await step()
+            except Refused:
+                await asyncio.sleep(0.001)
+
+    await asyncio.gather(*(go_on() for _ in range(width)))
+
+
+async def hold(one: Client, subject: str, *, lease_ms: int, messages: int) -> None:
+    """A consumer that takes everything in lots of one message, and acks nothing."""
+    await _fill(one, subject, messages)
+    await _join(one, subject, "held", "greedy", lot_messages_max=1, lease_ms=lease_ms)
+    arrived = 0
+    while (got := await one.pull(subject, "held", "greedy", arrived=arrived)).lots:
+        arrived = got.number
+
+
+async def drain(one: Client, subject: str) -> None:
+    """Another consumer of that group acks whatever it gets."""
+    await _join(one, subject, "held", "good")
+    while (got := await one.pull(subject, "held", "good", arrived=1 << 40)).lots:
+        await one.settle(subject, "held", "good", got.lots, arrived=got.number)
 
 
 async def keyed_groups(port: int, *, groups: int = 165, messages: int = 40_000, seconds: float = 3) -> None:
@@ -138,14 +158,12 @@ async def many_streams(port: int, *, connections: int = 4, seconds: float = 3) -
 
     async def send() -> None:
         one = await _client(port)
-        stream = Stream(next(_numbers))
 
         async def step() -> None:
-            nonlocal stream
-            for _ in range(8):
-                produce = m.Produce("streams", secret=stream.producer_id.to_bytes(16, "little"))
-                await one.ask(produce, m.Produced, [stream.batch([b"x"])])
             stream = Stream(next(_numbers))
+            produce = m.Produce("streams", secret=stream.producer_id.to_bytes(16, "little"))
+            batches = [stream.batch([b"x"]) for _ in range(32)]
+            await asyncio.gather(*(one.ask(produce, m.Produced, [data]) for data in batches))
 
         await _until(seconds, step)
         one.abort()

@@ -10,6 +10,7 @@ from fairway.broker.consumer_sessions import FENCED
 from fairway.broker.desk import Desk, refusal
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
+from fairway.broker.keying import KeyFinder
 from fairway.broker.naming import NameBook
 from fairway.broker.pulling import EMPTY, Puller
 from fairway.broker.reading import Reader
@@ -23,7 +24,7 @@ from fairway.protocol import Message
 from fairway.protocol.messages import Done, Heartbeat, Join, Joined, Leave, Pull, Renewed, SettleAll, Whence
 from fairway.replication.standing import Standing
 from fairway.scheduling import Actor, Expiry, Verdict
-from fairway.serving.requests import ServedRequest
+from fairway.serving.requests import Asker, ServedRequest
 from fairway.world.rng import Rng
 
 # The same names come with every request: to look one up costs a tenth of what it costs to parse.
@@ -53,6 +54,10 @@ class ConsumeProcessor:
         self._inboxes = inboxes
         self._puller = Puller(desk, inboxes, reader, standing)
         self._settler = Settler(desk, rng)
+
+    @property
+    def keys(self) -> KeyFinder:
+        return self._puller.keys
 
     @property
     def pulled_messages(self) -> int:
@@ -94,7 +99,7 @@ class ConsumeProcessor:
 
     # --- membership --------------------------------------------------------------------------------------------------
 
-    def open_group(self, message: Join) -> GroupHost:
+    def open_group(self, message: Join, session: Asker) -> GroupHost:
         """The group that a JOIN names; made where it is new, and so is its subject."""
         desk = self._desk
         log = desk.store.messages
@@ -106,7 +111,7 @@ class ConsumeProcessor:
         config = GroupConfig(version=1, is_broadcast=message.is_broadcast)
         if message.policies is not None and desk.groups.find(subject.id, name) is None:
             config = with_policies(config, message.policies)
-        host = desk.ensure(subject.id, name, config, start)
+        host = desk.ensure(subject.id, name, config, start, session)
         if message.is_broadcast and not host.law.config.is_broadcast:
             raise Refused(Code.BAD_REQUEST, f"group {name} shares its messages among its members: broadcast in another")
         return host

@@ -130,7 +130,8 @@ class Desk:
         now_ns = self._busy_ns = self.clock.monotonic_ns()
         for host, decision in decisions:
             host.law.apply_all(decision.events, now_ns)
-            self.memory.note(host, host.law.held_bytes)
+            if decision.events:
+                self.memory.note(host, host.law.held_bytes)
             self.rearm(host)
             if host.law.is_ordered:
                 self._wake_next(host, decision)
@@ -170,14 +171,17 @@ class Desk:
 
         self.when_durable(None, told)
 
-    def ensure(self, subject_id: int, name: GroupName, config: GroupConfig, start: int) -> GroupHost:
-        """The group on the subject; made, configured and set to `start` where it is new."""
+    def ensure(
+        self, subject_id: int, name: GroupName, config: GroupConfig, start: int, session: Asker | None = None
+    ) -> GroupHost:
+        """The group on the subject; made, configured and set to `start` where it is new. `session`: who wants it."""
         host = self.groups.find(subject_id, name)
         if host is None:
             if len(self.groups) >= limits.GROUPS_MAX and not self.name_of(subject_id).is_inbox:
                 sentence = f"there are {limits.GROUPS_MAX:,} groups on this broker, and there is room for no more"
                 raise Refused(Code.BUSY, sentence, retry_after_ms=_FULL_RETRY_MS)
-            if not self.memory.has_room_for_another(limits.GROUP_BYTES) and not self.name_of(subject_id).is_inbox:
+            has_room = self.memory.has_room_for_another(limits.GROUP_BYTES, session)
+            if not has_room and not self.name_of(subject_id).is_inbox:
                 raise Refused(Code.BUSY, _NO_MEMORY.format("one more group"), retry_after_ms=_FULL_RETRY_MS)
             host = self.groups.introduce(subject_id, name)
             now_ms = self.store.time.ages_from_ms()  # a group without members ages from now on
@@ -188,6 +192,8 @@ class Desk:
                 self.groups.remove(host)
                 self.memory.forget(host)
                 raise
+            if session is not None:
+                self.memory.charge(host, session)
         return host
 
     def admit_member(self, host: GroupHost, session: Asker) -> None:

@@ -15,6 +15,7 @@ from fairway.broker.describe import dead_letters_of
 from fairway.broker.groups import GroupHost
 from fairway.replication.figures import families
 from fairway.serving.exposition import Exposition
+from fairway.serving.memory import MemoryAccount, server_accounts, show, store_accounts
 from fairway.serving.probe_pages import show_store
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Metrics:
         out = Exposition()
         self._traffic(out)
         self._connections(out)
+        show(out, self.accounts())
         self._storage(out)
         self._chores(out)
         if not self._broker.store.is_closed:  # what a group has dead is read from the directory
@@ -60,6 +62,15 @@ class Metrics:
         if self._broker.delay is not None:
             self._broker.delay.show(out)
         return out.text()
+
+    def accounts(self) -> list[MemoryAccount]:
+        """Everything that clients make this broker hold."""
+        broker, memory, keys = self._broker, self._broker.desk.memory, self._broker.consume.keys
+        found = server_accounts(broker.options.memory_bytes_max, broker.hall, broker.waiting)
+        found += store_accounts(broker.store)
+        found.append(MemoryAccount("groups", memory.bytes_max, lambda: memory.taken_bytes))
+        found.append(MemoryAccount("key_windows", keys.bytes_max, lambda: keys.held_bytes))
+        return found if broker.delay is None else [*found, *broker.delay.memory_accounts()]
 
     def _copies(self, out: Exposition) -> None:
         """Of one copy of several."""

@@ -92,6 +92,7 @@ class BrokerOptions:
     partial_bytes_max: int = 128 * limits.MIB  # of frames that have not come whole, on all connections
     waiting_bytes_max: int = 128 * limits.MIB  # of requests that are not answered yet
     unsent_bytes_max: int = 128 * limits.MIB  # of answers to clients that read slower than they ask
+    memory_bytes_max: int = 0  # of the process, which the bounds below are parts of; 0: nobody has said
     groups_bytes_max: int = limits.GROUPS_BYTES_MAX  # of groups, their members and what these have in hand
     response_bytes_max: int = limits.MIB  # of batches in one answer, whatever was asked for; the first one always comes
     request_ms_max: int = 30_000  # an answer later than this is not worth working for
@@ -367,7 +368,7 @@ class Broker:
     def _join(self, session: Session, received: RequestReceived, message: Join) -> None:
         subject = Subject.parse_joinable(message.subject)
         request = self._request(session, received, received.message)
-        self._once_named(subject, request, lambda: (self.consume.open_group(message).key, self.consume))
+        self._once_named(subject, request, lambda: (self.consume.open_group(message, session).key, self.consume))
 
     def _once_named(
         self,

@@ -110,7 +110,8 @@ class SteeringProcessor:
             subject = self._desk.store.ensure_subject(Subject.parse(message.subject))
             name = GroupName.parse(message.group)
             if self._desk.groups.find(subject.id, name) is None:
-                self._desk.ensure(subject.id, name, config, log.first_sequence(subject.id))
+                first = log.first_sequence(subject.id)
+                self._desk.ensure(subject.id, name, config, first, request.session)
                 written = self._desk.store.actions.log.end
                 self._desk.store.actions.log.flusher.when_durable(
                     written, lambda outcome: request.settle(outcome, Configured(config.version))

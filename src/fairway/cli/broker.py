@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fairway.broker.server import Broker, BrokerOptions
     from fairway.delay.options import DelayOptions
     from fairway.delay.service import Delay, DelayWorld
+    from fairway.serving.memory_plan import MemoryPlan
     from fairway.storage.recovery import Finding
     from fairway.storage.store import Store
     from fairway.world.disk import Disk
@@ -57,6 +58,7 @@ Port = Annotated[int | None, flag("port", "N")]
 HttpPort = Annotated[int | None, flag("http_port", "N")]
 AllowRemote = Annotated[bool | None, flag("allow_remote")]
 Durable = Annotated[Durability | None, flag("durability")]
+MemoryMib = Annotated[int | None, flag("memory_mib", "MIB")]
 BufferMib = Annotated[int | None, flag("buffer_mib", "MIB")]
 KeepHours = Annotated[str | None, flag("keep_hours", "HOURS")]
 KeepGib = Annotated[float | None, flag("keep_gib", "GIB")]
@@ -78,6 +80,7 @@ def up(  # noqa: PLR0913, PLR0917  (typer takes the flags from here)
     port: Port = None,
     http_port: HttpPort = None,
     durability: Durable = None,
+    memory_mib: MemoryMib = None,
     buffer_mib: BufferMib = None,
     keep_hours: KeepHours = None,
     keep_gib: KeepGib = None,
@@ -100,6 +103,7 @@ def serve(  # noqa: PLR0913, PLR0917  (typer takes the flags from here)
     port: Port = None,
     http_port: HttpPort = None,
     durability: Durable = None,
+    memory_mib: MemoryMib = None,
     buffer_mib: BufferMib = None,
     keep_hours: KeepHours = None,
     keep_gib: KeepGib = None,
@@ -160,8 +164,16 @@ def check_directory(path: Path, flag: str) -> Path:
     return path
 
 
-def broker_options(options: Options) -> BrokerOptions:
-    """What the broker makes of the settings."""
+def broker_memory(options: Options, *, with_delay: bool = False) -> MemoryPlan:
+    """How a broker divides its memory; `Misuse` where the sum does not fit. `with_delay`: with a delay server."""
+    from fairway.serving.memory_plan import broker_plan
+
+    return broker_plan(options.memory_mib, options.buffer_mib, options.pending_max if with_delay else None)
+
+
+def broker_options(options: Options, memory: MemoryPlan | None = None) -> BrokerOptions:
+    """What the broker makes of the settings. `memory`: how it is divided, where a delay server has a part of it."""
+    memory = memory or broker_memory(options)
     from fairway.broker.server import BrokerOptions
     from fairway.protocol import Options as ConnectionOptions
     from fairway.storage import flusher
@@ -179,7 +191,9 @@ def broker_options(options: Options) -> BrokerOptions:
         port=options.port,
         http_port=options.http_port,
         allow_remote=options.allow_remote,
-        connections_max=connections_max(),
+        connections_max=min(connections_max(), memory.connections_max),
+        memory_bytes_max=memory.ceiling_bytes,
+        groups_bytes_max=memory.groups_bytes,
         partial_bytes_max=options.buffer_mib * limits.MIB,
         waiting_bytes_max=options.buffer_mib * limits.MIB,
         unsent_bytes_max=options.buffer_mib * limits.MIB,
@@ -189,6 +203,8 @@ def broker_options(options: Options) -> BrokerOptions:
             retention=policy,
             age_source=AgeSource.DIRECTORY if options.keep_hours is None else AgeSource.CHOICE,
             low_water_bytes=options.low_water_mib * limits.MIB,
+            streams_bytes_max=memory.streams_bytes,
+            subjects_max=memory.subjects_max,
         ),
     )
 
@@ -217,7 +233,7 @@ def connections_max() -> int:
     return min(limits.CONNECTIONS_MAX, room)
 
 
-def delay_options(options: Options) -> DelayOptions:
+def delay_options(options: Options, memory: MemoryPlan) -> DelayOptions:
     """What the delay server makes of the settings."""
     from fairway.delay.options import DelayOptions
     from fairway.storage.store import StoreOptions
@@ -226,7 +242,12 @@ def delay_options(options: Options) -> DelayOptions:
     return DelayOptions(
         horizon_ms=round(options.horizon_days * _DAY_MS),
         pending_max=options.pending_max,
-        store=replace(default, low_water_bytes=options.low_water_mib * limits.MIB),
+        store=replace(
+            default,
+            low_water_bytes=options.low_water_mib * limits.MIB,
+            streams_bytes_max=memory.delay_streams_bytes,
+            subjects_max=memory.delay_subjects_max,
+        ),
     )
 
 
@@ -235,9 +256,10 @@ async def _serve(verb: str, data: Path, options: Options) -> None:
     from fairway.cli.starting import ports_taken
 
     asked = asked_to_end()
-    broker = broker_options(options)
+    memory = broker_memory(options, with_delay=verb == "up")
+    broker = broker_options(options, memory)
     async with ports_taken(options.host, options.port, options.http_port) as net:
-        await _serve_on(net, verb, data, options, broker, asked)
+        await _serve_on(net, verb, data, options, broker, memory, asked)
 
 
 async def _serve_on(
@@ -246,6 +268,7 @@ async def _serve_on(
     data: Path,
     options: Options,
     broker: BrokerOptions,
+    memory: MemoryPlan,
     asked: Callable[[], Awaitable[object]],
 ) -> None:
     from fairway.broker.server import Broker, BrokerWorld
@@ -258,7 +281,7 @@ async def _serve_on(
     disk = open_disk(data)
     directory.identify(disk)  # before anything is made in a directory that is not ours
     check_alone(disk, data)
-    delay = _open_delay(data, options, net) if verb == "up" else None
+    delay = _open_delay(data, options, memory, net) if verb == "up" else None
     try:
         world = BrokerWorld(RealClock(), disk, net, RealRng(), ThreadPool())
         started = await Broker.start(world, broker, delay=None if delay is None else delay.desk)
@@ -297,7 +320,7 @@ def check_alone(disk: Disk, data: Path) -> None:
         )
 
 
-def _open_delay(data: Path, options: Options, net: Net) -> Delay | None:
+def _open_delay(data: Path, options: Options, memory: MemoryPlan, net: Net) -> Delay | None:
     from fairway.batch.arrays import numpy_or_none
 
     if numpy_or_none() is None:
@@ -305,7 +328,7 @@ def _open_delay(data: Path, options: Options, net: Net) -> Delay | None:
         return None
     from fairway.delay.service import Delay
 
-    return Delay.open(delay_world(data / _DELAY, options, net), delay_options(options), _name())
+    return Delay.open(delay_world(data / _DELAY, options, net), delay_options(options, memory), _name())
 
 
 def delay_world(data: Path, options: Options, net: Net) -> DelayWorld:

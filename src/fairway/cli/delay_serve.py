@@ -18,6 +18,7 @@ from fairway.cli.broker import (
     HttpPort,
     LogData,
     LowWaterMib,
+    MemoryMib,
     MinInSync,
     PendingMax,
     Port,
@@ -57,6 +58,7 @@ def serve(  # noqa: PLR0913, PLR0917  (typer takes the flags from here)
     horizon_days: HorizonDays = None,
     pending_max: PendingMax = None,
     log_data: LogData = None,
+    memory_mib: MemoryMib = None,
     buffer_mib: BufferMib = None,
     low_water_mib: LowWaterMib = None,
     registry: Registry = None,
@@ -105,7 +107,10 @@ def server_options(options: Options) -> ServerOptions:
     from fairway.delay.server import ServerOptions
     from fairway.protocol import Options as ConnectionOptions
     from fairway.serving.hall import HallOptions
+    from fairway.serving.memory_plan import delay_plan
 
+    memory = delay_plan(options.memory_mib, options.buffer_mib, options.pending_max)
+    connections_max = min(broker_verbs.connections_max(), memory.connections_max)
     buffer_bytes = options.buffer_mib * limits.MIB
     connection = ConnectionOptions(name=f"fairway delay {__version__}")
     return ServerOptions(
@@ -114,8 +119,9 @@ def server_options(options: Options) -> ServerOptions:
         allow_remote=options.allow_remote,
         http_port=options.http_port,
         waiting_bytes_max=buffer_bytes,
-        hall=HallOptions(broker_verbs.connections_max(), buffer_bytes, buffer_bytes, connection),
-        delay=broker_verbs.delay_options(options),
+        memory_bytes_max=memory.ceiling_bytes,
+        hall=HallOptions(connections_max, buffer_bytes, buffer_bytes, connection),
+        delay=broker_verbs.delay_options(options, memory),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from fairway import limits
 from fairway.cli import broker as broker_verbs
 from fairway.cli import output, server_log
-from fairway.cli.broker import Advertise, AllowRemote, BufferMib, Host, HttpPort, Registry, SessionMs
+from fairway.cli.broker import Advertise, AllowRemote, BufferMib, Host, HttpPort, MemoryMib, Registry, SessionMs
 from fairway.cli.options import OnOff, flag
 from fairway.cli.settings import DEFAULT, ConfigFile, Settings, resolve
 from fairway.client.url import META_PORT
@@ -42,6 +42,7 @@ def serve(
     create_subjects: CreateSubjects = None,
     spread: Spread = None,
     session_ms: SessionMs = None,
+    memory_mib: MemoryMib = None,
     buffer_mib: BufferMib = None,
     allow_remote: AllowRemote = None,
     config: ConfigFile = None,
@@ -73,8 +74,11 @@ def meta_options(settings: Settings) -> MetaOptions:
     from fairway.meta.server import MetaOptions
     from fairway.protocol import Options as ConnectionOptions
     from fairway.serving.hall import HallOptions
+    from fairway.serving.memory_plan import meta_plan
 
     options = settings.options
+    memory = meta_plan(options.memory_mib, options.buffer_mib)
+    connections_max = min(broker_verbs.connections_max(), memory.connections_max)
     buffer_bytes = options.buffer_mib * limits.MIB
     connection = ConnectionOptions(name=f"fairway meta {__version__}")
     return MetaOptions(
@@ -86,7 +90,9 @@ def meta_options(settings: Settings) -> MetaOptions:
         create_subjects=options.create_subjects is OnOff.ON,
         spread=options.spread,
         waiting_bytes_max=buffer_bytes,
-        hall=HallOptions(broker_verbs.connections_max(), buffer_bytes, buffer_bytes, connection),
+        memory_bytes_max=memory.ceiling_bytes,
+        registry_bytes_max=memory.registry_bytes,
+        hall=HallOptions(connections_max, buffer_bytes, buffer_bytes, connection),
     )
 
 

@@ -68,6 +68,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             "survives the death of the process; it is synced ten times a second, and a power cut takes what was not."
         ),
     ] = Durability.SYNC
+    memory_mib: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="The most memory that a server may take. --buffer-mib and --pending-max are parts of it; what "
+            "is left is for groups, dedupe windows, names and connections. A sum that does not fit is refused.",
+        ),
+    ] = 4_096
     buffer_mib: Annotated[
         int,
         Meta(

@@ -44,6 +44,7 @@ from fairway.protocol.messages import Produce
 from fairway.scheduling import Actor, Expiry, Verdict
 from fairway.serving.delaying import Asked
 from fairway.serving.exposition import Exposition
+from fairway.serving.memory import MemoryAccount, store_accounts
 from fairway.serving.produce_answer import checked_secret, produced
 from fairway.storage.dedupe import PlaceTaken
 from fairway.storage.message_log import Receipt
@@ -78,8 +79,9 @@ class Transit(Protocol):
 class Desk:
     """A processor for whichever scheduler its requests come through."""
 
-    def __init__(self, engine: Engine, figures: Figures, transit: Transit) -> None:
+    def __init__(self, engine: Engine, figures: Figures, transit: Transit, rows_max: int) -> None:
         self._engine = engine
+        self._rows_max = rows_max
         self._transit = transit
         self._figures = figures
         self._historian = Historian(engine.store, engine.name_of)
@@ -94,6 +96,13 @@ class Desk:
 
     def show(self, out: Exposition) -> None:
         self._figures.show(out)
+
+    def memory_accounts(self) -> list[MemoryAccount]:
+        rows, rows_max = self._engine.rows, self._rows_max
+        held = MemoryAccount(
+            "delay_rows", rows_max * limits.DELAY_ROW_BYTES, lambda: len(rows) * limits.DELAY_ROW_BYTES
+        )
+        return [held, *store_accounts(self._engine.store, "delay_")]
 
     @property
     def damaged(self) -> int:

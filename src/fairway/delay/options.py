@@ -28,8 +28,13 @@ class DelayOptions:
     pending_max: int = limits.DELAY_PENDING_MAX
     messages_per_step: int = limits.DELAY_STEP_MESSAGES
     hold_ms: int = 1_000  # how long small parts may wait to go into their bucket together; the message log has them
-    remembered_max: int = 1_000_000  # sent or cancelled messages of which that can be said; at most an hour
+    remembered_max: int = limits.DELAY_REMEMBERED_MAX
     catalogue_messages: int = 8_192  # in one catalogue of a bucket: 330 KB
     housekeeping_ms: int | None = None  # between two looks at the buckets, at most an hour; None: a minute
     has_heartbeat: bool = True  # on the connections to brokers; False for a net in memory, which reports their end
     store: StoreOptions = field(default_factory=_store_options)
+
+    @property
+    def rows_max(self) -> int:
+        """Messages with a row in memory: those that are pending, and those of which it is remembered what became."""
+        return self.pending_max + self.remembered_max

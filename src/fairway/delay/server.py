@@ -36,6 +36,7 @@ from fairway.serving.doors import Doors, check_host
 from fairway.serving.exposition import CONTENT_TYPE, Exposition
 from fairway.serving.hall import Hall, HallOptions
 from fairway.serving.http import EXHAUSTED, HttpDoor, Page
+from fairway.serving.memory import server_accounts, show
 from fairway.serving.meters import Meters
 from fairway.serving.probe_pages import show_store
 from fairway.serving.requests import Asker, admit, hand_to
@@ -62,6 +63,7 @@ class ServerOptions:
     allow_remote: bool = False  # there is no authentication yet: an address that others can reach must be meant
     http_port: int | None = None  # for /metrics, /livez and /readyz; None: they are not served
     waiting_bytes_max: int = 128 * limits.MIB  # of requests that are not answered yet
+    memory_bytes_max: int = 0  # of the process, which the other bounds are parts of; 0: nobody has said
     request_ms_max: int = 30_000
     drain_ms_max: int = 5_000
     hall: HallOptions = field(default_factory=HallOptions)
@@ -237,6 +239,8 @@ class DelayServer:
         refusals = sorted((code.value, count) for code, count in self.meters.refusals.items())
         codes = [({"code": code}, count) for code, count in refusals]
         out.family("refusals_total", "counter", "Requests refused.", codes)
+        accounts = server_accounts(self.options.memory_bytes_max, self.hall, self.waiting)
+        show(out, [*accounts, *self.delay.desk.memory_accounts()])
         store = self.delay.engine.store
         out.one("disk_free_bytes", "gauge", "Room left on the disk.", store.free_bytes())
         show_store(out, is_open=not store.is_closed)

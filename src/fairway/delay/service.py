@@ -106,7 +106,7 @@ class Delay:
         )
         self.engine.on_fault = self._fail
         self.figures = Figures(self.engine, self.courier)
-        self.desk = Desk(self.engine, self.figures, self)
+        self.desk = Desk(self.engine, self.figures, self, (options or DelayOptions()).rows_max)
         self.clockwork.poke()
 
     def reach(self, targets: Mapping[str, Sequence[Address]]) -> None:

@@ -10,38 +10,47 @@ says that it failed, and a lease that ends, take no memory that was not counted 
 
 from __future__ import annotations
 
-from fairway import limits
 from fairway.groups.state import State
+from fairway.limits import (
+    GROUP_BYTES,
+    HELD_LOT_BYTES,
+    KEYED_BYTES,
+    LOT_BYTES,
+    MEMBER_BYTES,
+    NOTED_KEY_BYTES,
+    PARKED_BYTES,
+    PAUSED_NAME_BYTES,
+)
 
 
 def weigh(state: State) -> int:
-    """Bytes, rounded up."""
+    """Bytes, rounded up. Called after every decision, so it only reads counts."""
     stock, dying = state.stock, state.dying
     total = (
-        limits.GROUP_BYTES
-        + len(state.roster) * limits.MEMBER_BYTES
-        + state.held_count * limits.HELD_LOT_BYTES
-        + (len(stock) + len(dying)) * limits.LOT_BYTES
+        GROUP_BYTES
+        + len(state.roster) * MEMBER_BYTES
+        + state.held_count * HELD_LOT_BYTES
+        + (len(stock) + len(dying)) * LOT_BYTES
         + state.held_beside_bytes
         + stock.beside_bytes
         + dying.beside_bytes
-        + len(state.paused) * limits.PAUSED_NAME_BYTES
+        + len(state.paused) * PAUSED_NAME_BYTES
     )
     keys = state.keys
     if keys is None:
         return total
     # What is parked in a group with a rate of keys goes to the stock one by one, where each is a lot.
-    parked_bytes = limits.LOT_BYTES if state.config.rate_per_key else limits.PARKED_BYTES
+    parked_bytes = LOT_BYTES if state.config.rate_per_key else PARKED_BYTES
     return (
         total
-        + len(keys) * limits.KEYED_BYTES
+        + len(keys) * KEYED_BYTES
         + keys.behind_count * parked_bytes
-        + (len(keys.resting) + len(keys.halted)) * limits.NOTED_KEY_BYTES
+        + (len(keys.resting) + len(keys.halted)) * NOTED_KEY_BYTES
     )
 
 
 def bytes_per_fresh(state: State) -> int:
     """The most that one message takes which is handed out for the first time, or parked."""
     if state.keys is not None:
-        return limits.KEYED_BYTES + max(limits.LOT_BYTES if state.config.rate_per_key else 0, limits.PARKED_BYTES)
-    return -(-limits.HELD_LOT_BYTES // state.config.lot_messages_max)
+        return KEYED_BYTES + max(LOT_BYTES if state.config.rate_per_key else 0, PARKED_BYTES)
+    return -(-HELD_LOT_BYTES // state.config.lot_messages_max)

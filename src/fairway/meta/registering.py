@@ -23,11 +23,13 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
+from fairway import limits
 from fairway.errors import Code, Misuse, Refused
 from fairway.meta.registry_access import RegistryAccess, Writer
 from fairway.protocol.routing import Act, Register, Registered
-from fairway.registry.port import Exists, Missing, NotAllowed, RegistryError, SessionOver, Stale, Watch
-from fairway.registry.tree import checked_path
+from fairway.registry.port import Exists, Missing, Node, NotAllowed, RegistryError, SessionOver, Stale, Watch
+from fairway.registry.tree import checked_path, node_bytes
+from fairway.serving.memory import SharedMemory
 from fairway.serving.requests import Asker as Connection
 from fairway.serving.requests import ServedRequest
 
@@ -50,6 +52,13 @@ _TROUBLES: dict[type[RegistryError], str] = {
 _ELSEWHERE = Refused(
     Code.UNSUPPORTED,
     "the registry of this cluster is ZooKeeper: give --registry zookeeper://HOST:PORT, as its meta servers have it",
+)
+
+_NO_MEMORY = Refused(
+    Code.BUSY,
+    "the memory for sessions of this registry is full: end those that are not needed, or give the meta server more "
+    "(--memory-mib)",
+    retry_after_ms=1_000,
 )
 
 RegisterRequest = ServedRequest[Register]
@@ -78,6 +87,13 @@ class SessionMaker(Protocol):
 
     def watch_tree(self, path: str, changed: Callable[[str], None]) -> Watch:
         """As a `Registry` has it, in the session of its owner."""
+
+    def bound(self, bytes_max: int) -> None:
+        """From now on nodes take no more memory than that."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that all nodes take, as an estimate."""
 
 
 class _News:
@@ -132,12 +148,20 @@ class _Guest:
         self.home = home
         self.order = asyncio.Lock()  # of its changes
         self.news: dict[str, _News] = {}
+        self.nodes: dict[str, int] = {}  # that go with it, as far as this life of the server made them: bytes
 
-    def news_of(self, path: str) -> _News:
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it takes, as an estimate."""
+        return limits.SESSION_BYTES + len(self.news) * limits.WATCH_BYTES + sum(self.nodes.values())
+
+    def news_of(self, path: str, room: int) -> _News:
         news = self.news.get(path)
         if news is None:
             if len(self.news) >= WATCHES_MAX:
                 raise Refused(Code.BUSY, f"a session watches {WATCHES_MAX} nodes at most")
+            if room < limits.WATCH_BYTES:
+                raise _NO_MEMORY
             news = self.news[path] = _News()
             news.watch = self.session.watch(path, news.count)
         return news
@@ -153,9 +177,15 @@ class _Guest:
 class RegistryDesk:
     """All sessions of others. Without a `maker` there are none, and the asker is told whom to ask."""
 
-    def __init__(self, maker: SessionMaker | None, started_ms: int = 0) -> None:
-        """`started_ms`: when this life of the server began; numbers of feeds begin there."""
+    def __init__(
+        self, maker: SessionMaker | None, started_ms: int = 0, bytes_max: int = limits.REGISTRY_BYTES_MAX
+    ) -> None:
+        """`started_ms`: when this life of the server began; numbers of feeds begin there. `bytes_max`: of all nodes,
+        and of all sessions with the nodes that go with them."""
         self._maker = maker
+        if maker is not None:
+            maker.bound(bytes_max)
+        self.memory: SharedMemory[int, Connection] = SharedMemory(bytes_max // 2, 0)  # half: for sessions of others
         self._feeds: dict[str, _Feed] = {}
         self._first = (started_ms << _FEED_BITS) + 1
         self._guests: dict[int, _Guest] = {}
@@ -178,6 +208,15 @@ class RegistryDesk:
             raise _ELSEWHERE
         if message.act is Act.OPEN and len(self._guests) >= SESSIONS_MAX:
             raise Refused(Code.BUSY, f"this registry has {SESSIONS_MAX} sessions", retry_after_ms=1_000)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the nodes of the registry take, where this server keeps it."""
+        return 0 if self._maker is None else self._maker.held_bytes
+
+    def connection_closed(self, connection: Connection) -> None:
+        """Its sessions last a while, and are charged to nobody."""
+        self.memory.forget_payer(connection)
 
     def take(self, request: RegisterRequest) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(request), name="fairway-meta-register")
@@ -218,6 +257,7 @@ class RegistryDesk:
 
     def _drop(self, session: int) -> None:
         guest = self._guests.pop(session, None)
+        self.memory.forget(session)
         if guest is not None:
             guest.forget()
 
@@ -240,6 +280,8 @@ class RegistryDesk:
 
     async def _open(self, request: RegisterRequest) -> Registered:
         timeout_ms = min(max(request.message.number, SESSION_MS_MIN), SESSION_MS_MAX)
+        if self.memory.room(0, request.session, is_small=True) < limits.SESSION_BYTES:
+            raise _NO_MEMORY
         session = await self._own.open_session(timeout_ms)
         self._admit(session.session_id, session, request.session)
         secret = self._secret_of(session.session_id)
@@ -256,6 +298,7 @@ class RegistryDesk:
             raise Refused(Code.BAD_REQUEST, f"session {number:x} was opened by somebody else: show its secret")
         guest = guest or self._admit(number, session, home)
         guest.home = home
+        self.memory.charge(number, home)
         return guest
 
     def _secret_of(self, session: int) -> bytes:
@@ -268,6 +311,8 @@ class RegistryDesk:
 
     def _admit(self, number: int, session: GuestSession, home: Connection) -> _Guest:
         guest = self._guests[number] = _Guest(session, home)
+        self.memory.note(number, guest.held_bytes)
+        self.memory.charge(number, home)
         session.on_session = lambda _: self._drop(number)  # it is lent: all that it can say is that it is over
         return guest
 
@@ -291,25 +336,44 @@ class RegistryDesk:
             case Act.CHILDREN:
                 return Registered(path=asked.path, children=await session.children(asked.path))
             case Act.CREATE:
+                self._check_room(guest, request)
                 node = await session.create(
                     asked.path, asked.value, is_ephemeral=asked.is_ephemeral, is_numbered=asked.is_numbered
                 )
+                self._note_node(guest, asked, node)
                 return Registered("", node.path, b"", node.version, node.owner, exists=True)
             case Act.PUT:
                 if not asked.number:
                     raise Refused(Code.BAD_REQUEST, "a PUT names the version that it expects, plus one")
+                self._check_room(guest, request)
                 node = await session.put(asked.path, asked.value, asked.number - 1)
+                self._note_node(guest, asked, node)
                 return Registered("", node.path, b"", node.version, node.owner, exists=True)
             case Act.REMOVE:
                 await session.remove(asked.path, asked.number - 1 if asked.number else None)
+                if guest.nodes.pop(asked.path, 0):
+                    self.memory.note(asked.session, guest.held_bytes)
             case Act.CLOSE:
                 self._drop(asked.session)
                 await session.close()
         return Registered(path=asked.path)
 
+    def _check_room(self, guest: _Guest, request: RegisterRequest) -> None:
+        """`Refused` where the connection has more than is left for others."""
+        asked = request.message
+        size = limits.NODE_BYTES + len(asked.path) + len(asked.value) - guest.nodes.get(asked.path, 0)
+        if self.memory.room(asked.session, request.session) < size:
+            raise _NO_MEMORY
+
+    def _note_node(self, guest: _Guest, asked: Register, node: Node) -> None:
+        if node.owner == asked.session:
+            guest.nodes[node.path] = node_bytes(node.path, node)
+            self.memory.note(asked.session, guest.held_bytes)
+
     async def _watch(self, guest: _Guest, asked: Register) -> Registered:
         """Register first, look again, then wait."""
-        news = guest.news_of(asked.path)
+        news = guest.news_of(asked.path, self.memory.room(asked.session, guest.home))
+        self.memory.note(asked.session, guest.held_bytes)
         changed = news.changed
         if asked.number == news.number and asked.wait_ms:
             with contextlib.suppress(TimeoutError):

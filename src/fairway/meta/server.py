@@ -36,6 +36,7 @@ from fairway.serving.doors import Doors, check_host
 from fairway.serving.exposition import CONTENT_TYPE, Exposition
 from fairway.serving.hall import Hall, HallOptions
 from fairway.serving.http import EXHAUSTED, HttpDoor, Page
+from fairway.serving.memory import MemoryAccount, server_accounts, show
 from fairway.serving.meters import Meters
 from fairway.serving.requests import Asker, ServedRequest, admit
 from fairway.serving.session import Session
@@ -65,6 +66,8 @@ class MetaOptions:
     create_subjects: bool = True  # on first use
     spread: int = 1  # broker groups of a new subject
     waiting_bytes_max: int = 128 * limits.MIB  # of questions that are not answered yet
+    memory_bytes_max: int = 0  # of the process, which the other bounds are parts of; 0: nobody has said
+    registry_bytes_max: int = limits.REGISTRY_BYTES_MAX  # of nodes and sessions, where this server keeps the registry
     drain_ms_max: int = 2_000
     hall: HallOptions = field(default_factory=HallOptions)
 
@@ -112,7 +115,8 @@ class MetaServer:
         self.governor = Governor(world.registry, self.picture, self._told, creditors, options.spread)
         self._founder = Founder(self.governor, world.clock)
         self.routes = RouteDesk(self.picture, self._founder, lambda: self.keeper.is_old, policy=options.create_subjects)
-        self.registers = RegistryDesk(world.sessions, self._started_ms)
+        self.registers = RegistryDesk(world.sessions, self._started_ms, options.registry_bytes_max)
+        self.hall.on_closed = self.registers.connection_closed
         pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
         self._doors = Doors(world.net, self.hall, HttpDoor(pages))
         self._presence: Presence | None = None
@@ -180,7 +184,17 @@ class MetaServer:
 
     def _admit(self, session: Session, received: RequestReceived, message: MessageT) -> ServedRequest[MessageT]:
         is_waiting = isinstance(message, Route) and message.wait_ms > 0
-        return admit(session, received, message, self.waiting, deadline_ns=0, wait_until_ns=1 if is_waiting else 0)
+        wait_until_ns = 1 if is_waiting else 0
+        beside_bytes = limits.TASK_BYTES if isinstance(message, Register) else 0
+        return admit(
+            session,
+            received,
+            message,
+            self.waiting,
+            deadline_ns=0,
+            wait_until_ns=wait_until_ns,
+            beside_bytes=beside_bytes,
+        )
 
     def _decide(self, session: Session, received: RequestReceived, message: Govern) -> None:
         if len(self._decisions) >= _DECISIONS_MAX:
@@ -213,6 +227,14 @@ class MetaServer:
             connections_max=self.options.hall.connections_max,
         )
 
+    def accounts(self) -> list[MemoryAccount]:
+        """Everything that clients make this server hold."""
+        registers, bytes_max = self.registers, self.options.registry_bytes_max
+        found = server_accounts(self.options.memory_bytes_max, self.hall, self.waiting)
+        found.append(MemoryAccount("registry", bytes_max, lambda: registers.held_bytes))
+        found.append(MemoryAccount("sessions", registers.memory.bytes_max, lambda: registers.memory.taken_bytes))
+        return found
+
     # --- what probes ask ---------------------------------------------------------------------------------------------
 
     def _metrics_page(self) -> Page:
@@ -222,6 +244,7 @@ class MetaServer:
         refusals = sorted((code.value, count) for code, count in self.meters.refusals.items())
         codes = [({"code": code}, count) for code, count in refusals]
         out.family("refusals_total", "counter", "Requests refused.", codes)
+        show(out, self.accounts())
         out.one("meta_routes_total", "counter", "Questions for routes answered.", self.routes.answered)
         out.one("meta_routes_waiting", "gauge", "Questions that wait for a change.", len(self.routes))
         out.one("meta_subjects", "gauge", "Subjects in the registry.", len(self.picture.subjects))

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
-from fairway.errors import DiskFull, Misuse, StorageFault
+from fairway.errors import Code, DiskFull, Misuse, Refused, StorageFault
 from fairway.registry import seal
 from fairway.registry.leases import Leases
 from fairway.registry.port import Node, RegistryError, SessionOver, SessionState
@@ -47,6 +47,8 @@ _KEY_BYTES = 32
 _LOOK_S = 0.1  # how often we see whose time is up
 _AWAY_NS = 1_000_000_000  # later than this: we were away ourselves
 _FOR_EVER_NS = 1 << 62
+_OWNERS_SHARE = 8
+_FULL_RETRY_MS = 1_000  # nodes go with the sessions that made them
 _VERSION = 2  # 1 had no digests
 _SEAL_SCHEMA = "CREATE TABLE seal (id INTEGER PRIMARY KEY, rows INTEGER NOT NULL, digest BLOB NOT NULL)"
 _SCHEMA = (
@@ -91,6 +93,7 @@ class _Keeper:
         self._disk = disk
         self._tree = Tree()
         self._seal = Seal()
+        self.bytes_max: int | None = None  # of all nodes; None: without bound
 
     def do_load(self) -> list[tuple[int, int]]:
         """Read the tree; the sessions that were lent, and for how long each. `StorageFault` where anything is not as it
@@ -114,11 +117,34 @@ class _Keeper:
     def do_end(self, session: int) -> None:
         self._do_change(self._tree.end(session), closed=session)
 
-    def do_create(self, path: str, value: bytes, owner: int, is_numbered: bool) -> Node:
-        return self._do_change(self._tree.create(path, value, owner=owner, is_numbered=is_numbered))
+    @property
+    def held_bytes(self) -> int:
+        return self._tree.held_bytes
 
-    def do_put(self, path: str, value: bytes, version: int) -> Node:
-        return self._do_change(self._tree.put(path, value, version))
+    def do_create(self, path: str, value: bytes, owner: int, is_numbered: bool, is_lent: bool) -> Node:
+        changes = self._tree.create(path, value, owner=owner, is_numbered=is_numbered)
+        self._check_room(changes, is_lent)
+        return self._do_change(changes)
+
+    def do_put(self, path: str, value: bytes, version: int, is_lent: bool) -> Node:
+        changes = self._tree.put(path, value, version)
+        self._check_room(changes, is_lent)
+        return self._do_change(changes)
+
+    def _check_room(self, changes: list[Change], is_lent: bool) -> None:
+        """`Refused` where the nodes would take more memory than they may. An eighth is kept for the owner: for subjects
+        and what operators decide."""
+        if self.bytes_max is None:
+            return
+        bytes_max = self.bytes_max - (self.bytes_max // _OWNERS_SHARE if is_lent else 0)
+        growth = self._tree.growth_bytes(changes)
+        if growth > 0 and self._tree.held_bytes + growth > bytes_max:
+            raise Refused(
+                Code.BUSY,
+                f"the nodes of this registry take {self._tree.held_bytes:,} bytes, and there is no memory for more: "
+                "remove what is not needed, or give the meta server more (--memory-mib)",
+                retry_after_ms=_FULL_RETRY_MS,
+            )
 
     def do_remove(self, path: str, version: int | None) -> None:
         self._do_change(self._tree.remove(path, version))
@@ -351,13 +377,13 @@ class SqliteSession:
         checked_path(path)
         checked_value(path, value)
         owner = self._number if is_ephemeral else 0
-        return await self._run(lambda: self._keeper.do_create(path, value, owner, is_numbered))
+        return await self._run(lambda: self._keeper.do_create(path, value, owner, is_numbered, self._is_lent))
 
     async def put(self, path: str, value: bytes, version: int) -> Node:
         checked_path(path)
         checked_value(path, value)
         checked_version(path, version)
-        return await self._run(lambda: self._keeper.do_put(path, value, version))
+        return await self._run(lambda: self._keeper.do_put(path, value, version, self._is_lent))
 
     async def remove(self, path: str, version: int | None = None) -> None:
         checked_path(path)
@@ -428,6 +454,15 @@ class SqliteRegistry(SqliteSession):
             raise
         registry = keeper.sessions[own.session_id] = cls(keeper, own.session_id)
         return registry
+
+    def bound(self, bytes_max: int) -> None:
+        """From now on nodes take no more memory than that; what is there stays."""
+        self._keeper.bytes_max = bytes_max
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that all nodes take, as an estimate."""
+        return self._keeper.held_bytes
 
     def _fail(self, fault: StorageFault) -> None:
         self._fault = fault

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from fairway import limits
 from fairway.errors import Misuse, invariant
 from fairway.registry.port import Exists, Missing, Node, NotAllowed, Stale
 
@@ -73,6 +74,11 @@ def touched(changes: Iterable[Change]) -> list[str]:
     return list(paths)
 
 
+def node_bytes(path: str, node: Node | None) -> int:
+    """Memory of a node, as an estimate; of one that is gone none."""
+    return 0 if node is None else limits.NODE_BYTES + len(path) + len(node.value)
+
+
 class _Entry:
     __slots__ = ("children", "node", "numbered")
 
@@ -88,6 +94,7 @@ class Tree:
     def __init__(self) -> None:
         self._entries = {ROOT_PATH: _Entry(Node(ROOT_PATH, b"", 0, 0), 0)}
         self._owned: dict[int, dict[str, None]] = {}  # session → the nodes that go with it, in the order made
+        self.held_bytes = 0  # memory that all nodes take, as an estimate
 
     def copy(self) -> Tree:
         twin = Tree()
@@ -168,10 +175,19 @@ class Tree:
             raise Stale(f"registry node {path} has version {entry.node.version}, not {version}")
         return entry
 
+    def growth_bytes(self, changes: Iterable[Change]) -> int:
+        """How much more memory the nodes take after these changes; less than 0: less."""
+        return sum(node_bytes(change.path, change.node) - self._bytes_at(change.path) for change in changes)
+
+    def _bytes_at(self, path: str) -> int:
+        entry = self._entries.get(path)
+        return 0 if entry is None else node_bytes(path, entry.node)
+
     # --- acting ------------------------------------------------------------------------------------------------------
 
     def apply(self, changes: Iterable[Change]) -> None:
         for change in changes:
+            self.held_bytes += self.growth_bytes([change])
             if change.node is None:
                 self._drop(change.path)
             else:

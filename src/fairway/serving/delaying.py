@@ -17,6 +17,7 @@ from fairway.protocol.delaying import Cancel, History, Pending, Reschedule, Rese
 from fairway.protocol.messages import Produce
 from fairway.scheduling import Actor, Expiry, Verdict
 from fairway.serving.exposition import Exposition
+from fairway.serving.memory import MemoryAccount
 from fairway.serving.requests import ServedRequest
 
 Asked: TypeAlias = ServedRequest[Message]
@@ -40,6 +41,9 @@ class DelayDesk(Protocol):
 
     def show(self, out: Exposition) -> None:
         """The figures of what is behind it."""
+
+    def memory_accounts(self) -> list[MemoryAccount]:
+        """What clients make it hold in memory."""
 
     @property
     def damaged(self) -> int:

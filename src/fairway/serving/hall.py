@@ -89,6 +89,10 @@ class Hall:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    @property
+    def connections_max(self) -> int:
+        return self._options.connections_max
+
     # --- the sessions' host ------------------------------------------------------------------------------------------
 
     def new_session(self) -> Session:

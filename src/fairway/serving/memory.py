@@ -12,7 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
+from fairway import limits
+from fairway.serving.budget import Allowance
 from fairway.serving.exposition import Exposition
+from fairway.serving.hall import Hall
+from fairway.serving.requests import Asker
+from fairway.storage.store import Store
+from fairway.world.service import resident_bytes
 
 _KEPT_SHARE = 8  # an eighth is kept for small things without which nobody can begin, such as a new group or member
 
@@ -30,6 +36,32 @@ class MemoryAccount(NamedTuple):
     @property
     def is_full(self) -> bool:
         return self.held_bytes() >= self.bytes_max
+
+
+def server_accounts(ceiling_bytes: int, hall: Hall, waiting: Allowance[Asker]) -> list[MemoryAccount]:
+    """Those that every server has: the process with its ceiling, connections, and what these hold."""
+    return [
+        MemoryAccount("process", ceiling_bytes, resident_bytes),
+        MemoryAccount(
+            "connections", hall.connections_max * limits.CONNECTION_BYTES, lambda: len(hall) * limits.CONNECTION_BYTES
+        ),
+        MemoryAccount("partial", hall.incoming.bytes_max, lambda: hall.incoming.taken_bytes),
+        MemoryAccount("waiting", waiting.bytes_max, lambda: waiting.taken_bytes),
+        MemoryAccount("unsent", hall.outgoing.bytes_max, lambda: hall.outgoing.taken_bytes),
+    ]
+
+
+def store_accounts(store: Store, prefix: str = "") -> list[MemoryAccount]:
+    """Those of every data directory; `prefix` tells the delay server's from a broker's in one process."""
+    messages = store.messages
+    subjects, dedupe, flusher = messages.views.subjects, messages.views.dedupe, messages.log.flusher
+    return [
+        MemoryAccount(f"{prefix}unsynced", limits.UNSYNCED_BYTES_MAX, lambda: flusher.unsynced_bytes),
+        MemoryAccount(f"{prefix}streams", dedupe.bytes_max or 0, lambda: dedupe.held_bytes),
+        MemoryAccount(
+            f"{prefix}names", messages.subjects_max * limits.SUBJECT_BYTES, lambda: len(subjects) * limits.SUBJECT_BYTES
+        ),
+    ]
 
 
 def show(out: Exposition, accounts: Iterable[MemoryAccount]) -> None:
@@ -77,15 +109,18 @@ class SharedMemory(Generic[HolderT, PayerT]):
         self.bytes_max = bytes_max
         self.taken_bytes = 0  # reserves included
         self._reserve_bytes = reserve_bytes
+        self._kept_bytes = bytes_max // _KEPT_SHARE
         self._holders: dict[HolderT, _Held[PayerT]] = {}
         self._payers: dict[PayerT, _Paid[HolderT]] = {}
 
     def __len__(self) -> int:
         return len(self._holders)
 
-    def has_room_for_another(self, size: int) -> bool:
+    def has_room_for_another(self, size: int, payer: PayerT | None = None) -> bool:
         """Whether one more holder can begin with so much: what is kept is for that, too."""
-        return self.taken_bytes + size + self._reserve_bytes <= self.bytes_max
+        paid = self._payers.get(payer) if payer is not None else None
+        has = 0 if paid is None else paid.size
+        return has + size + self._reserve_bytes <= self.bytes_max - self.taken_bytes
 
     def note(self, holder: HolderT, size: int) -> None:
         """A holder has so much now: it counts, whether or not there was room."""
@@ -109,12 +144,12 @@ class SharedMemory(Generic[HolderT, PayerT]):
         self._discharge(holder, held)
         held.payer = payer
         paid = self._payers.setdefault(payer, _Paid())
-        paid.size += held.size
+        paid.size += held.size + self._reserve_bytes
         paid.holders[holder] = None
 
     def room(self, holder: HolderT, payer: PayerT | None = None, *, is_small: bool = False) -> int:
         """By how much a holder may grow. `is_small`: in what is kept, too."""
-        left = self.bytes_max - self.taken_bytes - (0 if is_small else self.bytes_max // _KEPT_SHARE)
+        left = self.bytes_max - self.taken_bytes - (0 if is_small else self._kept_bytes)
         held = self._holders.get(holder)
         has = 0 if held is None else held.size
         paid = self._payers.get(payer) if payer is not None else None
@@ -140,7 +175,7 @@ class SharedMemory(Generic[HolderT, PayerT]):
         if held.payer is None:
             return
         paid = self._payers[held.payer]
-        paid.size -= held.size
+        paid.size -= held.size + self._reserve_bytes
         del paid.holders[holder]
         if not paid.holders:
             del self._payers[held.payer]

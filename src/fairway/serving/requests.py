@@ -156,9 +156,11 @@ def admit(
     deadline_ns: int,
     wait_until_ns: int = 0,
     received_ns: int = 0,
+    beside_bytes: int = 0,
 ) -> ServedRequest[MessageT]:
-    """The request as actors see it; what it holds is taken from the allowance until it is answered."""
-    size = held_bytes(received)
+    """The request as actors see it; what it holds is taken from the allowance until it is answered. `beside_bytes`:
+    what the server holds for it besides, such as a task."""
+    size = held_bytes(received) + beside_bytes
     waiting.take(session, size, is_urgent=not wait_until_ns and size <= limits.URGENT_BYTES_MAX)
     return ServedRequest(
         session,

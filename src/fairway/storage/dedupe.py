@@ -149,9 +149,16 @@ class DedupeWindow:
 
     def __init__(self) -> None:
         self._streams: dict[int, _Stream] = {}
+        self._window_bytes = 0  # of all windows
+        self.bytes_max: int | None = None  # beyond it the least recently used go; None in a replay, which keeps all
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that all streams take, as an estimate."""
+        return len(self._streams) * limits.STREAM_BYTES + self._window_bytes * 5 // 4  # a window grows in steps
 
     def judge(self, header: batch.Header, subject_id: int, secret: bytes = b"") -> Stored | None:
         """None: the batch is new. Else the receipt of the original. `Refused` for the other answers."""
@@ -205,7 +212,8 @@ class DedupeWindow:
         producer_id, verifier = unpack_statement(body)
         stream = self._streams.get(producer_id)
         if stream is None or stream.verifier not in (None, verifier):
-            self._streams.pop(producer_id, None)
+            if stream is not None:
+                self._drop(producer_id)
             stream = self._add(producer_id, _Stream(subject_id, 0, 0, 0, bytearray()))
         if not stream.next:
             stream.subject_id = subject_id
@@ -223,9 +231,18 @@ class DedupeWindow:
     def _add(self, producer_id: int, stream: _Stream) -> _Stream:
         streams = self._streams
         while len(streams) >= limits.STREAMS_MAX:
-            del streams[next(iter(streams))]
+            self._drop(next(iter(streams)))
         streams[producer_id] = stream
         return stream
+
+    def _drop(self, producer_id: int) -> None:
+        self._window_bytes -= len(self._streams.pop(producer_id).window)
+
+    def _make_room(self) -> None:
+        """Forget the streams that were used least recently, as far as memory is short."""
+        bytes_max = self.bytes_max
+        while bytes_max is not None and self.held_bytes > bytes_max and len(self._streams) > 1:
+            self._drop(next(iter(self._streams)))
 
     # --- growing -----------------------------------------------------------------------------------------------------
 
@@ -249,6 +266,10 @@ class DedupeWindow:
             stream.old_epoch = int.from_bytes(window[_OLDEST_EPOCH_AT], "little")
             stream.left_end = int.from_bytes(window[_OLDEST_END_AT], "little")
             del window[: _STORED.size]
+        else:
+            self._window_bytes += _STORED.size
+            if self.bytes_max is not None:
+                self._make_room()
 
     def cut(self, position: int, firsts: Firsts) -> None:
         """Forget batches whose records end above `position`: they were never committed. `firsts`: of that position."""
@@ -263,13 +284,17 @@ class DedupeWindow:
             stream.epoch = stream.newest_epoch()
             if not stream.window and stream.next == 0:
                 del self._streams[producer_id]
+        self._count()
+
+    def _count(self) -> None:
+        self._window_bytes = sum(len(stream.window) for stream in self._streams.values())
 
     def expire(self, now_ms: int) -> None:
         """Forget streams that have been idle for too long."""
         for producer_id in list(self._streams):
             if now_ms - self._streams[producer_id].used_ms <= limits.STREAM_IDLE_MS_MAX:
                 break
-            del self._streams[producer_id]
+            self._drop(producer_id)
 
     def pack(self, upto: int, firsts: Firsts) -> bytes:
         """A picture for the checkpoint, of what lies below position `upto`. `firsts`: of that position."""
@@ -314,6 +339,7 @@ class DedupeWindow:
                 stream = window._add(producer_id, _Stream(subject_id, 0, 0, 0, bytearray()))
             stream.verifier = verifier
             stream.stated_from = 0
+        window._count()
         return window
 
 

@@ -88,6 +88,7 @@ class MessageLog:
             durability=durability,
             is_ahead=is_ahead,
         )
+        self.subjects_max = limits.SUBJECTS_MAX  # as many as there is memory for, if that is less
         self._is_lazy = durability is Durability.MEMORY
         self._disk = disk
         self._clock = clock
@@ -95,6 +96,11 @@ class MessageLog:
         self._damaged: set[int] = set()  # positions of records that can no longer be read
         self.is_awaited: Callable[[int], bool] = lambda _: False  # whether another copy may bring what was lost there
         self._unsealed = [each for each in state.segments if each.base >= unsealed_from]
+
+    def bound(self, subjects_max: int, streams_bytes_max: int) -> None:
+        """From now on no more than that; what is there stays, but for streams beyond their bound as others come."""
+        self.subjects_max = min(subjects_max, limits.SUBJECTS_MAX)
+        self.views.dedupe.bytes_max = streams_bytes_max
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -172,8 +178,8 @@ class MessageLog:
         return Receipt(subject_id, of.first_sequence, of.count, end, of.appended_ms, undos, is_duplicate)
 
     def introduce(self, subject: Subject) -> SubjectState:
-        if len(self.views.subjects) >= limits.SUBJECTS_MAX and not subject.is_internal:
-            raise Refused(Code.BUSY, f"there are {limits.SUBJECTS_MAX:,} subjects, and there is room for no more")
+        if len(self.views.subjects) >= self.subjects_max and not subject.is_internal:
+            raise Refused(Code.BUSY, f"there are {self.subjects_max:,} subjects, and there is room for no more")
         if why := subject.why_not_new:
             raise Refused(Code.BAD_NAME, why)
         state = self.views.subjects.introduce(subject, self.log.end)

@@ -1,7 +1,6 @@
 """The store: both logs of one data directory, opened, kept healthy and closed.
 
-It owns what concerns the logs together: whose directory it is, recovery, the checkpoint, room on the disk, retention,
-and the first fault, after which nothing is answered any more."""
+It owns what concerns both logs: directory, recovery, checkpoint, room on the disk, retention, and the first fault."""
 
 from __future__ import annotations
 
@@ -48,6 +47,8 @@ class StoreOptions:
     retention: retention.Policy = field(default_factory=retention.Policy)
     age_source: AgeSource = AgeSource.OPTIONS  # of `retention.age_ms_max`
     durability: Durability = Durability.SYNC
+    streams_bytes_max: int = limits.STREAMS_BYTES_MAX  # of dedupe windows
+    subjects_max: int = limits.SUBJECTS_MAX
     keeps_actions: bool = True  # False: the checkpoint's picture is all that a start needs of old actions,
     actions_kept_bytes: int = 0  # and so much of them is kept all the same, for whoever asks what happened
 
@@ -105,6 +106,7 @@ class Store(Copies):
             durability=options.durability if not follows else Durability.SYNC,
             is_ahead=self.time.is_ahead,
         )
+        self.messages.bound(options.subjects_max, options.streams_bytes_max)
         self.actions = ActionLog(
             disk,
             self.action_time,
@@ -483,12 +485,10 @@ class Store(Copies):
             for base in self._action_retention.droppable(log.segments, messages_base, covered_end):
                 self._drop_actions(base, written.number)
         elif not self._options.keeps_actions and self._action_view is not None and not self.is_view_stale:
-            kept = self._options.actions_kept_bytes
-            while (
-                len(log.segments) > 1
-                and log.segments[0].end <= written.actions.end
-                and log.end - log.segments[0].base > kept
-            ):
+            kept_from = log.end - self._options.actions_kept_bytes
+            while len(log.segments) > 1 and log.segments[0].end <= written.actions.end:
+                if log.segments[0].base >= kept_from:
+                    break
                 self._drop_actions(log.segments[0].base, written.number)
         gone = [base for base, number in self._doomed_actions if number <= written.number]
         self._doomed_actions = [each for each in self._doomed_actions if each[1] > written.number]
@@ -562,7 +562,7 @@ class Store(Copies):
         base, appended_ms = self._oldest
         if base == newest.base and self.aging_ms() - appended_ms > early_ms:
             with suppress(Refused):
-                self.messages.log.roll()
+                log.roll()
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

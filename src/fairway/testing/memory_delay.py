@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fairway.scheduling import Actor, Expiry, Verdict
     from fairway.serving.delaying import Asked
     from fairway.serving.exposition import Exposition
+from fairway.serving.memory import MemoryAccount
 
 
 class MemoryDelay:
@@ -54,6 +55,9 @@ class MemoryDelay:
     def show(self, out: Exposition) -> None:
         if self._delay is not None:
             self._delay.desk.show(out)
+
+    def memory_accounts(self) -> list[MemoryAccount]:
+        return [] if self._delay is None else self._delay.desk.memory_accounts()
 
     @property
     def damaged(self) -> int:

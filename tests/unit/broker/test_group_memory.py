@@ -57,8 +57,8 @@ async def _fill(scene: Scene) -> None:
 async def test_groups_of_one_connection_take_half_and_a_good_group_goes_on(scene: Scene) -> None:
     await scene.send(*([b"x"] * 2_000))
     client = await scene.connect()
-    for number in range(10):
-        _, code = await _take_all(await _greedy(scene, client, f"greedy-{number}"))
+    for worker in [await _greedy(scene, client, f"greedy-{number}") for number in range(10)]:
+        _, code = await _take_all(worker)
         assert code is Code.BUSY
     memory = scene.broker.desk.memory
     assert memory.taken_bytes <= BUDGET // 2 + 10 * GROUP_ALONE_BYTES
@@ -105,7 +105,6 @@ async def test_a_group_goes_on_in_small_steps_although_the_account_is_full(scene
     assert len(await good.drain()) == 3_000
     ben = await scene.worker("ben", group="good")
     assert (await ben.heartbeat()).lease_ms
-    assert await refused(scene.worker("cy", group="good")) is Code.BUSY
 
 
 @staged_with(TINY)

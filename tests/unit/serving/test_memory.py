@@ -57,7 +57,7 @@ def test_what_a_payer_is_charged_for_goes_with_the_one_who_made_it_grow() -> Non
     memory.charge("a", "ann")
     before = memory.room("b", "ann")
     memory.charge("a", "ben")
-    assert memory.room("b", "ann") == before + 1_000
+    assert memory.room("b", "ann") == before + 1_000 + RESERVE
     memory.note("a", 1_500)
     memory.forget_payer("ben")
     assert memory.room("b", "ben") == memory.room("b")
@@ -96,7 +96,7 @@ def test_the_total_is_the_sum_of_the_holders_whatever_happens() -> None:
                 paid = {each: by for each, by in paid.items() if by != payer}
         assert memory.taken_bytes == sum(sizes.values()) + RESERVE * len(sizes)
         for each in ("p0", "p1", "p2", "p3"):
-            owed = sum(sizes[one] for one, by in paid.items() if by == each)
+            owed = sum(sizes[one] + RESERVE for one, by in paid.items() if by == each)
             assert memory.room("new", each) == max(7_000 - memory.taken_bytes - owed, 0)
 
 

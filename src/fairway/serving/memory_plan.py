@@ -20,7 +20,7 @@ from typing import NamedTuple
 from fairway import limits
 from fairway.errors import Misuse
 
-_ALLOCATOR_SHARE = 8  # an eighth: under the attacks of tests/hostile resident memory was 1.1 times the sum of accounts
+_ALLOCATOR_SHARE = 8  # an eighth is kept back for pages that are only partly in use
 _MIB = limits.MIB
 
 

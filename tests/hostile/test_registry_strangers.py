@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,10 @@ from fairway.errors import Code, Refused
 from fairway.lookup.remote import RemoteRegistry
 from fairway.meta.server import MetaServer
 from fairway.protocol.messages import Message
-from fairway.protocol.routing import Act, Change, Govern, Governed, Register, Registered
+from fairway.protocol.routing import Act, Asker, Change, Govern, Governed, Register, Registered, Route
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, Member
+from fairway.serving.requests import ServedRequest
 from fairway.world.clock import RealClock
 from fairway.world.net import RealNet
 from tests.support.client import Client
@@ -398,5 +400,50 @@ def test_a_candidate_is_removed_by_its_own_session(tmp_path: Path) -> None:
         await refused(scene.ask(Act.REMOVE, node.path), "belongs to another session")
         await refused(scene.ask(Act.CREATE, path, b"x", is_ephemeral=True, is_numbered=True), "at most 0")
         await scene.master.remove(node.path)
+
+    play(tmp_path, story)
+
+
+def requests_in_memory() -> int:
+    return sum(isinstance(each, ServedRequest) for each in gc.get_objects())
+
+
+def test_questions_that_wait_are_forgotten_with_their_connection(tmp_path: Path) -> None:
+    """Otherwise whoever hangs up and comes again fills the memory: 11 MB for each connection."""
+
+    async def story(scene: Scene) -> None:
+        before = requests_in_memory()
+        questions: list[Message] = [Route(asker, ["orders"], 1_000_000, 60_000) for asker in Asker]
+        seen = await scene.ask(Act.WATCH, layout.group_path(GROUP))
+        questions.append(Register(Act.WATCH, scene.session, seen.path, number=seen.number, wait_ms=60_000))
+        for question in questions:
+            asking = asyncio.ensure_future(scene.stranger.ask(question, Message))
+            asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await until(lambda: requests_in_memory() >= before + len(questions))
+        scene.stranger.abort()
+        await until(lambda: requests_in_memory() <= before)
+
+    play(tmp_path, story)
+
+
+def test_questions_that_wait_leave_room_for_what_is_urgent(tmp_path: Path) -> None:
+    """A session is kept alive, and a route is told, although news is waited for with all the room that there is."""
+
+    async def story(scene: Scene) -> None:
+        room = scene.server.waiting
+        room.bytes_max = 8 * limits.MIB
+        asked = []
+        strangers = [await Client.connect(RealNet(), RealClock(), "127.0.0.1", scene.server.port) for _ in range(6)]
+        for stranger in strangers:
+            opened, _ = await stranger.ask(Register(Act.OPEN, 0, number=10_000), Registered)
+            first = Register(Act.WATCH, opened.number, layout.group_path(GROUP))
+            seen, _ = await stranger.ask(first, Registered)
+            question = msgspec.structs.replace(first, value=b"x" * 6_000, number=seen.number, wait_ms=60_000)
+            asked += [asyncio.ensure_future(stranger.ask(question, Registered)) for _ in range(100)]
+            await refused(asyncio.wait_for(asked[-1], 10), "too many bytes wait")
+        assert room.bytes_max - room.taken_bytes >= room.bytes_max // 8
+        for stranger in strangers:
+            stranger.abort()
+        await asyncio.gather(*asked, return_exceptions=True)
 
     play(tmp_path, story)

@@ -318,18 +318,23 @@ class Desk:
                 "the disk has lost them, and no other copy could bring them back"
             )
 
-    def call_later(self, delay_s: float, what: Callable[..., None], *args: object) -> None:
-        """Once, unless the broker has stopped or failed by then."""
+    def call_later(self, delay_s: float, what: Callable[..., None], *args: object) -> Callable[[], None]:
+        """Once, unless the broker has stopped or failed by then. The answer cancels it."""
         if self._is_closed:
-            return
+            return lambda: None
 
         def ring() -> None:
             del self._timers[timer]
             if self.store.fault is None:
                 what(*args)
 
+        def cancel() -> None:
+            timer.cancel()
+            self._timers.pop(timer, None)
+
         timer = self._call_later(delay_s, ring)
         self._timers[timer] = None
+        return cancel
 
     def rearm(self, host: GroupHost) -> None:
         """Set the group's timer, unless it rings early enough: what is due later is looked at when it rings."""

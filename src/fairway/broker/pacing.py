@@ -16,7 +16,7 @@ from fairway.world.clock import Clock
 _NS = 1_000_000_000
 _SLACK_S = 0.001  # uvloop rounds to milliseconds: without it a timer would ring early
 
-CallLater = Callable[..., None]
+CallLater = Callable[..., object]
 
 
 class Bucket:

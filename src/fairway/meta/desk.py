@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from fairway import limits
 from fairway.errors import Code, Refused
@@ -68,6 +69,7 @@ class RouteDesk:
         wished = self._wish(route)
         if wished and not route.known:
             task = self._loop.create_task(self._answer_when_made(request, wished), name="fairway-meta-route")
+            request.wait_at(task.cancel)
             self._waiters[task] = None
             task.add_done_callback(self._waiters.pop)
         elif not route.known or not route.wait_ms:
@@ -92,6 +94,9 @@ class RouteDesk:
             self._answer(request)
 
     def _answer(self, request: RouteRequest) -> None:
+        if request.is_cancelled:
+            request.end()
+            return
         self.answered += 1
         routed = self._picture.answer(
             request.message, policy=self.policy, is_old=self._is_old(), trouble_of=self._founder.trouble_of
@@ -103,6 +108,7 @@ class RouteDesk:
     def _park(self, request: RouteRequest) -> None:
         poll = _Poll(request, self._picture.keys_of(request.message))
         self._polls[request.session, request.message.asker] = poll
+        request.wait_at(partial(self._finish, poll))
         for key in poll.keys:
             self._by_key.setdefault(key, {})[poll] = None
         if self._picture.has_news(request.message):
@@ -130,10 +136,7 @@ class RouteDesk:
             del waiting[poll]
             if not waiting:
                 del self._by_key[key]
-        if poll.request.is_cancelled:
-            poll.request.end()
-        else:
-            self._answer(poll.request)
+        self._answer(poll.request)
 
     def tell(self, keys: list[Key]) -> None:
         """This has changed."""

@@ -42,6 +42,7 @@ FEEDS_MAX = 16  # trees that somebody watches
 FEED_KEPT = 10_000  # changes of one tree; who is farther behind reads all of it again
 FEED_PAGE = 1_000  # of them in one answer: with the longest names a control message holds them
 _SECRET_BYTES = 16
+QUESTIONS = frozenset({Act.WATCH, Act.FEED})  # that may wait for news
 _WRITES = frozenset({Act.CREATE, Act.PUT, Act.REMOVE})
 _LAST_S = 1.0  # for changes under way when the server stops
 _FEED_BITS = 20  # a million changes a millisecond, and the number fits the wire until the year 2200
@@ -222,6 +223,8 @@ class RegistryDesk:
         task = asyncio.get_running_loop().create_task(self._serve(request), name="fairway-meta-register")
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
+        if request.wait_until_ns:
+            request.wait_at(task.cancel)  # only a question waits: no change is called off
 
     async def stop(self) -> None:
         """Those who wait for news are told something; what is being changed may be done, and answered."""
@@ -254,6 +257,8 @@ class RegistryDesk:
                 request.respond(Registered(trouble))
         except (Refused, Misuse) as error:
             request.fail(error)
+        finally:
+            request.end()
 
     def _drop(self, session: int) -> None:
         guest = self._guests.pop(session, None)
@@ -269,7 +274,7 @@ class RegistryDesk:
         if guest is None or guest.home is not request.session:
             return Registered("moved")
         guest.session.touch()
-        if asked.act in {Act.WATCH, Act.FEED}:
+        if asked.act in QUESTIONS:
             await self.access.check(guest.session, asked)
             return await (self._watch(guest, asked) if asked.act is Act.WATCH else self._feed(asked))
         async with guest.order:

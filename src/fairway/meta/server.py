@@ -23,7 +23,7 @@ from fairway.meta.keeper import Keeper
 from fairway.meta.owing import Creditors
 from fairway.meta.picture import Picture
 from fairway.meta.presence import MetaRecord, Presence
-from fairway.meta.registering import RegistryDesk, SessionMaker
+from fairway.meta.registering import QUESTIONS, RegistryDesk, SessionMaker
 from fairway.protocol import Options, RequestReceived
 from fairway.protocol.admin import BrokerState, Describe, Described
 from fairway.protocol.handshake import FEED
@@ -183,16 +183,19 @@ class MetaServer:
             raise _NOT_META
 
     def _admit(self, session: Session, received: RequestReceived, message: MessageT) -> ServedRequest[MessageT]:
-        is_waiting = isinstance(message, Route) and message.wait_ms > 0
-        wait_until_ns = 1 if is_waiting else 0
-        beside_bytes = limits.TASK_BYTES if isinstance(message, Register) else 0
+        if isinstance(message, Register):
+            is_waiting = message.act in QUESTIONS and message.wait_ms > 0
+            beside_bytes = limits.TASK_BYTES
+        else:
+            is_waiting = isinstance(message, Route) and message.wait_ms > 0
+            beside_bytes = 0
         return admit(
             session,
             received,
             message,
             self.waiting,
             deadline_ns=0,
-            wait_until_ns=wait_until_ns,
+            wait_until_ns=1 if is_waiting else 0,
             beside_bytes=beside_bytes,
         )
 

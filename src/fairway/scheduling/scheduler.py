@@ -144,6 +144,12 @@ class Scheduler:
             actor.mailbox.is_woken = True
             self._make_ready(actor)
 
+    def sweep_soon(self, key: Hashable) -> None:
+        """Some of an actor's requests may be cancelled: look at all of them soon, and let go of those."""
+        actor = self._actors.get(key)
+        if actor is not None:
+            self._sweep_soon(actor)
+
     def resume(self, actor: Actor) -> None:
         """Lift one suspension."""
         actor.lift()
@@ -203,11 +209,13 @@ class Scheduler:
 
     def _refuse_full(self, actor: Actor) -> NoReturn:
         """Refuse, and once in a while clear out what nobody waits for any more, so that a retry finds room."""
-        now_ns = self._now_ns()
-        sweep_ns = max(now_ns + SWEEP_EVERY_NS, actor.swept_until_ns)
+        self._sweep_soon(actor)
+        self._refuse("too many requests of this group are waiting")
+
+    def _sweep_soon(self, actor: Actor) -> None:
+        sweep_ns = max(self._now_ns() + SWEEP_EVERY_NS, actor.swept_until_ns)
         if actor.alarm_ns > sweep_ns:
             self._alarms.set(actor, sweep_ns)
-        self._refuse("too many requests of this group are waiting")
 
     def _refuse(self, sentence: str) -> NoReturn:
         self.tally.refused += 1
@@ -329,6 +337,7 @@ class Scheduler:
     def _end_slice(self, actor: Actor, weight: float, started_ns: int, now_ns: int, handled: int) -> None:
         elapsed_ns = now_ns - started_ns
         floor_ns = handled * self._options.floor_ns
+        self._handled = None  # or a request with all its batches would stay until the next one comes
         actor.slices += 1
         actor.served_ns += elapsed_ns
         charge_ns = actor.owed_ns + max(elapsed_ns, floor_ns)

@@ -117,6 +117,9 @@ class Hall:
         self.incoming.forget(session)
         self.outgoing.forget(session)
         self._waiting.forget(session)
+        for request in list(session.waiting):
+            request.asker_is_gone()
+        session.waiting.clear()
         if self.on_closed is not None:
             self.on_closed(session)
         if not self._sessions:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from fairway import limits
 from fairway.errors import BadName, Code, FairwayError, Misuse, Refused, RemoteProtocolError, StorageFault
@@ -40,6 +40,7 @@ class Asker(Protocol):
     address: str
     here: str  # where it has found us; empty: not known
     account: Account  # what it has used
+    waiting: dict[ServedRequest[Any], None]  # its requests that wait for something to come
 
     @property
     def is_gone(self) -> bool: ...
@@ -61,7 +62,8 @@ class ServedRequest(Generic[MessageT]):
     """One request of one connection, as the scheduler sees it."""
 
     __slots__ = (
-        "_let_go", "attachments", "correlation", "deadline_ns", "message", "received_ns", "session", "wait_until_ns",
+        "_cancel_timer", "_let_go", "_withdraw", "attachments", "correlation", "deadline_ns", "message", "received_ns",
+        "session", "wait_until_ns",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +86,8 @@ class ServedRequest(Generic[MessageT]):
         self.wait_until_ns = wait_until_ns
         self.received_ns = received_ns
         self._let_go = let_go  # called once, when the request has come to its end
+        self._withdraw: Callable[[], object] | None = None  # from where it waits
+        self._cancel_timer: Callable[[], object] | None = None
 
     @property
     def is_cancelled(self) -> bool:
@@ -100,6 +104,27 @@ class ServedRequest(Generic[MessageT]):
         let_go, self._let_go = self._let_go, None
         if let_go is not None:
             let_go()
+        if self._withdraw is not None:
+            self._withdraw = None
+            self.session.waiting.pop(self, None)
+        if self._cancel_timer is not None:
+            self._cancel_timer()
+            self._cancel_timer = None
+
+    def wait_at(self, withdraw: Callable[[], object]) -> None:
+        """The request waits somewhere. `withdraw` takes it out of there, if its asker goes before it has ended."""
+        self._withdraw = withdraw
+        self.session.waiting[self] = None
+
+    def wait_until(self, cancel_timer: Callable[[], object]) -> None:
+        """A timer ends the wait. The timer holds the request, so the end of the request cancels it."""
+        self._cancel_timer = cancel_timer
+
+    def asker_is_gone(self) -> None:
+        """Nobody waits for the answer: nothing may keep the request in memory."""
+        withdraw, self._withdraw = self._withdraw, None
+        if withdraw is not None:
+            withdraw()
 
     def respond(self, message: Message, attachments: Sequence[Bytes] = ()) -> None:
         self.end()
@@ -201,3 +226,5 @@ def hand_to(
     except Refused:
         request.end()
         raise
+    if request.wait_until_ns:
+        request.wait_at(partial(scheduler.sweep_soon, key))

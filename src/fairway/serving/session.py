@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fairway.errors import BadName, Code, Misuse, Refused, RemoteProtocolError
 from fairway.limits import KIB, MIB
@@ -36,6 +36,9 @@ from fairway.serving.budget import Budget
 from fairway.serving.frame_admission import FrameAdmission
 from fairway.serving.turnstile import Turnstile
 from fairway.world.clock import Clock
+
+if TYPE_CHECKING:
+    from fairway.serving.requests import ServedRequest
 
 _NS = 1_000_000_000
 _TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds: without it a timer would ring early, and again at once
@@ -105,6 +108,7 @@ class Session(asyncio.Protocol):
         self._written_bytes = 0
         self._left_bytes = 0  # of those, what had left the transport when it was last looked at
         self.account = Account()  # what it has used of the loop
+        self.waiting: dict[ServedRequest[Any], None] = {}  # requests that wait for something to come
         self.address = ""
         self.here = ""  # where it has found us
         self.is_gone = False

@@ -1,0 +1,154 @@
+"""Requests that wait: nothing keeps them in memory once they are answered, or their connection is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Coroutine
+from typing import Any
+
+from fairway.broker.watching import RELEASED_PER_TURN
+from fairway.errors import Refused
+from fairway.names import Subject
+from fairway.protocol import messages as m
+from fairway.protocol.admin import Lever, Scan, Scanned
+from fairway.protocol.routing import Asker, Route, Routed
+from fairway.protocol.tracing import Retrace, Retraced
+from fairway.serving.requests import ServedRequest
+from tests.support.client import Client
+from tests.unit.broker.scene import GROUP, SUBJECT, Scene, staged
+
+WAIT_MS = 50_000
+
+
+def requests_in_memory() -> int:
+    gc.collect()
+    return sum(isinstance(each, ServedRequest) for each in gc.get_objects())
+
+
+def begin(asked: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+    """Ask, and wait for no answer."""
+    asking = asyncio.ensure_future(asked)
+    asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return asking
+
+
+def scan(client: Client) -> Coroutine[Any, Any, Any]:
+    return client.ask(Scan(SUBJECT, m.Whence.LATEST, 0, None, 1_000, wait_ms=WAIT_MS), Scanned)
+
+
+def retrace(client: Client) -> Coroutine[Any, Any, Any]:
+    return client.ask(Retrace(m.Whence.LATEST, 0, 1_000, wait_ms=WAIT_MS), Retraced)
+
+
+def route(client: Client) -> Coroutine[Any, Any, Any]:
+    return client.ask(Route(Asker.CONSUMER, [SUBJECT], 1, WAIT_MS), Routed)
+
+
+async def pulling(scene: Scene) -> Client:
+    """A connection with a consumer that has a long poll under way."""
+    client = await scene.connect()
+    await client.join(SUBJECT, GROUP, "bob")
+    _ = begin(client.pull(SUBJECT, GROUP, "bob", wait_ms=WAIT_MS))
+    return client
+
+
+@staged
+async def test_a_question_is_forgotten_with_its_connection(scene: Scene) -> None:
+    await scene.send(b"a")
+    for question in (scan, retrace, route):
+        client = await scene.connect()
+        for _ in range(3):
+            _ = begin(question(client))
+        await asyncio.sleep(1)
+        assert requests_in_memory(), question
+        client.abort()
+        await asyncio.sleep(1)
+        assert requests_in_memory() == 0, question
+
+
+@staged
+async def test_a_pull_is_forgotten_with_its_connection(scene: Scene) -> None:
+    await scene.worker("ann")
+    client = await pulling(scene)
+    await asyncio.sleep(1)
+    assert requests_in_memory() == 1
+    client.abort()
+    await asyncio.sleep(1)
+    assert requests_in_memory() == 0
+
+
+@staged
+async def test_a_paused_pull_is_forgotten_with_its_connection(scene: Scene) -> None:
+    await scene.worker("ann")
+    await scene.switch(Lever.PAUSE_GROUP, is_on=True)
+    client = await pulling(scene)
+    await asyncio.sleep(1)
+    assert requests_in_memory() == 1
+    client.abort()
+    await asyncio.sleep(1)
+    assert requests_in_memory() == 0
+
+
+@staged
+async def test_a_question_is_forgotten_with_its_answer(scene: Scene) -> None:
+    """Its timer, which holds it, is cancelled."""
+    await scene.send(b"a")
+    client = await scene.connect()
+    seen, _ = await client.ask(Retrace(m.Whence.LATEST, 0, 0), Retraced)
+    asking = [
+        begin(client.ask(Scan(SUBJECT, m.Whence.SEQUENCE, 1, None, 1_000, wait_ms=WAIT_MS), Scanned)),
+        begin(client.ask(Retrace(m.Whence.SEQUENCE, seen.position, 1_000, wait_ms=WAIT_MS), Retraced)),
+    ]
+    await asyncio.sleep(1)
+    await scene.worker("ann")
+    await scene.send(b"b")
+    await asyncio.sleep(1)
+    assert all(each.done() for each in asking)
+    assert requests_in_memory() == 0
+
+
+@staged
+async def test_a_paused_pull_is_forgotten_with_its_answer(scene: Scene) -> None:
+    await scene.worker("ann")
+    await scene.switch(Lever.PAUSE_GROUP, is_on=True)
+    await pulling(scene)
+    await asyncio.sleep(1)
+    await scene.send(b"a")
+    await scene.switch(Lever.PAUSE_GROUP, is_on=False)
+    await asyncio.sleep(1)
+    assert requests_in_memory() == 0
+
+
+@staged
+async def test_thousands_of_scans_look_again_a_few_at_a_time(scene: Scene) -> None:
+    """All of them in one turn held up everybody for two seconds."""
+    await scene.send(b"a")
+    clients = [await scene.connect() for _ in range(3)]
+    scans = [begin(scan(client)) for client in clients for _ in range(500)]
+    await asyncio.sleep(1)
+    state = scene.broker.store.messages.views.subjects.find(Subject.parse(SUBJECT))
+    assert state is not None
+    lane = next(actor for actor in scene.broker.scheduler if actor.key[0] == "scan")  # type: ignore[index]
+    assert not lane.mailbox
+    scene.broker.desk.watches.release(state.id)
+    assert len(lane.mailbox) == RELEASED_PER_TURN
+    await scene.send(b"b")
+    told = await asyncio.gather(*scans, return_exceptions=True)
+    assert all(isinstance(each, tuple | Refused) for each in told)
+
+
+@staged
+async def test_scans_about_to_look_again_end_with_their_connection_and_with_the_broker(scene: Scene) -> None:
+    await scene.send(b"a")
+    client, other = await scene.connect(), await scene.connect()
+    ends = [begin(scan(each)) for each in (client, other) for _ in range(2 * RELEASED_PER_TURN)]
+    await asyncio.sleep(1)
+    state = scene.broker.store.messages.views.subjects.find(Subject.parse(SUBJECT))
+    assert state is not None
+    scene.broker.desk.watches.release(state.id)
+    client.abort()
+    scene.broker.desk.watches.close()
+    told = [each for each in await asyncio.gather(*ends, return_exceptions=True) if isinstance(each, Refused)]
+    assert len(told) >= RELEASED_PER_TURN, "the broker stops"
+    assert requests_in_memory() == 0

@@ -328,25 +328,27 @@ def _open_delay(data: Path, options: Options, memory: MemoryPlan, net: Net) -> D
         return None
     from fairway.delay.service import Delay
 
-    return Delay.open(delay_world(data / _DELAY, options, net), delay_options(options, memory), _name())
+    world = delay_world(data / _DELAY, options, net, is_below=True)
+    return Delay.open(world, delay_options(options, memory), _name())
 
 
-def delay_world(data: Path, options: Options, net: Net) -> DelayWorld:
-    """The world of a delay server with its data there."""
+def delay_world(data: Path, options: Options, net: Net, *, is_below: bool = False) -> DelayWorld:
+    """The world of a delay server with its data there; `is_below` as for `open_disk`."""
     from fairway.delay.service import DelayWorld
     from fairway.world.clock import RealClock
     from fairway.world.rng import RealRng
 
     log_disk = None if options.log_data is None else open_disk(Path(options.log_data))
-    return DelayWorld(RealClock(), open_disk(data), net, RealRng(), log_disk)
+    return DelayWorld(RealClock(), open_disk(data, is_below=is_below), net, RealRng(), log_disk)
 
 
-def open_disk(path: Path) -> RealDisk:
+def open_disk(path: Path, *, is_below: bool = False) -> RealDisk:
+    """`is_below`: the operator has named the directory above."""
     import asyncio
 
     from fairway.world.real_disk import RealDisk
 
-    return RealDisk(path, post=asyncio.get_running_loop().call_soon_threadsafe)
+    return RealDisk(path, post=asyncio.get_running_loop().call_soon_threadsafe, is_below=is_below)
 
 
 def asked_to_end() -> Callable[[], Awaitable[object]]:

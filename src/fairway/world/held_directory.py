@@ -38,8 +38,10 @@ class HeldDirectory:
     Threads: any thread may use it.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, is_below: bool = False) -> None:
+        """`is_below`: the root is itself below a directory that the operator has named, so it may be no link."""
         self.root = root
+        self._is_below = is_below
         self._pid = os.getpid()
         self._guard = threading.Lock()
         self._fds: dict[str, int] = {}  # by directory; empty: nothing is held
@@ -174,8 +176,8 @@ class HeldDirectory:
     def _open(self, name: str, root_fd: int | None) -> int:
         path = self.path(name) if root_fd is not None else name
         with faults("open", path):
-            # The root may be a link, which the operator has named; below it nobody has.
-            follow = 0 if root_fd is None else os.O_NOFOLLOW
+            # What the operator has named may be a link; nothing below it may be.
+            follow = 0 if root_fd is None and not self._is_below else os.O_NOFOLLOW
             fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | follow, dir_fd=root_fd)
         _held.add(fd)
         return fd

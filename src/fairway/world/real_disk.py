@@ -139,10 +139,12 @@ class RealDisk:
         at: Callable[[str], None] | None = None,
         readers: int = READERS,
         is_guest: bool = False,
+        is_below: bool = False,
     ) -> None:
         """`is_guest`: in somebody else's program. Its threads do not keep the program from ending, and it leaves the
-        interpreter's switching between threads as it is."""
-        self._root = HeldDirectory(os.path.abspath(os.fspath(root)))
+        interpreter's switching between threads as it is. `is_below`: the root is below a directory that the operator
+        has named; then it may be no link."""
+        self._root = HeldDirectory(os.path.abspath(os.fspath(root)), is_below=is_below)
         self._checked_s = time.monotonic()
         self._ending = threading.Event()
         self._watcher: threading.Thread | None = None

@@ -38,7 +38,7 @@ class Yard:
 
     def disk(self, name: str) -> RealDisk:
         """A disk that is there, or will be, without its lock: to look at."""
-        return RealDisk(self._path(name), post=self._post, is_guest=True)
+        return RealDisk(self._path(name), post=self._post, is_guest=True, is_below=True)
 
     def exists(self) -> bool:
         return os.path.isdir(self.directory)

@@ -90,3 +90,15 @@ def test_a_planted_link_is_one_sentence_and_its_target_is_untouched(
     assert f"{planted}: it is a symbolic link, and Fairway follows none; remove the link" in said
     assert said.count("\n") == 1
     assert Path("victim").read_text() == "precious"
+
+
+def test_a_planted_link_to_a_directory_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`up` keeps delayed messages in a directory that the operator has not named."""
+    monkeypatch.chdir(tmp_path)
+    Path("victim").mkdir()
+    Path("data").mkdir()
+    Path("data/delay").symlink_to(tmp_path / "victim")
+    said = NOBODY.fails("up", "--data", "data", "--port", "0", status=1)
+    assert "data/delay: it is a symbolic link, and Fairway follows none; remove the link" in said
+    assert said.count("\n") == 1
+    assert list(Path("victim").iterdir()) == []

@@ -169,6 +169,15 @@ def test_a_lock_of_a_shared_directory_that_is_a_link(tmp_path: Path, victim: Pat
         Yard(tmp_path / "spool").make(RealRng())
 
 
+def test_a_disk_of_a_shared_directory_that_is_a_link(tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool" / "0123456789abcdef").symlink_to(tmp_path / "victim")
+    with pytest.raises(StorageFault, match="spool/0123456789abcdef: it is a symbolic link"):
+        Yard(tmp_path / "spool").claim("0123456789abcdef")
+    assert list((tmp_path / "victim").iterdir()) == []
+
+
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
 def test_an_sqlite_file_that_is_a_link(suffix: str, tmp_path: Path, victim: Path) -> None:
     path = tmp_path / "registry.sqlite"

@@ -325,7 +325,7 @@ class Scheduler:
                 began_ns, now_ns = now_ns, self._now_ns()
                 elapsed_ns = max(now_ns - began_ns, self._options.floor_ns)
                 self._charge_letter(actor, self._handled, elapsed_ns + actor.owed_ns - owed_ns)
-                if now_ns >= end_ns or not goes_on:
+                if now_ns >= end_ns or not goes_on or not self._may_follow(actor):
                     break
         except BaseException:
             now_ns = self._now_ns()
@@ -333,6 +333,11 @@ class Scheduler:
         finally:
             self._end_slice(actor, weight, started_ns, now_ns, handled)
         return now_ns
+
+    def _may_follow(self, actor: Actor) -> bool:
+        """Whether the next request belongs into this slice. The request of a connection that is far ahead does not: a
+        connection would get as much as it likes wherever others are served."""
+        return not actor.may_run or self._rank(actor) <= actor.rank + self._options.slice_ns
 
     def _end_slice(self, actor: Actor, weight: float, started_ns: int, now_ns: int, handled: int) -> None:
         elapsed_ns = now_ns - started_ns

@@ -7,16 +7,19 @@ import gc
 from collections.abc import Coroutine
 from typing import Any
 
+from fairway import limits
+from fairway.broker.produce import NewNames
 from fairway.broker.watching import RELEASED_PER_TURN
 from fairway.errors import Refused
+from fairway.limits import MIB
 from fairway.names import Subject
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Lever, Scan, Scanned
 from fairway.protocol.routing import Asker, Route, Routed
 from fairway.protocol.tracing import Retrace, Retraced
 from fairway.serving.requests import ServedRequest
-from tests.support.client import Client
-from tests.unit.broker.scene import GROUP, SUBJECT, Scene, staged
+from tests.support.client import Client, Stream
+from tests.unit.broker.scene import GROUP, SUBJECT, Scene, options_of, staged, staged_with
 
 WAIT_MS = 50_000
 
@@ -152,3 +155,66 @@ async def test_scans_about_to_look_again_end_with_their_connection_and_with_the_
     told = [each for each in await asyncio.gather(*ends, return_exceptions=True) if isinstance(each, Refused)]
     assert len(told) >= RELEASED_PER_TURN, "the broker stops"
     assert requests_in_memory() == 0
+
+
+# --- the room that they have ------------------------------------------------------------------------------------------
+
+ROOM = 1 * MIB
+
+
+async def crowd(scene: Scene) -> list[Client]:
+    """As many scans as find room, over ten connections."""
+    await scene.send(b"a")
+    clients = [await scene.connect() for _ in range(10)]
+    for client in clients:
+        for _ in range(200):
+            _ = begin(scan(client))
+    await asyncio.sleep(1)
+    return clients
+
+
+@staged_with(options_of(waiting_bytes_max=ROOM))
+async def test_long_polls_leave_room_for_what_is_urgent(scene: Scene) -> None:
+    ann = await scene.worker("ann")
+    clients = await crowd(scene)
+    taken = scene.broker.waiting.taken_bytes
+    assert ROOM // 2 < taken <= ROOM - ROOM // 8
+    assert scene.broker.pages["/readyz"]().status == 200
+    await scene.send(b"b")
+    await ann.ack(await ann.pull())
+    await ann.heartbeat()
+    for client in clients:
+        client.abort()
+    await asyncio.sleep(1)
+    assert scene.broker.waiting.taken_bytes == 0
+
+
+@staged_with(options_of(waiting_bytes_max=ROOM))
+async def test_a_broker_without_room_is_not_ready(scene: Scene) -> None:
+    session = await scene.connect()
+    scene.broker.waiting.take(session, ROOM, is_urgent=True)  # type: ignore[arg-type]  # any holder will do
+    page = scene.broker.pages["/readyz"]()
+    assert page.status == 503
+    scene.broker.waiting.forget(session)  # type: ignore[arg-type]
+    assert scene.broker.pages["/readyz"]().status == 200
+
+
+@staged
+async def test_produce_to_subjects_that_do_not_exist_has_one_actor(scene: Scene) -> None:
+    """However many names there are, and however many connections."""
+    clients = [await scene.connect() for _ in range(5)]
+    for number, client in enumerate(clients):
+        for name in range(20):
+            stream = Stream(1_000 * number + name + 1)
+            stream.batch([b"the first one, which is never sent"])
+            _ = begin(client.produce(f"new-{number}-{name}", stream.batch([b"x"])))
+    await asyncio.sleep(1)
+    produce = [actor.key for actor in scene.broker.scheduler if "produce" in str(actor.key) or "new" in str(actor.key)]
+    assert produce == [NewNames.KEY]
+    assert scene.broker.scheduler.find(NewNames.KEY).weight == limits.NEW_NAMES_WEIGHT  # type: ignore[union-attr]
+
+
+@staged
+async def test_what_is_refused_outright_has_a_tenth_of_the_time(scene: Scene) -> None:
+    rests = [scene.broker.hall.rest_ms(1_000_000) for _ in range(10)]
+    assert rests[-1] == 10 * limits.REFUSALS_SHARE, "over all connections"

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import pytest
 
-from fairway.errors import Refused
+from fairway.errors import Code, Refused
 from fairway.limits import MIB
 from fairway.world.process import Child
 from tests.hostile.broker_attacks import allow_descriptors, client, peak_bytes
@@ -54,11 +54,20 @@ class Good:
             await self.take(one)
 
     async def take(self, one: Client) -> bool:
-        got = await _patient(partial(one.pull, "good", "group", "ann", arrived=self._arrived, wait_ms=2_000))
-        self._arrived = got.number or self._arrived
-        if got.lots:
-            await one.settle("good", "group", "ann", got.lots, arrived=got.number)
-            self.received += got.payloads.values()
+        """A lease ends where a request takes longer than it lasts: then it joins again. What it said too late comes
+        again."""
+        try:
+            got = await _patient(partial(one.pull, "good", "group", "ann", arrived=self._arrived, wait_ms=2_000))
+            self._arrived = got.number or self._arrived
+            if got.lots:
+                await one.settle("good", "group", "ann", got.lots, arrived=got.number)
+                self.received += got.payloads.values()
+        except Refused as refused:
+            if refused.code is not Code.NOT_A_MEMBER:
+                raise
+            await _patient(partial(one.join, "good", "group", "ann"))
+            self._arrived = 0
+            return True
         return bool(got.lots)
 
 

@@ -120,6 +120,24 @@ def test_a_steady_actor_gets_its_share_whatever_the_seed(seed: int) -> None:
         assert share(VirtualTime(), others) >= 1 - TOLERANCE, others
 
 
+def least_share_beside_a_burst(order: VirtualTime) -> float:
+    """The least that a steady client gets of its third, in any stretch of 40 ms, beside two new connections that send
+    twenty requests at once, each of which takes forty times what is expected."""
+    stage = Stage(order=order)
+    steady = Client(stage, 0, 1, "one", 3, 50 * US, is_fickle=False)
+    Client(stage, 1, 2, "fresh", 20, 2 * MS, is_fickle=False)
+    shares = []
+    for _ in range(6):
+        used_ns, began_ns = steady.used_ns, stage.now_ns
+        stage.run(40 * MS)
+        shares.append((steady.used_ns - used_ns) / (stage.now_ns - began_ns) * 3)
+    return min(shares)
+
+
+def test_a_burst_of_costly_requests_takes_no_more_than_its_share() -> None:
+    assert least_share_beside_a_burst(VirtualTime()) >= 1 - 2 * TOLERANCE  # a stretch ends within a request of 2 ms
+
+
 # Who sends, how many requests at once, what each costs, and how long nobody sends anything then.
 BURSTS = st.lists(
     st.tuples(
@@ -193,6 +211,16 @@ class ActorsOnly(VirtualTime):
     def place(self, letter: Letter) -> None:
         letter.is_placed = True
 
+    def settle(self, letter: Letter, charge_ns: float) -> None:
+        pass
+
+
+class Trusting(VirtualTime):
+    """A request that waits keeps the start that it was given, whatever its connection has used since."""
+
+    def _least_start_ns(self, account: Account | None) -> float:
+        return 0.0
+
 
 class FirstComeFirstServed(VirtualTime):
     """Connections have accounts, actors have none."""
@@ -212,6 +240,10 @@ class FirstComeFirstServed(VirtualTime):
 )
 def test_the_property_sees_a_planted_bug(order: VirtualTime, others: list[tuple[int, str, int, int, bool]]) -> None:
     assert share(order, others) < 1 - 2 * TOLERANCE
+
+
+def test_a_burst_that_is_believed_to_be_cheap_is_seen() -> None:
+    assert least_share_beside_a_burst(Trusting()) < 0.5
 
 
 def test_a_request_that_overtakes_is_seen() -> None:

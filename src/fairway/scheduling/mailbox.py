@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from itertools import islice
 from typing import Any
 
@@ -99,6 +99,12 @@ class Mailbox:
             return arrived[order[0][1]] if order else None
         woken = self.waiting[0]
         return arrived[order[0][1]] if order and order[0][0] < woken.start_ns else woken
+
+    def defer(self, first: Letter, start_ns: float) -> None:
+        """The first letter starts later than it was said to: another one may be the first now."""
+        first.start_ns = start_ns
+        if not first.has_waited:
+            heapreplace(self._order, (start_ns, first.number))
 
     def take(self) -> Letter:
         """The next to be handled. Give it back by `wait` or `again`."""

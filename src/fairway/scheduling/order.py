@@ -35,6 +35,7 @@ LEAD_NS_MAX = 100_000_000  # 0.1 s: so long a single charge (a disk that hangs f
 CREDIT_NS = 1_000_000  # 1 ms, five slices: as long as a consumer's way to its next request (bench/slices)
 
 DEBIT_NS = 1_000_000  # 1 ms: a new connection starts so far behind those that are there, or its like would go first
+SLACK_NS = 200_000  # 0.2 ms, a slice: a request that is served sooner than it should be, by no more, stays where it is
 AHEAD_NS = 2_000_000  # 2 ms, ten slices: a connection that is so far ahead of the others is read when its turn comes
 _COST_SHARE = 0.1  # of the newest request in what one of its connection is expected to take
 
@@ -99,9 +100,19 @@ class VirtualTime:
 
     def rank(self, actor: Actor) -> float:
         letter = actor.mailbox.first()
+        while letter is not None and letter.start_ns < (least_ns := self._least_start_ns(letter.account)):
+            actor.mailbox.defer(letter, least_ns)
+            letter = actor.mailbox.first()
         if letter is None or letter.start_ns < actor.virtual_ns:
             return actor.virtual_ns
         return letter.start_ns
+
+    def _least_start_ns(self, account: Account | None) -> float:
+        """By what a connection has really used. It is the same for all of its requests at one moment and never goes
+        back, so that none overtakes another."""
+        if account is None:
+            return 0.0
+        return min(account.served_ns - SLACK_NS, self.minimum_ns + self._lead_ns_max)
 
     def charge(self, actor: Actor, charge_ns: float) -> None:
         weight = actor.weight
@@ -114,6 +125,7 @@ class VirtualTime:
         account = letter.account
         if account is not None:
             account.end_ns += charge_ns - letter.expected_ns
+            account.served_ns = max(account.served_ns, letter.start_ns) + charge_ns
             letter.expected_ns = 0.0
             account.cost_ns += (charge_ns - account.cost_ns) * _COST_SHARE
             account.is_new = False

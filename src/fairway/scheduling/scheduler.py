@@ -296,17 +296,20 @@ class Scheduler:
             self._kick()
 
     def _next_actor(self) -> Actor | None:
-        """The first of the ready, which stays where it is."""
+        """The first of the ready, which stays where it is. Its next request may start later than when it was placed, if
+        its connection was served elsewhere meanwhile."""
         ready = self._ready
+        placed: set[Actor] = set()
         while ready:
             _, place, actor = ready[0]
             is_meant = actor.run is READY and actor.place == place
-            if is_meant and not actor.owed_ns:
+            if is_meant and not actor.owed_ns and (actor in placed or self._rank(actor) <= actor.rank):
                 return actor
             heapq.heappop(ready)
             if is_meant:
                 self._settle(actor)
                 self._place(actor, self._rank(actor))
+                placed.add(actor)
         return None
 
     def _run(self, actor: Actor, now_ns: int, end_ns: int) -> int:

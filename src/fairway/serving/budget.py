@@ -18,6 +18,7 @@ HolderT = TypeVar("HolderT")
 _RELIEF = 0.75  # of the bound, after an eviction: each looks at all holders, so there must be some way to the next one
 _RETRY_AFTER_MS = 50  # a few group commits
 _URGENT_SHARE = 8  # an eighth of an allowance is kept for heartbeats, settlements and small sends
+_PATIENT_SHARE = 2  # half of it is kept from long polls: a dozen clients that sit there would leave no room for batches
 
 
 class Allowance(Generic[HolderT]):
@@ -25,7 +26,8 @@ class Allowance(Generic[HolderT]):
 
     A holder may have as much as is left beside that: alone it gets one half of all, with one other like it a third
     each, and however many there are, something is left for one that asks for little. A part is kept for what is urgent:
-    small, and answered at once.
+    small, and answered at once. Another part is kept from what is patient: long polls, which clients can hold for as
+    long as they like.
     """
 
     def __init__(self, bytes_max: int, what: str) -> None:
@@ -34,9 +36,10 @@ class Allowance(Generic[HolderT]):
         self._what = what
         self._held: dict[HolderT, int] = {}
 
-    def take(self, holder: HolderT, size: int, *, is_urgent: bool = False) -> None:
+    def take(self, holder: HolderT, size: int, *, is_urgent: bool = False, is_patient: bool = False) -> None:
         """`Refused` where a bound would be passed. One may always be there, however large."""
-        left = self.bytes_max - self.taken_bytes - (0 if is_urgent else self.bytes_max // _URGENT_SHARE)
+        kept = 0 if is_urgent else self.bytes_max // (_PATIENT_SHARE if is_patient else _URGENT_SHARE)
+        left = self.bytes_max - self.taken_bytes - kept
         held = self._held.get(holder, 0)
         if self.taken_bytes and held + size > left:
             raise Refused(Code.BUSY, f"too many bytes {self._what}", retry_after_ms=_RETRY_AFTER_MS)

@@ -186,7 +186,9 @@ def admit(
     """The request as actors see it; what it holds is taken from the allowance until it is answered. `beside_bytes`:
     what the server holds for it besides, such as a task."""
     size = held_bytes(received) + beside_bytes
-    waiting.take(session, size, is_urgent=not wait_until_ns and size <= limits.URGENT_BYTES_MAX)
+    is_patient = wait_until_ns > 0
+    is_urgent = not is_patient and size <= limits.URGENT_BYTES_MAX
+    waiting.take(session, size, is_urgent=is_urgent, is_patient=is_patient)
     return ServedRequest(
         session,
         received.correlation,

@@ -33,11 +33,21 @@ def test_one_that_is_larger_than_the_allowance_may_still_be_there_alone() -> Non
         allowance.take("b", 1, is_urgent=True)
 
 
-def fill(allowance: Allowance[int], holder: int, size: int, *, is_urgent: bool = False) -> None:
+def fill(
+    allowance: Allowance[int], holder: int, size: int, *, is_urgent: bool = False, is_patient: bool = False
+) -> None:
     """Take as often as that is granted."""
     with suppress(Refused):
         while True:
-            allowance.take(holder, size, is_urgent=is_urgent)
+            allowance.take(holder, size, is_urgent=is_urgent, is_patient=is_patient)
+
+
+def test_any_number_of_long_polls_leaves_room_for_a_large_batch() -> None:
+    allowance: Allowance[int] = Allowance(128 * MIB, "wait")
+    for holder in range(50):
+        fill(allowance, holder, 32 * KIB, is_patient=True)
+    assert allowance.taken_bytes <= 64 * MIB
+    allowance.take(-1, 24 * MIB)
 
 
 def test_nobody_can_have_all_and_what_is_urgent_finds_room_beside_any_number_who_take_what_they_can() -> None:

@@ -124,6 +124,15 @@ class Subject(_Name):
     def is_internal(self) -> bool:
         return ":" in self
 
+    def is_of(self, letters: Subject) -> bool:
+        """Of a subject of the broker's own: whether a group on these dead letters has it."""
+        return self.endswith(f":{letters}")
+
+    @property
+    def owner(self) -> str:
+        """Of a subject of the broker's own: the subject that its messages come from."""
+        return self.rpartition(":")[2]
+
     @property
     def is_nameless(self) -> bool:
         """Whether the name has the form that stands for a lost one; subjects of early versions may have it, too."""

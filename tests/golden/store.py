@@ -32,6 +32,8 @@ GUARDED_FOLDER = Path(__file__).parent / "store_v1_guarded"  # its streams have 
 GUARDED_EXPECTED = Path(__file__).parent / "store_v1_guarded.json"
 SET_BACK_FOLDER = Path(__file__).parent / "store_v1_set_back"  # its append times go back
 SET_BACK_EXPECTED = Path(__file__).parent / "store_v1_set_back.json"
+REMOVED_FOLDER = Path(__file__).parent / "store_v1_removed"  # some of its subjects were removed
+REMOVED_EXPECTED = Path(__file__).parent / "store_v1_removed.json"
 YEAR_MS = 365 * 24 * 3_600_000
 SECRETS = {0x1234: bytes(range(16)), 0x5678: bytes(range(16, 32))}  # and producer 9abc has none
 OPTIONS = StoreOptions(segment_bytes=2_048, action_segment_bytes=1_024, low_water_bytes=0)
@@ -96,6 +98,23 @@ class Author:
         self.act(_action(ActionKind.ACK, 99))
 
 
+    def remove(self, *names: Subject) -> None:
+        find = self.store.messages.views.subjects.find
+        self.store.remove_subjects([state for name in names if (state := find(name)) is not None])
+        self._world.run(asyncio.sleep(1))
+
+    def write_removed_story(self) -> None:
+        """A removal before the checkpoint and one behind it, a name that is used again, one that is not written."""
+        for number in range(3):
+            self._fill(number)
+        self.remove(BILLS)
+        self._fill(3, bills=0xABCD)
+        self.store.ensure_subject(Subject("unwritten"))
+        self.checkpoint()
+        self.produce(Subject("short-lived"), 0x77, [b"gone"])
+        self.remove(Subject("short-lived"))
+        self._fill(4, bills=0xABCD)
+
     def write_set_back_story(self) -> None:
         """A clock that is ahead and put right, twice: before the checkpoint, and between the checkpoint and the end."""
         self._fill(0)
@@ -110,10 +129,10 @@ class Author:
         self._jump(-2 * YEAR_MS)
         self._fill(5)
 
-    def _fill(self, number: int) -> None:
+    def _fill(self, number: int, bills: int = 0x5678) -> None:
         for each in range(3):
             self.produce(ORDERS, 0x1234, [b"order %d.%d" % (number, each) * 20])
-            self.produce(BILLS, 0x5678, [b"bill %d.%d" % (number, each)])
+            self.produce(BILLS, bills, [b"bill %d.%d" % (number, each)])
             self.act(_action(ActionKind.ACK, 10 * number + each))
 
     def _jump(self, ms: int) -> None:
@@ -193,7 +212,12 @@ def records(disk: Disk, log: str, log_id: int) -> Iterator[Record]:
 
 
 def write(
-    folder: Path = FOLDER, expected: Path = EXPECTED, *, is_guarded: bool = False, is_set_back: bool = False
+    folder: Path = FOLDER,
+    expected: Path = EXPECTED,
+    *,
+    is_guarded: bool = False,
+    is_set_back: bool = False,
+    is_removed: bool = False,
 ) -> bool:
     """Write the golden directory unless it is there."""
     if folder.exists():
@@ -202,6 +226,8 @@ def write(
         author = Author(world, is_guarded=is_guarded)
         if is_set_back:
             author.write_set_back_story()
+        elif is_removed:
+            author.write_removed_story()
         else:
             author.write_story()
         for directory in DIRECTORIES:
@@ -221,5 +247,6 @@ if __name__ == "__main__":
         write(),
         write(GUARDED_FOLDER, GUARDED_EXPECTED, is_guarded=True),
         write(SET_BACK_FOLDER, SET_BACK_EXPECTED, is_set_back=True),
+        write(REMOVED_FOLDER, REMOVED_EXPECTED, is_removed=True),
     ):
         print("written" if is_new else "it is there already, and is never written again")

@@ -27,6 +27,8 @@ from tests.golden.store import (
     FOLDER,
     GUARDED_EXPECTED,
     GUARDED_FOLDER,
+    REMOVED_EXPECTED,
+    REMOVED_FOLDER,
     ORDERS,
     SECRETS,
     SET_BACK_EXPECTED,
@@ -181,6 +183,38 @@ def test_the_one_whose_append_times_go_back_is_what_this_version_writes(tmp_path
     assert write(tmp_path / "new", tmp_path / "new.json", is_set_back=True)
     for path in sorted(each for each in SET_BACK_FOLDER.rglob("*") if each.is_file()):
         assert (tmp_path / "new" / path.relative_to(SET_BACK_FOLDER)).read_bytes() == path.read_bytes(), path.name
+
+
+@pytest.mark.parametrize("without", [(), ("checkpoints",), ("index",), ("checkpoints", "index")], ids="+".join)
+def test_the_one_with_removed_subjects_is_opened_and_they_stay_removed(
+    tmp_path: Path, without: tuple[str, ...]
+) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(REMOVED_FOLDER, root)
+    for view in without:
+        shutil.rmtree(root / view)
+    held = json.loads(REMOVED_EXPECTED.read_text(encoding="utf-8"))
+    assert {name: each["id"] for name, each in held["subjects"].items()} == {
+        "orders": 1, "bills.EU-1_x": 3, "unwritten": 4,
+    }  # fmt: skip
+    assert [each["first_sequence"] for each in held["subjects"]["bills.EU-1_x"]["batches"]] == [*range(9, 15)]
+
+    def check(store: Store, disk: RealDisk) -> None:
+        assert store.findings == []
+        store.messages.settle_removals()
+        found = content(store, disk)
+        assert {**found, "streams": 0} == {**held, "streams": 0}  # streams into removed subjects may be forgotten
+        assert [store.messages.views.subjects.is_removed(each) for each in (1, 2, 5)] == [False, True, True]
+        assert store.messages.views.subjects.by_id(4).is_unwritten
+
+    opened(root, check)
+    opened(root, check)
+
+
+def test_the_one_with_removed_subjects_is_what_this_version_writes(tmp_path: Path) -> None:
+    assert write(tmp_path / "new", tmp_path / "new.json", is_removed=True)
+    for path in sorted(each for each in REMOVED_FOLDER.rglob("*") if each.is_file()):
+        assert (tmp_path / "new" / path.relative_to(REMOVED_FOLDER)).read_bytes() == path.read_bytes(), path.name
 
 
 def test_its_checkpoint_says_where_times_went_back_and_what_time_it_was() -> None:

@@ -4,7 +4,8 @@ To sort 100,000 names takes tens of milliseconds, in which nobody else is served
 since the last look is taken in, a bounded number at a time, and a page begins with a search by halves. The broker makes
 the order when it starts, before it listens, so that a look finds little that is new.
 
-Subjects go only where a log is cut back. A name that leads nowhere makes the order begin again.
+Subjects go where they are removed, or where a log is cut back. The table remembers the last that went; where more have
+gone since the last look, or where a repair has put a subject in between, the order begins again.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ class SubjectOrder:
     def __init__(self, subjects: SubjectTable) -> None:
         self._subjects = subjects
         self._names: list[str] = []
-        self._taken = 0  # how many of the table's subjects were looked at
+        self._pending: dict[int, SubjectState] = {}  # that were there at the beginning, and are to be taken in
+        self._next_id = 0  # subjects from here on are newer than the beginning
+        self._seen = (0, 0)  # of the table: how many were put in between, and how many have gone
+        self._begin_again()
         while not self.refresh():
             pass
 
     def refresh(self) -> bool:
         """Take in some of what is new; whether that was all."""
-        if self._taken > len(self._subjects):
-            self._begin_again()
-        new = list(islice(self._subjects, self._taken, self._taken + _STEP))
-        self._taken += len(new)
+        self._take_deletions()
+        new = self._next()
         names = [str(state.name) for state in new if not state.name.is_inbox]
         if len(names) <= _FEW:
             for name in names:
@@ -44,10 +46,37 @@ class SubjectOrder:
         else:
             self._names += sorted(names)
             self._names.sort()  # two runs, which are merged
-        return self._taken >= len(self._subjects)
+        return not self._pending and self._next_id >= self._subjects.next_id
+
+    def _next(self) -> list[SubjectState]:
+        """The next subjects to take in, a bounded number of them."""
+        if self._pending:
+            new = [*islice(self._pending.values(), _STEP)]
+            for state in new:
+                del self._pending[state.id]
+            return new
+        first, end = self._next_id, min(self._next_id + _STEP, self._subjects.next_id)
+        self._next_id = max(first, end)
+        return [self._subjects.by_id(each) for each in range(first, end) if each in self._subjects]
+
+    def _take_deletions(self) -> None:
+        inserted, deleted = self._subjects.inserted, self._subjects.deletions
+        gone = self._subjects.last_deleted(deleted - self._seen[1])
+        if inserted != self._seen[0] or gone is None:
+            self._begin_again()
+            return
+        self._seen = inserted, deleted
+        for state in gone:
+            if self._pending.pop(state.id, None) is None and state.id < self._next_id and not state.name.is_inbox:
+                at = bisect_left(self._names, state.name)
+                if at < len(self._names) and self._names[at] == state.name:
+                    del self._names[at]
 
     def _begin_again(self) -> None:
-        self._names, self._taken = [], 0
+        self._names = []
+        self._pending = {state.id: state for state in self._subjects}
+        self._next_id = self._subjects.next_id
+        self._seen = self._subjects.inserted, self._subjects.deletions
 
     def find(self, name: str) -> SubjectState | None:
         """The subject; None: it is gone."""

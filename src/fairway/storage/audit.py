@@ -101,6 +101,20 @@ def _is_lost(entry: bytes, lost: list[Damage]) -> bool:
     return any(each.start <= position < each.end for each in lost)
 
 
+class _Known(NamedTuple):
+    """What a checkpoint knows of subjects."""
+
+    end: int  # of the messages that it covers
+    table: dict[int, int]  # next sequence by subject
+    next_id: int
+    floor: int
+
+    def used_to(self, subject_id: int) -> int:
+        """Where the sequences end that are not used again. A removed subject is not in the table: its id is not given
+        to another, and the floor is above its sequences."""
+        return self.table.get(subject_id, self.floor if subject_id < self.next_id else 0)
+
+
 class CheckpointAudit:
     """Reads every checkpoint, and holds the readable ones against the batches that they should know of."""
 
@@ -108,7 +122,7 @@ class CheckpointAudit:
         self.reports: list[CheckpointReport] = []
         self.flaws: list[FlawReport] = []
         self.newest: Checkpoint | None = None
-        self._tables: dict[str, tuple[int, dict[int, int]]] = {}  # by file: covered end, next sequence by subject
+        self._tables: dict[str, _Known] = {}  # by file
         self._numbers = checkpoints.numbers(disk)
         for number in self._numbers:
             self._read(disk, number, identity)
@@ -122,7 +136,8 @@ class CheckpointAudit:
         try:
             read = checkpoints.read(disk, number, identity)
             DedupeWindow.unpack(read.streams, read.verifiers)
-            self._tables[name] = read.messages.end, {each: after for each, _, after in subjects.unpack(read.subjects)}
+            table = {each: after for each, _, after in subjects.unpack(read.subjects)}
+            self._tables[name] = _Known(read.messages.end, table, *subjects.unpack_head(read.subjects))
         except RemoteProtocolError as error:
             self.reports.append(CheckpointReport(name, str(error)))
             self.flaws.append(FlawReport(name, f"it is of no use: {error}", _CHECKPOINT_REMEDY))
@@ -132,8 +147,8 @@ class CheckpointAudit:
 
     def check_batch(self, header: Header) -> None:
         """A checkpoint that covers a batch must know that its sequences are used: else they would be used again."""
-        for name, (covered_end, table) in list(self._tables.items()):
-            if header.end <= covered_end and table.get(header.subject_id, 0) < header.first_sequence + header.count:
+        for name, known in list(self._tables.items()):
+            if header.end <= known.end and known.used_to(header.subject_id) < header.first_sequence + header.count:
                 del self._tables[name]
                 why = (
                     f"it contradicts the log: subject {header.subject_id} has sequence {header.first_sequence} already"

@@ -13,7 +13,7 @@ import contextlib
 import struct
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import starmap
 
 import msgspec
@@ -62,6 +62,7 @@ class ConsumeLog:
         self._rebuild = rebuild  # entries of one segment, from the log itself
         self._tails: dict[int, bytearray] = {}
         self._runs: dict[int, list[Run]] = {}
+        self._dropped: set[int] = set()  # removed subjects with entries in the newest segment
         self._sealed_end = 0  # of the newest segment whose entries are runs
         self._cache: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._cached_bytes = 0
@@ -132,11 +133,13 @@ class ConsumeLog:
         parts, runs = index_file.pack(self._log_id, base, end, self._below(end))
         self._sealed_end = end
         for subject_id, run in runs.items():
-            self._runs.setdefault(subject_id, []).append(run)
+            if subject_id not in self._dropped:
+                self._runs.setdefault(subject_id, []).append(run)
             tail = self._tails[subject_id]
             del tail[: run.entries * ENTRY_BYTES]
             if not tail:
                 del self._tails[subject_id]
+                self._dropped.discard(subject_id)
 
         def release() -> None:
             for run in runs.values():
@@ -182,7 +185,7 @@ class ConsumeLog:
             covered_end, runs = self._directory(base)
             if covered_end < upto:
                 raise RemoteProtocolError("the index is older than the checkpoint")
-            loaded = {subject_id: self._read(run) for subject_id, run in runs.items()}
+            loaded = self._read_all(base, runs)
             sound = True
         except (RemoteProtocolError, NoSuchFile):
             loaded = self._rebuild(base)
@@ -201,6 +204,19 @@ class ConsumeLog:
                 self._runs[subject_id] = kept
             else:
                 del self._runs[subject_id]
+
+    def drop(self, subject_id: int) -> None:
+        """The subject was removed. Its entries stay in index files, which have those of every batch in their segments,
+        and so in memory until the newest segment is sealed."""
+        if subject_id in self._tails:
+            self._dropped.add(subject_id)
+        for run in self._runs.pop(subject_id, ()):
+            self._cached_bytes -= len(self._cache.pop((run.base, subject_id), b""))
+
+    def keep_only(self, subjects: Container[int]) -> None:
+        """Drop the entries of all other subjects."""
+        for subject_id in [each for each in (*self._tails, *self._runs) if each not in subjects]:
+            self.drop(subject_id)
 
     # --- mending -----------------------------------------------------------------------------------------------------
 
@@ -242,6 +258,14 @@ class ConsumeLog:
         file = self._disk.open(index_file.file_name(run.base))
         try:
             return index_file.read_run(file, run)
+        finally:
+            file.close()
+
+    def _read_all(self, base: int, runs: Mapping[int, Run]) -> dict[int, bytes]:
+        """All runs of one file with one read: to open the file for each would take a start seconds."""
+        file = self._disk.open(index_file.file_name(base))
+        try:
+            return index_file.read_runs(file, runs)
         finally:
             file.close()
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 
 from fairway.errors import DiskFull, Misuse, Refused, StorageFault, invariant
-from fairway.storage import copying, following
+from fairway.storage import copying, following, mending
 from fairway.storage.action_log import ActionLog, ActionView
 from fairway.storage.catching_up import CatchUp
 from fairway.storage.checkpoint import LogMark, RotMark
@@ -82,6 +82,15 @@ class Copies(ABC):
     def checkpointed_ends(self) -> tuple[int, int]:
         """How far the last checkpoint covers messages and actions; all of that was committed."""
         return self._checkpointed_ends
+
+    @property
+    def rotten(self) -> list[RotMark]:
+        """Every rotten span that is known, of this life and the ones before."""
+        return list(self._rotten)
+
+    def rotten_spans(self) -> list[mending.Span]:
+        """What another copy could mend here, by log and position."""
+        return [each for number, log in enumerate(self._logs) for each in mending.spans(number, log, self._rotten)]
 
     def first_bases(self) -> tuple[int, int]:
         """Where messages and actions begin: retention took what lies before."""

@@ -151,6 +151,7 @@ class DedupeWindow:
         self._streams: dict[int, _Stream] = {}
         self._window_bytes = 0  # of all windows
         self.bytes_max: int | None = None  # beyond it the least recently used go; None in a replay, which keeps all
+        self.is_gone: Callable[[int], bool] = lambda _: False  # whether a subject was removed: so are its streams
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -164,6 +165,9 @@ class DedupeWindow:
         """None: the batch is new. Else the receipt of the original. `Refused` for the other answers."""
         stream = self._streams.get(header.producer_id)
         first = header.first_sequence
+        if stream is not None and stream.subject_id != subject_id and stream.next and self.is_gone(stream.subject_id):
+            self._drop(header.producer_id)
+            stream = None
         if stream is None:
             if first == 0:
                 return None
@@ -211,7 +215,8 @@ class DedupeWindow:
         takes the subject of the newest statement: the subject of an older one may never have been committed."""
         producer_id, verifier = unpack_statement(body)
         stream = self._streams.get(producer_id)
-        if stream is None or stream.verifier not in (None, verifier):
+        is_begun_anew = stream is not None and bool(stream.next) and stream.subject_id != subject_id
+        if stream is None or is_begun_anew or stream.verifier not in (None, verifier):
             if stream is not None:
                 self._drop(producer_id)
             stream = self._add(producer_id, _Stream(subject_id, 0, 0, 0, bytearray()))
@@ -250,7 +255,9 @@ class DedupeWindow:
         """A batch was appended (or is read again from the log): where its record ends, and when."""
         streams = self._streams
         stream = streams.pop(header.producer_id, None)
-        if stream is None:
+        if stream is None or (stream.next and stream.subject_id != subject_id):  # else it was removed: a new stream
+            if stream is not None:
+                self._window_bytes -= len(stream.window)
             stream = self._add(header.producer_id, _Stream(subject_id, 0, 0, 0, bytearray()))
         else:
             streams[header.producer_id] = stream  # now the most recently used

@@ -104,6 +104,10 @@ def _check_subjects(found: Record) -> None:
         pass
 
 
+def _check_removal(found: Record) -> None:
+    subjects.unpack_removal(found.body)
+
+
 def _check_stream(found: Record) -> None:
     dedupe.unpack_statement(found.body)
 
@@ -129,6 +133,7 @@ _CHECKS: dict[str, dict[int, Callable[[Record], None]]] = {
         Kind.DATA: _check_batch,
         Kind.SUBJECT: _check_subjects,
         Kind.STREAM: _check_stream,
+        Kind.REMOVED: _check_removal,
         Kind.EPOCH: _no_check,
     },
     "actions": {

@@ -103,6 +103,19 @@ def read_run(file: File, run: Run) -> bytes:
     return data
 
 
+def read_runs(file: File, runs: Mapping[int, Run]) -> dict[int, bytes]:
+    """The entries of all these runs, verified."""
+    start = min((run.offset for run in runs.values()), default=0)
+    data = file.read(start, max(file.size - start, 0))
+    found: dict[int, bytes] = {}
+    for subject_id, run in runs.items():
+        entries = data[run.offset - start : run.offset - start + run.entries * ENTRY_BYTES]
+        if not is_sound(run, entries):
+            raise RemoteProtocolError("a run of the index fails its checksum")
+        found[subject_id] = entries
+    return found
+
+
 def is_sound(run: Run, data: bytes) -> bool:
     """Whether these are the run's entries."""
     return len(data) == run.entries * ENTRY_BYTES and checksum(data) == run.crc

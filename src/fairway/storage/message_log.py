@@ -7,7 +7,7 @@ has returned. From here a message goes to `consume_log`, where it is found once 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 
 import msgspec
@@ -31,6 +31,8 @@ from fairway.world.disk import Disk
 DIRECTORY = "messages"
 _SIZE = attrgetter("size")
 _STATED_BYTES = 3 * record.HEADER_BYTES + 2 * STATEMENT_BYTES  # a batch's header, and its stream stated twice
+_REMOVAL_MS = 100  # for a sender to wait: a removal takes one sync, and a round trip where there are copies
+_FULL_MS = 60_000  # subjects that nobody uses go within the hour, others when somebody removes them
 _AWAITED = Refused(
     Code.BUSY, "a message has rotted here, and is being fetched from another copy: ask again", retry_after_ms=100
 )
@@ -95,6 +97,7 @@ class MessageLog:
         self._report_damage = on_damage
         self._damaged: set[int] = set()  # positions of records that can no longer be read
         self.is_awaited: Callable[[int], bool] = lambda _: False  # whether another copy may bring what was lost there
+        self.on_removed: Callable[[list[SubjectState]], None] = lambda _: None  # these subjects are gone for good
         self._unsealed = [each for each in state.segments if each.base >= unsealed_from]
 
     def bound(self, subjects_max: int, streams_bytes_max: int) -> None:
@@ -108,8 +111,8 @@ class MessageLog:
         """Store a batch that `batch.check` has passed; `Refused` means that nothing was appended. `secret`: what the
         sender shows of its stream."""
         state = self.views.subjects.find(subject)
-        if state is not None and state.nameless:
-            raise Refused(Code.BAD_NAME, f"{subject} stands for a subject whose name is lost: it can only be read")
+        if state is not None and state.is_shut:
+            raise _shut(state)
         original = self.views.dedupe.judge(header, state.id if state else 0, secret)
         if original is not None and state is not None:
             return self._receipt(state.id, original, original.end, is_duplicate=True)
@@ -124,6 +127,8 @@ class MessageLog:
         self, subject: Subject, state: SubjectState | None, data: bytes, header: batch.Header, secret: bytes = b""
     ) -> Receipt:
         known = state or self.introduce(subject)
+        if known.removed_end is not None:
+            raise _shut(known)
         if self._is_lazy and known.next_sequence + header.count > known.ceiling:
             self._raise_ceiling(known)
         now_ms, log = self._clock.wall_ms(), self.log
@@ -177,9 +182,16 @@ class MessageLog:
         undos = len(self.log.flusher.undone_from)
         return Receipt(subject_id, of.first_sequence, of.count, end, of.appended_ms, undos, is_duplicate)
 
+    def ensure(self, subject: Subject) -> SubjectState:
+        """The subject, introduced where it is new."""
+        known = self.views.subjects.find(subject)
+        if known is not None and known.removed_end is not None:
+            raise _shut(known)
+        return known or self.introduce(subject)
+
     def introduce(self, subject: Subject) -> SubjectState:
         if len(self.views.subjects) >= self.subjects_max and not subject.is_internal:
-            raise Refused(Code.BUSY, f"there are {self.subjects_max:,} subjects, and there is room for no more")
+            raise _full(self.subjects_max)
         if why := subject.why_not_new:
             raise Refused(Code.BAD_NAME, why)
         state = self.views.subjects.introduce(subject, self.log.end)
@@ -187,9 +199,26 @@ class MessageLog:
             body = self.views.subjects.pack_one(state)
             self.log.append(Kind.SUBJECT, body, self._clock.wall_ms(), subject_id=state.id, must_sync=True)
         except FairwayError:
-            self.views.subjects.cut(state.born_at)
+            self.views.subjects.take_back(state)
             raise
         return state
+
+    def remove(self, states: Sequence[SubjectState]) -> Header:
+        """Write down that these subjects are removed, all or none of them. They leave at once, and are gone when the
+        record is settled (`settle_removals`)."""
+        invariant(bool(states) and all(each.removed_end is None for each in states), "a subject is removed once")
+        body = self.views.subjects.pack_removal(states)
+        now_ms, size = self._clock.wall_ms(), record.HEADER_BYTES + len(body)
+        self.log.make_room(2 * size, now_ms)
+        written = self.log.write(Kind.REMOVED, body, now_ms, must_sync=True)
+        self.views.subjects.take_removal(body, written.end)
+        return self.log.write(Kind.REMOVED, body, now_ms, must_sync=True)  # no single flipped bit undoes a removal
+
+    def settle_removals(self) -> None:
+        """Let go of the subjects whose removal can no longer be undone."""
+        gone = self.views.settle(self.settled_end)
+        if gone:
+            self.on_removed(gone)
 
     def _raise_ceiling(self, state: SubjectState) -> None:
         """Durability `memory`: say, synced, that the next sequences may be in use. A power cut may take messages that
@@ -281,6 +310,8 @@ class MessageLog:
         for found in records:
             header = found.header
             self._damaged.discard(header.position)
+            if self.views.subjects.is_removed(header.subject_id):
+                continue
             if header.kind == Kind.DATA:
                 self.views.subjects.advance(header.subject_id, header.first_sequence + header.count)
                 entry = packed_entry(header, batch.peek(found.body))
@@ -289,6 +320,8 @@ class MessageLog:
                 self.views.subjects.restate(found.body, header.position)
             elif header.kind == Kind.STREAM:
                 self.views.dedupe.restate(found.body)
+            elif header.kind == Kind.REMOVED:
+                self.views.subjects.take_removal(found.body, header.end)
         if of.base >= self.sealed_end or of is self.log.segments[-1]:
             if of not in self._unsealed:
                 insort(self._unsealed, of, key=lambda each: each.base)
@@ -338,7 +371,12 @@ class MessageLog:
     def end_sequence(self, subject_id: int) -> int:
         """The sequence behind the last committed message."""
         uncommitted = self.views.entries.first_sequence_from(subject_id, self.log.committed_end)
-        return self.views.subjects.by_id(subject_id).next_sequence if uncommitted is None else uncommitted
+        return self.next_sequence(subject_id) if uncommitted is None else uncommitted
+
+    def next_sequence(self, subject_id: int) -> int:
+        """The sequence that the next message gets; 0 for a subject that was removed a moment ago."""
+        subjects = self.views.subjects
+        return subjects.by_id(subject_id).next_sequence if subject_id in subjects else 0
 
     def sequence_at(self, subject_id: int, time_ms: int) -> int | None:
         """The first sequence whose effective time (`log_time`) is at or after a time; None if there is none yet."""
@@ -402,6 +440,20 @@ class MessageLog:
         except Damaged as damaged:
             return damaged
         return Damaged(position, "its index says otherwise")
+
+
+def _shut(state: SubjectState) -> Refused:
+    if state.nameless:
+        return Refused(Code.BAD_NAME, f"{state.name} stands for a subject whose name is lost: it can only be read")
+    return Refused(Code.BUSY, f"subject {state.name} is being removed: ask again", retry_after_ms=_REMOVAL_MS)
+
+
+def _full(subjects_max: int) -> Refused:
+    sentence = (
+        f"there are {subjects_max:,} subjects, and there is room for no more: "
+        "remove some (fairway subject remove SUBJECT)"
+    )
+    return Refused(Code.BUSY, sentence, retry_after_ms=_FULL_MS)
 
 
 def side_by_side(entries: Iterable[Entry]) -> list[list[Entry]]:

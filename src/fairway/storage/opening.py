@@ -76,6 +76,7 @@ def open_directory(
     if action_view is not None:
         remarks += _begin_view(action_view, known, actions)
     judgements = messages.examine(), actions.examine()  # both, before either is touched: one may be of a newer version
+    replay.views.drop_unknown()
     messages_state, actions_state = messages.settle(judgements[0]), actions.settle(judgements[1])
     if believed:
         disk.remove(catching_up.FILE)  # what is there now is whole, and synced

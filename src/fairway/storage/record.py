@@ -40,8 +40,8 @@ _NO_MUST_FLAGS = 0
 
 
 class Kind(enum.IntEnum):
-    """What a record holds. The message log has the first three and STREAM, the action log EPOCH, ACTIONS, NAMES and
-    GROUPS; a delay server's action log has DISPATCH in their place, and its buckets have SCHEDULE and CATALOGUE."""
+    """What a record holds. The message log has the first three, STREAM and REMOVED; the action log has EPOCH, ACTIONS,
+    NAMES and GROUPS. A delay server's action log has DISPATCH in their place, its buckets SCHEDULE and CATALOGUE."""
 
     DATA = 1
     EPOCH = 2
@@ -53,6 +53,7 @@ class Kind(enum.IntEnum):
     NAMES = 8
     STREAM = 9
     GROUPS = 10
+    REMOVED = 11
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)

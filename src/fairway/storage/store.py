@@ -5,7 +5,7 @@ It owns what concerns both logs: directory, recovery, checkpoint, room on the di
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -81,6 +81,7 @@ class Store(Copies):
         self.checkpointed_ms = clock.wall_ms()  # or begun, before the first checkpoint of this life
         self._checkpointing = False
         self._when_checkpointed: list[Callable[[], None]] = []
+        self._checkpoint_at_id = opened.views.subjects.next_id + limits.CHECKPOINT_EVERY_SUBJECTS
         self._doomed: list[int] = []  # segments that retention has taken off the log, their files still there
         self._doomed_actions: list[tuple[int, int]] = []  # the same of actions; by which checkpoint they may go
         self.has_room = True
@@ -189,10 +190,6 @@ class Store(Copies):
         if self._doomed:
             self.checkpoint()
 
-    def rotten_spans(self) -> list[mending.Span]:
-        """What another copy could mend here, by log and position."""
-        return [each for number, log in enumerate(self._logs) for each in mending.spans(number, log, self._rotten)]
-
     def mend(self, log: int, position: int, data: bytes) -> int:
         """Put another copy's bytes in place of what has rotted; how far they reached. `RemoteProtocolError` where they
         do not belong there: nothing was changed. Messages can be read at once; groups are made again at the next
@@ -278,11 +275,14 @@ class Store(Copies):
 
     def ensure_subject(self, subject: Subject) -> SubjectState:
         """The subject, named in the log where it is new; committed once the log is beyond its birth."""
-        known = self.messages.views.subjects.find(subject)
-        if known is None:
+        if self.messages.views.subjects.find(subject) is None:
             self._admit()
-            known = self.messages.introduce(subject)
-        return known
+        return self.messages.ensure(subject)
+
+    def remove_subjects(self, states: Sequence[SubjectState]) -> Header:
+        """Remove these subjects, all or none of them; `messages.on_removed` says when they are gone."""
+        self._admit()
+        return self.messages.remove(states)
 
     async def durable(self, receipt: Receipt) -> None:
         """Return once the batch is synced; raise if it never will be."""
@@ -319,9 +319,11 @@ class Store(Copies):
     def _messages_progressed(self) -> None:
         if self._take_fault(self.messages.log):
             return
+        self.messages.settle_removals()
         self.messages.seal_complete_segments(self._background_fault)
         self._check_room()
-        if self.messages.settled_end - self._checkpointed_ends[0] >= self._options.checkpoint_every_bytes:
+        is_far = self.messages.settled_end - self._checkpointed_ends[0] >= self._options.checkpoint_every_bytes
+        if is_far or self.messages.views.subjects.next_id >= self._checkpoint_at_id:
             self.checkpoint()
 
     def _actions_progressed(self) -> None:
@@ -369,11 +371,6 @@ class Store(Copies):
             self._free_bytes = self._disk.free_bytes()
         return self._free_bytes
 
-    @property
-    def rotten(self) -> list[RotMark]:
-        """Every rotten span that is known, of this life and the ones before."""
-        return list(self._rotten)
-
     def _note_damage(self, damaged: Damaged) -> None:
         self._note_rot(self.messages.log, damaged)
 
@@ -391,6 +388,7 @@ class Store(Copies):
         if self._checkpointing or self.fault is not None:
             return
         self._checkpointing = True
+        self._checkpoint_at_id = self.messages.views.subjects.next_id + limits.CHECKPOINT_EVERY_SUBJECTS
         picture = self._picture()
         self._state_groups(picture.groups)
         steps = [(checkpoints.file_name(picture.number), checkpoints.pack(picture))]
@@ -435,6 +433,7 @@ class Store(Copies):
 
     def _picture(self) -> Checkpoint:
         """The views of messages as they were at the settled end, that of actions as it is."""
+        self.messages.settle_removals()
         views = self.messages.views
         end = self.messages.settled_end
         actions, view = self.actions.log, self._trusted_view()
@@ -450,7 +449,7 @@ class Store(Copies):
             epoch=min(self.messages.log.committed_epoch, self.actions.log.committed_epoch),
             messages=mark(self.messages.log, end),
             actions=mark(actions, actions_end),
-            subjects=views.subjects.pack(end, views.entries.first_sequences_from(end)),
+            subjects=views.subjects.pack_picture(end, views.entries.first_sequences_from(end)),
             streams=views.dedupe.pack(end, first_places),
             rotten=list(self._rotten),
             groups=b"" if view is None else view.picture(),
@@ -537,6 +536,7 @@ class Store(Copies):
         log = self.messages.log
         log.drop(base)
         self.messages.views.entries.forget(base)
+        self.messages.views.subjects.forget_removed(first_base(log))
         self._doomed.append(base)
         self._rotten = mending.left(self._rotten, log, 0, first_base(log))
 

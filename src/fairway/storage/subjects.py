@@ -3,13 +3,29 @@
 A subject's name is written into the log in a SUBJECT record before its first batch, and once more behind it; from then
 on its number stands for it. Every new segment restates the whole table, so that any suffix of the log explains itself
 after retention has deleted the rest: names are known, and a sequence once used is never used again.
+
+A subject is removed by a REMOVED record, which is written twice. Until the record is settled the subject is *leaving*:
+its name is taken and its messages stay, so that an undo of the record needs nothing but the flag. Afterwards the
+subject is gone:
+
+    its name            is free. A subject of that name gets a new id and starts above every sequence of the old one,
+                        because the record raises the sequence floor: (subject, sequence) names one payload for ever
+    its id              is never used again
+    its records         stay in their segments until retention takes these, and belong to nobody
+    a mended record     of it is passed over: the ids of removed subjects that were written are kept until retention
+                        has passed the REMOVED record, the newest `REMOVED_SUBJECTS_MAX` of them
+
+No record of a subject follows its REMOVED record. So a replay from any position meets the records of a removed subject
+before its removal, and never makes it again.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 
 from fairway import limits
@@ -20,7 +36,14 @@ from fairway.storage.scan import STALE, Damage
 
 _HEAD = struct.Struct("<IIQ")  # entries, next id, sequence floor
 _ENTRY = struct.Struct("<IIQ")  # id, length of the name (0: it is lost), next sequence
+_REMOVED_HEAD = struct.Struct("<IIQ")  # ids, next id, sequence floor
+_REMOVED_ID = struct.Struct("<I")
+_SECTION = struct.Struct("<II")  # behind the table: kind, entries; a reader stops at a kind that it does not know
+_UNWRITTEN, _REMOVED = 1, 2  # subjects that start above 0 and have no message; in a checkpoint: removed subjects
+_UNWRITTEN_ID = struct.Struct("<I")
+_REMOVED_AT = struct.Struct("<IQ")  # id, end of the REMOVED record
 
+_DELETED_MAX = 2_000  # subjects that have gone, remembered for whoever keeps an order of names
 _BATCH_BYTES_MIN = 64  # no batch is shorter, which bounds how many a lost span may have held
 
 
@@ -34,10 +57,19 @@ class SubjectState:
     born_at: int  # position of the record that introduced it
     ceiling: int = 0  # durability `memory`: the log says, synced, that sequences below it may be in use
     nameless: bool = False  # that record is rotten; a segment that was begun before the rot may restate the name
+    start: int = 0  # the next sequence of a subject that was never written; 0 where that is not known
+    removed_end: int | None = None  # where the record ends that removes the subject; None: nothing removes it
     is_deduped: bool = field(init=False)  # not the broker alone sends to it: what others repeat is stored once
+    is_shut: bool = field(init=False)  # nobody sends to it: it is nameless, or leaves
+
+    @property
+    def is_unwritten(self) -> bool:
+        """Whether no message was ever stored in it, as far as the log tells."""
+        return self.next_sequence == self.start and not self.ceiling
 
     def __post_init__(self) -> None:
         self.is_deduped = not self.name.is_internal or self.name.is_inbox
+        self.is_shut = self.nameless or self.removed_end is not None
 
 
 class SubjectTable:
@@ -47,12 +79,19 @@ class SubjectTable:
         self._by_name: dict[str, SubjectState] = {}
         self._by_id: dict[int, SubjectState] = {}
         self._next_id = 1  # 0 means "no subject" in a record
-        self._sequence_floor = 0  # where a new subject starts: above 0 once a lost record may have held messages of it
+        self._sequence_floor = 0  # where a new subject starts: above 0 once a subject was removed, or a record was lost
+        self._nameless: dict[int, SubjectState] = {}
+        self._leaving: dict[int, SubjectState] = {}
+        self._removed: dict[int, int] = {}  # by id: where the record ends that removed it; oldest first
+        self._of_owner: dict[str, dict[int, None]] = {}  # by the name of a subject: its dead letters and inboxes
+        self.deletions = 0  # subjects that have gone, by removal or by a cut
+        self._last_deleted: deque[SubjectState] = deque(maxlen=_DELETED_MAX)
+        self.inserted = 0  # subjects that were added or named below the highest id, as by a repair
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __contains__(self, subject_id: int) -> bool:
+    def __contains__(self, subject_id: object) -> bool:
         return subject_id in self._by_id
 
     def __iter__(self) -> Iterator[SubjectState]:
@@ -61,14 +100,19 @@ class SubjectTable:
     def find(self, name: Subject) -> SubjectState | None:
         return self._by_name.get(name)
 
+    @property
+    def next_id(self) -> int:
+        return self._next_id
+
     def by_id(self, subject_id: int) -> SubjectState:
         return self._by_id[subject_id]
 
     def introduce(self, name: Subject, born_at: int) -> SubjectState:
         """Number a new subject. If a name was lost, this may be the one: it starts above what that one had."""
         invariant(name not in self._by_name, "a subject is introduced once")
-        lost = max((each.next_sequence for each in self if each.nameless), default=0)
-        return self._add(SubjectState(self._next_id, name, max(self._sequence_floor, lost), born_at))
+        lost = max((each.next_sequence for each in self._nameless.values()), default=0)  # only rot makes them
+        start = max(self._sequence_floor, lost)
+        return self._add(SubjectState(self._next_id, name, start, born_at, start=start))
 
     def _add_stated(self, subject_id: int, name: Subject | None, next_sequence: int, born_at: int) -> SubjectState:
         if name is None:
@@ -91,25 +135,145 @@ class SubjectTable:
         """Whoever has really been given a name has it, and a nameless subject gets another."""
         holder = self._by_name.get(state.name)
         self._by_name[state.name] = self._by_id[state.id] = state
+        if state.nameless:
+            self._nameless[state.id] = state
+        else:
+            self._nameless.pop(state.id, None)
+        if state.name.is_internal:
+            self._of_owner.setdefault(state.name.owner, {})[state.id] = None
         if holder is not None and holder.nameless and holder.id != state.id:
             holder.name = self._free_name(holder.id)
             self._by_name[holder.name] = holder
+        if state.id < self._next_id or holder is not None:
+            self.inserted += 1
         self._next_id = max(self._next_id, state.id + 1)
         return state
 
+    def _forget(self, state: SubjectState) -> None:
+        del self._by_id[state.id]
+        if self._by_name.get(state.name) is state:
+            del self._by_name[state.name]
+        self._nameless.pop(state.id, None)
+        self._leaving.pop(state.id, None)
+        owner = state.name.owner if state.name.is_internal else ""
+        if (owned := self._of_owner.get(owner)) is not None:
+            owned.pop(state.id, None)
+            if not owned:
+                del self._of_owner[owner]
+        self.deletions += 1
+        self._last_deleted.append(state)
+
+    def last_deleted(self, number: int) -> list[SubjectState] | None:
+        """The last so many subjects that have gone; None: they are no longer known."""
+        if number > len(self._last_deleted):
+            return None
+        return [*islice(self._last_deleted, len(self._last_deleted) - number, None)]
+
+    def take_back(self, state: SubjectState) -> None:
+        """Undo `introduce`: the record that names the subject was not written."""
+        self._forget(state)
+
+    def owned_by(self, name: Subject) -> list[SubjectState]:
+        """The dead letters and inboxes of groups on this subject, and those of groups on these dead letters."""
+        return [self._by_id[each] for each in self._of_owner.get(name, ())]
+
+    # --- removal -----------------------------------------------------------------------------------------------------
+
+    def pack_removal(self, states: Collection[SubjectState]) -> bytes:
+        """The body of the REMOVED record for these subjects."""
+        floor = max(self._sequence_floor, *(max(each.next_sequence, each.ceiling) for each in states))
+        ids = b"".join(_REMOVED_ID.pack(each.id) for each in states)
+        return record.padded(_REMOVED_HEAD.pack(len(states), self._next_id, floor) + ids)
+
+    def take_removal(self, body: bytes, end: int) -> None:
+        """A REMOVED record ends there. What it names leaves: `settle` lets it go."""
+        ids, next_id, floor = unpack_removal(body)
+        self._next_id = max(self._next_id, next_id)
+        self._sequence_floor = max(self._sequence_floor, floor)
+        for subject_id in ids:
+            state = self._by_id.get(subject_id)
+            if state is not None and state.removed_end is None:
+                self._leave(state, end)
+            elif state is None:
+                self._note_removed(subject_id, end)  # its own records are rotten, and may be mended
+
+    def _leave(self, state: SubjectState, end: int) -> None:
+        state.removed_end, state.is_shut = end, True
+        self._sequence_floor = max(self._sequence_floor, state.next_sequence)
+        self._leaving[state.id] = state
+
+    def settle(self, settled_end: int) -> list[SubjectState]:
+        """Let go of the subjects whose removal can no longer be undone, and give them."""
+        if not self._leaving:
+            return []
+        gone = [each for each in self._leaving.values() if (each.removed_end or 0) <= settled_end]
+        for state in gone:
+            self._forget(state)
+            if state.next_sequence:  # else at most its name can be mended, and a subject without messages expires
+                self._note_removed(state.id, state.removed_end or 0)
+        return gone
+
+    def _note_removed(self, subject_id: int, end: int) -> None:
+        self._removed[subject_id] = end
+        while len(self._removed) > limits.REMOVED_SUBJECTS_MAX:
+            del self._removed[next(iter(self._removed))]
+
+    def is_removed(self, subject_id: int) -> bool:
+        """Whether the subject was removed, as far as its records may still be in the log."""
+        return subject_id in self._removed
+
+    def forget_removed(self, first_base: int) -> None:
+        """Retention has taken everything below: no record is left of subjects that were removed there."""
+        while self._removed and (oldest := next(iter(self._removed.items())))[1] <= first_base:
+            del self._removed[oldest[0]]
+
+    def pack_picture(self, upto: int, rewound: Mapping[int, int]) -> bytes:
+        """For the checkpoint: the table as `pack` gives it, and behind it the subjects that were removed. Older
+        versions look at the table alone."""
+        return self.pack(upto, rewound) + _section(_REMOVED, _REMOVED_AT, self._removed.items())
+
+    # --- a view of the log -------------------------------------------------------------------------------------------
+
     def restate(self, body: bytes, position: int) -> None:
         """Take in a SUBJECT record: what is new is added, what is known may only move forward."""
+        end = _HEAD.size
         for subject_id, name, next_sequence in unpack(body):
+            end += _ENTRY.size + (0 if name is None else len(name))
             known = self._by_id.get(subject_id)
+            if known is None and subject_id in self._removed:
+                continue  # a record from before its removal, which was mended
             if known is None:
                 known = self._add_stated(subject_id, name, next_sequence, position)
             elif known.nameless and name is not None:
                 del self._by_name[known.name]
+                removed_end = known.removed_end
                 known = self._add(SubjectState(subject_id, name, known.next_sequence, known.born_at))
+                if removed_end is not None:
+                    self._leave(known, removed_end)
             known.next_sequence = max(known.next_sequence, next_sequence)
         _, next_id, sequence_floor = _HEAD.unpack_from(body, 0)
         self._next_id = max(self._next_id, next_id)
         self._sequence_floor = max(self._sequence_floor, sequence_floor)
+        self._read_sections(body, end + -end % record.ALIGNMENT)
+
+    def _read_sections(self, body: bytes, at: int) -> None:
+        while at + _SECTION.size <= len(body):
+            kind, count = _SECTION.unpack_from(body, at)
+            entry = {_UNWRITTEN: _UNWRITTEN_ID, _REMOVED: _REMOVED_AT}.get(kind)
+            if entry is None:
+                return  # padding, or what a later version says
+            at += _SECTION.size
+            data = body[at : at + count * entry.size]
+            if len(data) != count * entry.size:
+                raise RemoteProtocolError("what follows the subject table is cut short")
+            at += len(data) + -len(data) % record.ALIGNMENT
+            if kind == _REMOVED:
+                self._removed.update(entry.iter_unpack(data))
+                continue
+            for (subject_id,) in entry.iter_unpack(data):
+                state = self._by_id.get(subject_id)
+                if state is not None and not state.start:
+                    state.start = state.next_sequence
 
     def advance(self, subject_id: int, next_sequence: int) -> SubjectState:
         state = self._by_id.get(subject_id)
@@ -121,7 +285,7 @@ class SubjectTable:
     def skip_lost(self, damage: Damage) -> None:
         """Never reuse a sequence that a lost record may have had: a sequence names one payload for ever."""
         if damage.header is not None and damage.why != STALE:  # a stale header is not that of the lost record
-            if damage.header.subject_id:
+            if damage.header.subject_id and damage.header.subject_id not in self._removed:
                 self.advance(damage.header.subject_id, damage.header.first_sequence + damage.header.count)
             return
         records_max = (damage.end - damage.start) // (record.HEADER_BYTES + _BATCH_BYTES_MIN) + 1
@@ -136,10 +300,13 @@ class SubjectTable:
         self._by_id[subject_id].next_sequence = next_sequence
 
     def cut(self, position: int) -> None:
-        """Forget subjects that were introduced at or after `position`."""
+        """Forget subjects that were introduced at or after `position`, and removals that were written there."""
         for state in [each for each in self if each.born_at >= position]:
-            del self._by_id[state.id]
-            del self._by_name[state.name]
+            self._forget(state)
+        for state in [each for each in self._leaving.values() if (each.removed_end or 0) > position]:
+            state.removed_end, state.is_shut = None, state.nameless
+            del self._leaving[state.id]
+            self._by_name.setdefault(state.name, state)
         self.lower_ceilings()  # the records that stated them may be among what is undone
 
     def lower_ceilings(self) -> None:
@@ -152,19 +319,25 @@ class SubjectTable:
 
         `rewound` has the next sequence, at that position, of each subject that has moved on since.
         """
-        known = [each for each in self if upto is None or each.born_at < upto]
-        return self._pack([replace(each, next_sequence=rewound.get(each.id, each.next_sequence)) for each in known])
+        if upto is None:  # a segment restates what no record before it removes
+            return self._pack([each for each in self if each.removed_end is None])
+        known = [each for each in self if each.born_at < upto and (each.removed_end is None or each.removed_end > upto)]
+        return self._pack(known, rewound)
 
     def pack_one(self, state: SubjectState) -> bytes:
         """The body of the SUBJECT record that introduces a subject."""
         return self._pack([state])
 
-    def _pack(self, states: Collection[SubjectState]) -> bytes:
+    def _pack(self, states: Collection[SubjectState], rewound: Mapping[int, int] = MappingProxyType({})) -> bytes:
         parts = [_HEAD.pack(len(states), self._next_id, self._sequence_floor)]
+        unwritten: list[tuple[int]] = []
         for state in states:
             name = b"" if state.nameless else state.name.encode()
-            parts += (_ENTRY.pack(state.id, len(name), max(state.next_sequence, state.ceiling)), name)
-        return record.padded(b"".join(parts))
+            next_sequence = rewound.get(state.id, state.next_sequence)
+            parts += (_ENTRY.pack(state.id, len(name), max(next_sequence, state.ceiling)), name)
+            if state.start and max(next_sequence, state.ceiling) == state.start:
+                unwritten.append((state.id,))
+        return record.padded(b"".join(parts)) + _section(_UNWRITTEN, _UNWRITTEN_ID, unwritten)
 
 
 def unpack(body: bytes) -> Iterator[tuple[int, Subject | None, int]]:
@@ -182,3 +355,27 @@ def unpack(body: bytes) -> Iterator[tuple[int, Subject | None, int]]:
             at += length
     except (struct.error, UnicodeDecodeError, BadName) as error:
         raise RemoteProtocolError(f"the subject table cannot be read: {error}") from error
+
+
+def unpack_head(body: bytes) -> tuple[int, int]:
+    """(next id, sequence floor) of a SUBJECT record's body that `unpack` has read."""
+    _, next_id, floor = _HEAD.unpack_from(body, 0)
+    return next_id, floor
+
+
+def _section(kind: int, entry: struct.Struct, entries: Collection[tuple[int, ...]]) -> bytes:
+    """What follows the table, where there is any of it: older versions look at the table alone."""
+    if not entries:
+        return b""
+    return record.padded(_SECTION.pack(kind, len(entries)) + b"".join(entry.pack(*each) for each in entries))
+
+
+def unpack_removal(body: bytes) -> tuple[list[int], int, int]:
+    """(ids, next id, sequence floor) of a REMOVED record's body."""
+    if len(body) < _REMOVED_HEAD.size:
+        raise RemoteProtocolError("the removal of subjects is cut short")
+    count, next_id, floor = _REMOVED_HEAD.unpack_from(body)
+    if len(body) < _REMOVED_HEAD.size + count * _REMOVED_ID.size:
+        raise RemoteProtocolError("the removal of subjects is cut short")
+    at = _REMOVED_HEAD.size
+    return [_REMOVED_ID.unpack_from(body, at + n * _REMOVED_ID.size)[0] for n in range(count)], next_id, floor

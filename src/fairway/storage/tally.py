@@ -143,6 +143,10 @@ class MessageTally(LogTally):
             self.table.restate(record.body, record.header.position)
         elif record.header.kind == Kind.STREAM:
             dedupe.unpack_statement(record.body)
+        elif record.header.kind == Kind.REMOVED:
+            self.table.take_removal(record.body, record.header.end)
+            for removed in self.table.settle(record.header.end):
+                self.subjects.pop(removed.id, None)
 
     def judged(self, judgement: Judgement) -> None:
         self._lost = judgement.damages

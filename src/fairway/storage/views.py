@@ -15,7 +15,7 @@ from fairway.storage.dedupe import DedupeWindow
 from fairway.storage.index_file import ENTRY
 from fairway.storage.record import HEADER_BYTES, Header, Kind, Record
 from fairway.storage.scan import Damage, Scan
-from fairway.storage.subjects import SubjectTable
+from fairway.storage.subjects import SubjectState, SubjectTable
 from fairway.world.disk import Disk
 
 
@@ -26,6 +26,7 @@ class Views:
         self.subjects = subjects
         self.entries = entries
         self.dedupe = dedupe
+        dedupe.is_gone = lambda subject_id: subject_id not in subjects
 
     def apply(self, record: Record) -> None:
         """Take in a record of the log."""
@@ -36,6 +37,8 @@ class Views:
             self.subjects.restate(record.body, header.position)
         elif header.kind == Kind.STREAM:
             self.dedupe.state(record.body, header.subject_id, header.position)
+        elif header.kind == Kind.REMOVED:
+            self.subjects.take_removal(record.body, header.end)
 
     def note_batch(self, header: Header, of: batch.Header) -> None:
         """Take in a DATA record whose batch header is known already."""
@@ -47,6 +50,17 @@ class Views:
 
     def note_rot(self, damage: Damage) -> None:
         self.subjects.skip_lost(damage)
+
+    def settle(self, settled_end: int) -> list[SubjectState]:
+        """Let go of the subjects whose removal can no longer be undone, and of all that is known about them."""
+        gone = self.subjects.settle(settled_end)
+        for each in gone:
+            self.entries.drop(each.id)
+        return gone
+
+    def drop_unknown(self) -> None:
+        """An index has entries of every batch in its segment, those of removed subjects included."""
+        self.entries.keep_only(self.subjects)
 
     def cut(self, position: int) -> None:
         """Undo everything from `position` on: it was never committed."""

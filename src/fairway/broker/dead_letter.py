@@ -108,6 +108,9 @@ class Undertaker:
 
     def process(self, grave: _Grave, actor: Actor) -> Verdict:
         """Bury what one batch holds."""
+        if not self._desk.groups.has(grave.host):  # it was removed, its letters with it
+            self._graves.pop(grave.host.id, None)
+            return Verdict.DONE
         burial = grave.queue.popleft()
         try:
             done = self._bury_some(grave, burial, actor)
@@ -246,6 +249,8 @@ class Undertaker:
 
     def _settle(self, host: GroupHost, burial: _Burial, parts: tuple[Range, ...], *, is_lost: bool = False) -> None:
         """They are in dead letter, committed, or there is nothing left of them: then they count as lost."""
+        if not self._desk.groups.has(host):
+            return
         buried = burial.dying._replace(first=parts[0][0], ranges=parts)
         try:
             self._desk.carry_out(host, host.law.bury(buried, is_lost=is_lost, now_ms=self._desk.clock.wall_ms()))

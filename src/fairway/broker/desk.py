@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from fairway import limits
@@ -95,11 +96,14 @@ class Desk:
         parsed = Subject.parse_any(name)
         state = self.store.messages.views.subjects.find(parsed)
         if state is None:
-            raise Refused(Code.NO_SUCH_SUBJECT, f"nothing was ever sent to {parsed} here")
+            raise Refused(Code.NO_SUCH_SUBJECT, f"nothing was ever sent to {parsed} here, or it was removed")
         return state
 
     def name_of(self, subject_id: int) -> Subject:
-        return self.store.messages.views.subjects.by_id(subject_id).name
+        subjects = self.store.messages.views.subjects
+        if subject_id not in subjects:
+            raise Refused(Code.NO_SUCH_SUBJECT, "the subject was removed")
+        return subjects.by_id(subject_id).name
 
     def is_switched_off(self, host: GroupHost) -> bool:
         """Whether the group is off on all brokers; to pause it here is another matter."""
@@ -113,7 +117,7 @@ class Desk:
         parsed = GroupName.parse(group)
         host = self.groups.find(self.subject(subject).id, parsed)
         if host is None:
-            raise Refused(Code.NO_SUCH_GROUP, f"nobody has joined group {parsed} on {subject} here")
+            raise Refused(Code.NO_SUCH_GROUP, f"nobody has joined group {parsed} on {subject} here, or it was removed")
         self._known[subject, group] = host
         return host
 
@@ -215,17 +219,33 @@ class Desk:
     def remove(self, host: GroupHost) -> None:
         """Forget a group, its inbox with it. Whoever joins it later finds a new one."""
         gone = [host] if host.inbox is None else [host, host.inbox]
+        self._write_removal(gone)
+        self._forget(gone)
+
+    def remove_all(self, gone: Sequence[GroupHost]) -> None:
+        """Forget the groups of subjects that are gone. Where there is no room for the actions the groups go all the
+        same: the next start finds them without a subject."""
+        if gone:
+            with suppress(Refused):
+                self._write_removal(gone)
+            self._forget(gone)
+
+    def _write_removal(self, gone: Sequence[GroupHost]) -> None:
         now_ms = self.clock.wall_ms()
         self.store.act([Action(ActionKind.REMOVE, each.id, each.subject_id, now_ms) for each in gone])
-        self.scheduler.set_weight(host.key, 1)
+
+    def _forget(self, gone: Sequence[GroupHost]) -> None:
         self._known.clear()
         for each in gone:
+            self.scheduler.set_weight(each.key, 1)
             self.groups.remove(each)
             self.memory.forget(each)
             if each.timer is not None:
                 each.timer.cancel()
                 each.timer = None
-        self.scheduler.wake(host.key)
+        for each in gone:
+            self.parking.release(each.key)
+            self.scheduler.wake(each.key)
 
     def set_weight(self, host: GroupHost, weight: float) -> Header:
         self.scheduler.set_weight(host.key, weight)

@@ -3,6 +3,7 @@
 A round looks at every group, a few per turn of an actor of its own, and then acts:
 
     a group without members for too long     REMOVE in the action log, its inbox with it
+    a subject without messages or groups     REMOVED in the message log, once it was so in every round of an hour
     segments that the policy dooms           dropped, unless a group still owes something in them
     segments above the ceiling               first forsaken by the groups that owe them: what was pulled goes to dead
                                              letter, what was not is counted as lost; dropped when the copies are made
@@ -18,6 +19,7 @@ from collections.abc import Iterable
 from fairway.broker.desk import Desk
 from fairway.broker.errands import Errand
 from fairway.broker.groups import GroupHost
+from fairway.broker.unused_subjects import UnusedSubjects
 from fairway.errors import FairwayError, Refused
 from fairway.scheduling import Actor, Expiry, Verdict
 
@@ -41,6 +43,7 @@ class Housekeeper:
 
     def __init__(self, desk: Desk, every_ms: int) -> None:
         self._desk = desk
+        self._unused = UnusedSubjects(desk)
         self._every_s = every_ms / 1_000
         self._patience = _PATIENCE_ROUNDS
         self.removed = 0
@@ -68,6 +71,8 @@ class Housekeeper:
             turn, round_.hosts = round_.hosts[:_GROUPS_PER_TURN], round_.hosts[_GROUPS_PER_TURN:]
             for host in turn:
                 self._look_at(host, round_)
+            return Verdict.AGAIN
+        if not self._unused.look():
             return Verdict.AGAIN
         is_waiting = round_.is_retaining and not self._retain(round_.owed_from)
         self._desk.call_later(_IMPATIENT_S if is_waiting else self._every_s, self._begin)

@@ -157,12 +157,17 @@ class Metrics:
         forsaken = housekeeper.forsaken
         out.one("forsaken_messages_total", "counter", "Messages taken from groups too far behind.", forsaken)
         out.one("removed_groups_total", "counter", "Groups removed because nobody used them.", housekeeper.removed)
+        removal = broker.steer.removal
+        out.one("removed_subjects_total", "counter", "Subjects removed, unused ones too.", removal.removed_subjects)
+        refused = broker.creation_rate.refused
+        out.one("creations_refused_total", "counter", "Subjects not made: too many a second.", refused)
 
     # --- groups ------------------------------------------------------------------------------------------------------
 
     def _groups(self, out: Exposition) -> None:
         desk = self._broker.desk
-        hosts = list(islice(desk.groups, GROUPS_MAX))
+        subjects = self._broker.store.messages.views.subjects  # a replica may know that one is gone, and not its groups
+        hosts = [host for host in islice(desk.groups, GROUPS_MAX) if host.subject_id in subjects]
         self._look(hosts)
         out.one("groups", "gauge", "Groups, each subject counted.", len(desk.groups))
         out.one("groups_not_shown", "gauge", "Groups without figures below.", len(desk.groups) - len(hosts))

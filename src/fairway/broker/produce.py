@@ -12,6 +12,7 @@ from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError
 from fairway.names import Subject
 from fairway.protocol.messages import Produce
 from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.serving.creation_rate import CreationRate
 from fairway.serving.produce_answer import checked_secret, produced
 from fairway.serving.requests import ServedRequest
 from fairway.storage.dedupe import PlaceTaken
@@ -101,9 +102,10 @@ class NewNames:
 
     KEY = ("produce", None)
 
-    def __init__(self, produce: ProduceProcessor, subjects: SubjectTable) -> None:
+    def __init__(self, produce: ProduceProcessor, subjects: SubjectTable, rate: CreationRate) -> None:
         self._produce = produce
         self._subjects = subjects
+        self._rate = rate
         self._pending: dict[str, int] = {}  # requests by subject
 
     def is_new(self, subject: Subject) -> bool:
@@ -115,7 +117,13 @@ class NewNames:
         self._pending[name] = self._pending.get(name, 0) + 1
 
     def process(self, request: ServedRequest[Produce], actor: Actor) -> Verdict:
+        subject = Subject(request.message.subject)
+        is_new = self._subjects.find(subject) is None
+        if is_new:
+            self._rate.check(request.session)
         verdict = self._produce.process(request, actor)
+        if is_new and self._subjects.find(subject) is not None:
+            self._rate.note(request.session)
         if verdict is not Verdict.AGAIN:  # it stays, until a worker has checked its batch
             self._remove(request)
         return verdict

@@ -134,7 +134,7 @@ class Reader:
             if count >= messages_max:
                 break
         is_cut_short = seen >= SKIPPED_BATCHES_MAX
-        if not count and not is_cut_short and self._messages.views.subjects.by_id(subject_id).next_sequence > first:
+        if not count and not is_cut_short and self._messages.next_sequence(subject_id) > first:
             # a hole up to the end, such as a power cut left
             first = max(first, self._messages.end_sequence(subject_id))
         return ((first, min(count, messages_max)) if count or first > cursor else None), chosen

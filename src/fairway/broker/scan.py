@@ -113,8 +113,12 @@ class ScanProcessor:
         if expiry is not Expiry.WAITED:
             request.expire(expiry)
             return
-        subject_id = self._desk.subject(request.message.subject).id
         message = request.message
+        try:
+            subject_id = self._desk.subject(message.subject).id
+        except Refused as refused:  # it was removed
+            request.refuse(refused)
+            return
         request.respond(self._answer(subject_id, place(self._desk, subject_id, message.whence, message.value), 0))
 
     def fail(self, request: ServedRequest[Scan], error: Exception) -> None:

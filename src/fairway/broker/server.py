@@ -50,6 +50,7 @@ from fairway.replication.standing import Standing
 from fairway.scheduling import Order, Processor, Scheduler, SchedulerOptions
 from fairway.serving.alone import OF_META, LoneRoutes
 from fairway.serving.budget import Allowance
+from fairway.serving.creation_rate import CreationRate
 from fairway.serving.delaying import NO_DESK, DelayDesk, concerns_delay, key_of
 from fairway.serving.doors import Doors, check_host
 from fairway.serving.exposition import CONTENT_TYPE
@@ -172,7 +173,8 @@ class Broker:
         store.on_actions = partial(self.desk.watches.release, WATCHED)
         self.checks = BatchChecks(self.scheduler, world.clock, world.pool)
         self.produce = ProduceProcessor(store, self.checks, self._is_read_only, self.desk.wake_subject)
-        self._new_names = NewNames(self.produce, store.messages.views.subjects)
+        self.creation_rate = CreationRate(world.clock)
+        self._new_names = NewNames(self.produce, store.messages.views.subjects, self.creation_rate)
         self.scheduler.set_weight(NewNames.KEY, limits.NEW_NAMES_WEIGHT)
         self.fetches = (
             Fetches(self.scheduler, world.clock, loop.call_later, options.fetches_at_once)
@@ -252,6 +254,7 @@ class Broker:
 
     def begin_life(self) -> None:
         """Everything in the logs is committed: bring the groups to life."""
+        self.steer.removal.drop_orphans()
         self.desk.begin_life(is_lazy=self.options.store.durability is Durability.MEMORY)
         self.housekeeper.start()
 
@@ -390,7 +393,12 @@ class Broker:
                 request.fail(error)
 
         try:
+            is_new = self.store.messages.views.subjects.find(subject) is None
+            if is_new:
+                self.creation_rate.check(request.session)
             born_at = self.store.ensure_subject(subject).born_at
+            if is_new:
+                self.creation_rate.note(request.session)
         except FairwayError as error:
             request.fail(error)
             return

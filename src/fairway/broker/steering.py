@@ -1,4 +1,5 @@
-"""What operators do to groups and subjects: seek, configure, pause, weigh, read-only. Durable before it is answered."""
+"""What operators do to groups and subjects: seek, configure, pause, weigh, read-only, remove. Durable before it is
+answered."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
 from fairway.broker.redrive import Redriver
 from fairway.broker.scan import place
+from fairway.broker.subject_removal import SubjectRemoval
 from fairway.errors import Code, Refused
 from fairway.groups import Decision
 from fairway.groups.config import decode
@@ -24,6 +26,8 @@ from fairway.protocol.admin import (
     Describe,
     Lever,
     Redrive,
+    RemoveGroup,
+    RemoveSubject,
     Seek,
     Sought,
     Switch,
@@ -48,6 +52,7 @@ class SteeringProcessor:
         self._inboxes = inboxes
         self.redriver = Redriver(desk, inboxes)
         self._broker_state = broker_state
+        self.removal = SubjectRemoval(desk)
 
     def process(self, request: ServedRequest[Message], actor: Actor) -> Verdict:
         message = request.message
@@ -65,6 +70,10 @@ class SteeringProcessor:
             self._desk.when_durable(written, lambda outcome: request.settle(outcome, Done()))
         elif isinstance(message, Redrive):
             self.redriver.begin(request, message)
+        elif isinstance(message, RemoveSubject):
+            self.removal.remove_subject(request, message)
+        elif isinstance(message, RemoveGroup):
+            self.removal.remove_group(request, message)
         else:
             raise Refused(Code.UNSUPPORTED, f"this broker does not answer {type(message).__name__} yet")
         return Verdict.DONE

@@ -22,6 +22,7 @@ from fairway.cli import (
     delay,
     demo,
     doctor,
+    group,
     inspect,
     meta,
     outbox,
@@ -88,6 +89,7 @@ app.command(rich_help_panel=_STEER)(steer.pause)
 app.command(rich_help_panel=_STEER)(steer.resume)
 app.command(rich_help_panel=_STEER)(configure.configure)
 app.add_typer(subject.app, name="subject", rich_help_panel=_STEER)
+app.add_typer(group.app, name="group", rich_help_panel=_STEER)
 app.add_typer(dead.app, name="dead", rich_help_panel=_STEER)
 app.add_typer(delay.app, name="delay", rich_help_panel=_STEER)
 app.add_typer(spool.app, name="spool", rich_help_panel=_STEER)

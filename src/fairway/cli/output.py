@@ -232,3 +232,10 @@ def moment(ms: int | None) -> str:
     if ms is None:
         return ""
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def lost(groups: int, messages: int, dead: int) -> str:
+    """What went with a subject or a group, as the end of a sentence; empty: nothing did."""
+    counted = ((groups, "group"), (messages, "message"), (dead, "dead letter"))
+    parts = [count(number, noun) for number, noun in counted if number]
+    return f", with {' and '.join(parts)}" if parts else ""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairway.cli import meta_client, output
-from fairway.cli.client import AsJson, Patience, Subject, Url
+from fairway.cli.client import AsJson, Patience, Subject, Url, connected
 from fairway.cli.settings import ConfigFile, resolve
 from fairway.errors import Misuse
+from fairway.world import terminal
 
 if TYPE_CHECKING:
     from fairway.protocol.routing import SubjectRoute
@@ -32,6 +33,7 @@ InAll = Annotated[
 From = Annotated[list[str], typer.Option("--from", metavar="GROUP", help="A broker group; again for others.")]
 Off = Annotated[bool, typer.Option("--off", help="Undo it.")]
 Force = Annotated[bool, typer.Option("--force", help="Although nobody takes messages then.")]
+Anyway = Annotated[bool, typer.Option("--force", help="Although messages are lost by it, or consumers are connected.")]
 Ordered = Annotated[bool, typer.Option("--ordered", help="A key stays with one broker group.")]
 ConsumerGroups = Annotated[
     list[str], typer.Argument(metavar="GROUP...", help="Consumer groups on it.", show_default=False)
@@ -43,7 +45,10 @@ Pairs = Annotated[
 
 @app.callback()
 def _root() -> None:
-    """Where a subject is in a cluster, and how it is treated: asked of a meta server, --url meta://HOST:PORT."""
+    """Where a subject is in a cluster, and how it is treated: asked of a meta server, --url meta://HOST:PORT.
+
+    `fairway subject remove` works with a broker alone, too.
+    """
 
 
 @app.command()
@@ -188,6 +193,26 @@ def set_options(
     with output.failures("subject set"):
         settings = dict(_pair(raw) for raw in pairs)
     meta_client.decide("subject set", config, url, patience_s, Change.OPTIONS, subject, settings=settings, as_json=json)
+
+
+@app.command()
+def remove(
+    subject: Subject,
+    force: Anyway = False,
+    json: AsJson = False,
+    url: Url = None,
+    patience_s: Patience = None,
+    config: ConfigFile = None,
+) -> None:
+    """Remove a subject with its groups, their inboxes and dead letters, on all brokers. A broker alone does it, too."""
+    with connected("subject remove", config, url, patience_s) as client:
+        removed = client.remove_subject(subject, force=force)
+        if json:
+            output.write_json({"subject": subject, **output.named(removed)})
+        elif removed.existed:
+            terminal.say(f"subject {subject} is removed{output.lost(removed.groups, removed.messages, removed.dead)}")
+        else:
+            terminal.say(f"there is no subject {subject}: nothing was removed")
 
 
 def _pair(raw: str) -> tuple[str, str]:

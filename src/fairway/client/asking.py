@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from fairway.errors import Code, InvariantViolated, OutcomeUnknown, Refused
 from fairway.protocol import codec
-from fairway.protocol.admin import Describe, Redrive, Scan, Seek, Switch, Weigh
+from fairway.protocol.admin import Describe, Redrive, RemoveGroup, RemoveSubject, Scan, Seek, Switch, Weigh
 from fairway.protocol.backoff import NS_PER_MS
 from fairway.protocol.delaying import Cancel, Pending, Reschedule, Resend, Tally
 from fairway.protocol.frames import Bytes
@@ -31,7 +31,7 @@ AnswerT = TypeVar("AnswerT", bound=Message)
 # refused because of the first.
 ABOUT_DELAYED: frozenset[type[Message]] = frozenset({Cancel, Reschedule, Pending, Tally, Resend})
 HARMLESS_TWICE: frozenset[type[Message]] = ABOUT_DELAYED | {
-    Describe, Scan, Seek, Switch, Weigh, Redrive, Retrace, Index, Names, Route, Govern,
+    Describe, Scan, Seek, Switch, Weigh, Redrive, Retrace, Index, Names, Route, Govern, RemoveSubject, RemoveGroup,
 }  # fmt: skip
 
 

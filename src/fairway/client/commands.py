@@ -24,6 +24,9 @@ from fairway.protocol.admin import (
     Lever,
     Redrive,
     Redriven,
+    Removed,
+    RemoveGroup,
+    RemoveSubject,
     Scan,
     Scanned,
     Seek,
@@ -107,6 +110,15 @@ def redrive(subject: str, group: str, ids: Sequence[str | MessageId] | None, rat
     """Dead letters by id, or all of them."""
     texts = None if ids is None else [str(each) for each in ids]
     return Command(Redrive(str(Subject.parse_any(subject)), str(Group.parse(group)), texts, rate_per_s), Redriven)
+
+
+def remove_subject(subject: str, *, is_forced: bool) -> Command[Removed]:
+    return Command(RemoveSubject(str(Subject.parse_joinable(subject)), is_forced), Removed)
+
+
+def remove_group(subject: str, group: str, *, is_forced: bool, takes_dead: bool) -> Command[Removed]:
+    subject, group = str(Subject.parse_joinable(subject)), str(Group.parse(group))
+    return Command(RemoveGroup(subject, group, is_forced, takes_dead=takes_dead), Removed)
 
 
 def configure(subject: str, group: str, config: GroupConfig | bytes, expected_version: int) -> Command[Configured]:

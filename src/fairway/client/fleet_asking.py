@@ -15,9 +15,18 @@ from fairway.client.asking import ABOUT_DELAYED, AnswerT, Command
 from fairway.client.fleet import Fleet
 from fairway.client.ways import WayT
 from fairway.errors import Code, Refused
-from fairway.protocol.admin import Configure, Configured, Depth, Describe, Described
+from fairway.protocol.admin import (
+    Configure,
+    Configured,
+    Depth,
+    Describe,
+    Described,
+    Removed,
+    RemoveGroup,
+    RemoveSubject,
+)
 from fairway.protocol.messages import Message
-from fairway.protocol.routing import Asker, GroupRoute, Route, Routed
+from fairway.protocol.routing import Asker, Change, Govern, Governed, GroupRoute, Route, Routed
 
 T = TypeVar("T")
 
@@ -61,6 +70,8 @@ def delay_groups(fleet: Fleet[WayT]) -> Dialog[dict[str, WayT]]:
 def ask_all(fleet: Fleet[WayT], command: Command[AnswerT]) -> Dialog[AnswerT]:
     """The same question to every group that it concerns."""
     message = command.message
+    if isinstance(message, RemoveSubject | RemoveGroup):
+        return cast("AnswerT", (yield from _remove(fleet, message)))
     if type(message) in ABOUT_DELAYED:
         ways = yield from delay_groups(fleet)
     else:
@@ -81,6 +92,40 @@ def _ask_one(way: Any, command: Command[Any], group: str) -> Dialog[Message | Re
     if isinstance(message, Configure) and isinstance(outcome, Refused) and outcome.code is Code.STALE_CONFIG:
         return (yield from _configured_before(way, message, group, outcome))
     return outcome
+
+
+def _remove(fleet: Fleet[WayT], message: RemoveSubject | RemoveGroup) -> Dialog[Removed]:
+    """All broker groups are asked first whether they can, then to remove, and last the meta server. So a removal that
+    one of them refuses changes nothing, and one that was broken off can be asked for again.
+
+    A producer may have made the subject again meanwhile. Then the meta server is told where: no message that was
+    acknowledged after the removal may be without a route."""
+    ways = yield from groups_of(fleet, None)
+    checks = yield from _each(ways, msgspec.structs.replace(message, is_dry=True))
+    if message.is_dry:
+        return cast("Removed", merging.merge(message, [*checks.values()]))
+    answers = yield from _each(ways, message)
+    removed = cast("Removed", merging.merge(message, [*answers.values()]))
+    if isinstance(message, RemoveGroup) or ":" in message.subject:
+        return removed
+    governed = yield Asking(fleet.meta, Command(Govern(Change.REMOVE, message.subject), Governed))
+    if isinstance(governed, Refused):
+        if governed.code is Code.UNSUPPORTED:  # one broker is all there is
+            return removed
+        raise governed
+    had_route = isinstance(governed, Governed) and bool(governed.sentence)
+    again = yield from _each(ways, RemoveSubject(message.subject, is_forced=True, is_dry=True))
+    if groups := [name for name, answer in again.items() if answer.existed]:
+        made = yield Asking(fleet.meta, Command(Govern(Change.CREATE, message.subject, groups), Governed))
+        _granted(made, Governed)
+    return msgspec.structs.replace(removed, existed=removed.existed or had_route)
+
+
+def _each(ways: dict[str, Any], message: RemoveSubject | RemoveGroup) -> Dialog[dict[str, Removed]]:
+    answers: dict[str, Removed] = {}
+    for name in sorted(ways):
+        answers[name] = _granted((yield Asking(ways[name], Command(message, Removed), name)), Removed)
+    return answers
 
 
 def _describe(way: Any, message: Describe, group: str) -> Dialog[Described | Refused]:

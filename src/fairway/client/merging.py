@@ -23,6 +23,9 @@ from fairway.protocol.admin import (
     GroupState,
     Redrive,
     Redriven,
+    Removed,
+    RemoveGroup,
+    RemoveSubject,
     Seek,
     Sought,
     SubjectState,
@@ -184,6 +187,11 @@ def _redriven(answers: Sequence[Redriven]) -> Redriven:
     return Redriven(sum(answer.count for answer in answers), unknown)
 
 
+def _removed(answers: Sequence[Removed]) -> Removed:
+    counts = (sum(getattr(each, name) for each in answers) for name in ("groups", "messages", "dead"))
+    return Removed(any(each.existed for each in answers), *counts)
+
+
 def _decided(answers: Sequence[Decided]) -> Decided:
     fates = {answer.fate for answer in answers}
     return Decided(next(fate for fate in _FATES if fate in fates), sum(answer.messages for answer in answers))
@@ -214,6 +222,8 @@ _MERGERS: dict[type[Message], Callable[[Sequence[Any]], Message]] = {
     Switch: lambda answers: Switched(any(answer.was_on for answer in answers)),
     Weigh: lambda _: Done(),
     Redrive: _redriven,
+    RemoveSubject: _removed,
+    RemoveGroup: _removed,
     Configure: lambda answers: Configured(max(answer.version for answer in answers)),
     Cancel: _decided,
     Reschedule: _decided,

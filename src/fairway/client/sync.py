@@ -55,7 +55,7 @@ from fairway.client.sync_fleet import SyncFleet
 from fairway.client.sync_herd import HerdLink
 from fairway.client.sync_way import SyncWay
 from fairway.errors import BufferFull, Misuse, Refused, Unreachable
-from fairway.protocol.admin import Configured, Depth, Described, Redriven, Sought, Switched
+from fairway.protocol.admin import Configured, Depth, Described, Redriven, Removed, Sought, Switched
 from fairway.protocol.consuming import Consuming
 from fairway.protocol.frames import Bytes
 from fairway.protocol.line import Line
@@ -444,6 +444,16 @@ class Client:
     ) -> Redriven:
         """Dead letters of a group back to it: those with these ids, or all."""
         return self._answer(commands.redrive(subject, group, ids, rate_per_s))
+
+    def remove_subject(self, subject: str, *, force: bool = False) -> Removed:
+        """Remove a subject, its groups, their inboxes and dead letters. Refused where messages would be lost or
+        consumers are connected, unless `force`. Whoever sends to the subject or joins it later makes a new one."""
+        return self._answer(commands.remove_subject(subject, is_forced=force))
+
+    def remove_group(self, subject: str, group: str, *, force: bool = False, dead_letters: bool = False) -> Removed:
+        """Remove a group and its inbox; its dead letters stay, unless there are none or `dead_letters`. Refused where
+        the group has not handled all messages or consumers are connected, unless `force`."""
+        return self._answer(commands.remove_group(subject, group, is_forced=force, takes_dead=dead_letters))
 
     def configure(self, subject: str, group: str, config: GroupConfig | bytes, *, expected_version: int) -> Configured:
         """Compare and set a group's configuration; its own `version` is the next one. 0: there is no such group yet."""

@@ -66,7 +66,7 @@ class RouteDesk:
         """Answer it, or keep it until there is something to say."""
         route = request.message
         self._release(request.session, route.asker)
-        wished = self._wish(route)
+        wished = self._wish(route, request.session)
         if wished and not route.known:
             task = self._loop.create_task(self._answer_when_made(request, wished), name="fairway-meta-route")
             request.wait_at(task.cancel)
@@ -77,11 +77,11 @@ class RouteDesk:
         else:
             self._park(request)
 
-    def _wish(self, route: Route) -> list[asyncio.Event]:
+    def _wish(self, route: Route, session: Session) -> list[asyncio.Event]:
         """Have what is missing made, where that is what the asker wants."""
         if not route.may_create or not self.policy or route.asker not in {Asker.PRODUCER, Asker.SCHEDULER}:
             return []
-        events = [self._founder.wish(name) for name in self._picture.missing(route)]
+        events = [self._founder.wish(name, session) for name in self._picture.missing(route)]
         return [event for event in events if event is not None]
 
     async def _answer_when_made(self, request: RouteRequest, made: list[asyncio.Event]) -> None:

@@ -1,13 +1,15 @@
-"""Makes subjects on first use. A wish for one lives as long as somebody renews it: it comes true when it can."""
+"""Makes subjects on first use, at a rate. Requests are retried until they succeed, or expire 60 s after the last."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from fairway.errors import FairwayError, Refused
 from fairway.meta.governing import Governor
+from fairway.serving.creation_rate import CreationRate
 from fairway.world.clock import Clock
 
 WISHES_MAX = 1_000  # for subjects that cannot be made now; beyond it askers are told to come back
@@ -19,6 +21,7 @@ _NS = 1_000_000_000
 @dataclass(slots=True)
 class _Wish:
     expires_ns: int
+    connection: object  # that asked for it first, and whose share of the rate it takes
     trouble: str = ""  # why it has not come true yet
     decided: asyncio.Event = field(default_factory=asyncio.Event)  # it has been tried once
     task: asyncio.Task[None] | None = None
@@ -27,8 +30,11 @@ class _Wish:
 class Founder:
     """One task per subject that somebody wishes for."""
 
-    def __init__(self, governor: Governor, clock: Clock) -> None:
+    def __init__(self, governor: Governor, clock: Clock, rate: CreationRate) -> None:
         self._governor = governor
+        self._rate = rate
+        self._counts: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # wishes by connection
+        self._turns: WeakKeyDictionary[object, asyncio.Lock] = WeakKeyDictionary()  # those of one connection, in turn
         self._clock = clock
         self._wishes: dict[str, _Wish] = {}
         self._chance = asyncio.Event()  # something has changed: another attempt may succeed
@@ -38,16 +44,19 @@ class Founder:
         wish = self._wishes.get(subject)
         return "" if wish is None else wish.trouble
 
-    def wish(self, subject: str) -> asyncio.Event | None:
-        """Make it, now or later. What is set once it has been tried; None: there are too many wishes."""
+    def wish(self, subject: str, connection: object) -> asyncio.Event | None:
+        """Make it, now or later. What is set once it has been tried; None: there are too many wishes, or half of these
+        are this connection's."""
         wish = self._wishes.get(subject)
         expires_ns = self._clock.monotonic_ns() + WISH_S * _NS
         if wish is not None:
             wish.expires_ns = expires_ns
             return wish.decided
-        if len(self._wishes) >= WISHES_MAX:
+        of_connection = self._counts.get(connection, 0)
+        if len(self._wishes) >= WISHES_MAX or of_connection >= WISHES_MAX // 2:
             return None
-        wish = self._wishes[subject] = _Wish(expires_ns)
+        self._counts[connection] = of_connection + 1
+        wish = self._wishes[subject] = _Wish(expires_ns, connection)
         wish.task = asyncio.get_running_loop().create_task(self._make(subject, wish), name="fairway-meta-founder")
         return wish.decided
 
@@ -65,6 +74,7 @@ class Founder:
 
     async def _make(self, subject: str, wish: _Wish) -> None:
         try:
+            await self._take_turn(wish)
             while self._clock.monotonic_ns() < wish.expires_ns:
                 chance = self._chance
                 try:
@@ -80,3 +90,19 @@ class Founder:
         finally:
             wish.decided.set()
             del self._wishes[subject]
+            self._counts[wish.connection] -= 1
+
+    async def _take_turn(self, wish: _Wish) -> None:
+        """Return when the rate of creation allows it, or when nobody wants it any more."""
+        turn = self._turns.setdefault(wish.connection, asyncio.Lock())
+        async with turn:
+            while self._clock.monotonic_ns() < wish.expires_ns:
+                try:
+                    self._rate.check(wish.connection)
+                except Refused as refused:
+                    wish.trouble = refused.sentence
+                    wish.decided.set()
+                    await asyncio.sleep((refused.retry_after_ms or 0) / 1_000)
+                else:
+                    self._rate.note(wish.connection)
+                    return

@@ -196,12 +196,25 @@ class Governor:
         where = after.writable if said.startswith("takes") else after.groups
         return Governed("" if after == before else f"subject {subject} {said} {', '.join(where)}", list(after.groups))
 
+    async def _remove_subject(self, asked: Govern) -> Governed:
+        """Forget where a subject is. Whoever asks for it later makes it again."""
+        subject = str(Subject.parse(asked.name))
+        path = layout.subject_path(subject)
+        existed = await self._registry.get(path, fresh=True) is not None
+        await self._remove(path)
+        self._told(self._picture.put_subject(subject, None))
+        return Governed(f"subject {subject} is removed" if existed else "")
+
     def _check_room(self, subject: str) -> None:
         known = self._picture.subjects
         if subject not in known and (why := Subject(subject).why_not_new):
             raise Refused(Code.BAD_NAME, why)
         if subject not in known and len(known) >= limits.SUBJECTS_MAX:
-            raise Refused(Code.TOO_LARGE, f"this cluster has {limits.SUBJECTS_MAX} subjects and makes no more")
+            raise Refused(
+                Code.TOO_LARGE,
+                f"this cluster has {limits.SUBJECTS_MAX} subjects and makes no more: "
+                "remove some (fairway subject remove SUBJECT)",
+            )
 
     def _choose_new(self) -> list[str]:
         """As many groups as new subjects get; where there are fewer, those that there are."""
@@ -443,6 +456,7 @@ _DEEDS: dict[Change, Callable[[Governor, Govern], Awaitable[Governed]]] = {
     Change.DRAIN: Governor._drain,
     Change.DECOMMISSION: Governor._decommission,
     Change.PROMOTE: Governor._promote,
+    Change.REMOVE: Governor._remove_subject,
 }
 
 

@@ -28,10 +28,11 @@ from fairway.protocol import Options, RequestReceived
 from fairway.protocol.admin import BrokerState, Describe, Described
 from fairway.protocol.handshake import FEED
 from fairway.protocol.messages import Message
-from fairway.protocol.routing import Govern, Register, Route
+from fairway.protocol.routing import Change, Govern, Governed, Register, Route
 from fairway.registry.port import Registry, RegistryError, SessionState
 from fairway.scheduling import Scheduler
 from fairway.serving.budget import Allowance
+from fairway.serving.creation_rate import CreationRate
 from fairway.serving.doors import Doors, check_host
 from fairway.serving.exposition import CONTENT_TYPE, Exposition
 from fairway.serving.hall import Hall, HallOptions
@@ -113,7 +114,8 @@ class MetaServer:
         self.keeper = Keeper(world.registry, self.picture, world.rng, self._told, remark)
         creditors = Creditors(world.net, world.clock, world.rng)
         self.governor = Governor(world.registry, self.picture, self._told, creditors, options.spread)
-        self._founder = Founder(self.governor, world.clock)
+        self.creation_rate = CreationRate(world.clock)
+        self._founder = Founder(self.governor, world.clock, self.creation_rate)
         self.routes = RouteDesk(self.picture, self._founder, lambda: self.keeper.is_old, policy=options.create_subjects)
         self.registers = RegistryDesk(world.sessions, self._started_ms, options.registry_bytes_max)
         self.hall.on_closed = self.registers.connection_closed
@@ -209,13 +211,22 @@ class MetaServer:
 
     async def _govern(self, request: ServedRequest[Govern]) -> None:
         try:
-            request.respond(await self.governor.govern(request.message))
+            request.respond(await self._governed(request.message, request.session))
         except RegistryError as error:
             request.refuse(Refused(Code.OTHER, f"the registry did not do it: {error}"))
         except (Refused, BadName, Misuse) as error:
             request.fail(error)
         except FairwayError as error:
             request.refuse(Refused(Code.OTHER, str(error)))
+
+    async def _governed(self, asked: Govern, connection: object) -> Governed:
+        is_new = asked.change is Change.CREATE and asked.name not in self.picture.subjects
+        if is_new:
+            self.creation_rate.check(connection)
+        done = await self.governor.govern(asked)
+        if is_new and done.sentence:
+            self.creation_rate.note(connection)
+        return done
 
     def _state(self) -> BrokerState:
         return BrokerState(
@@ -251,6 +262,8 @@ class MetaServer:
         out.one("meta_routes_total", "counter", "Questions for routes answered.", self.routes.answered)
         out.one("meta_routes_waiting", "gauge", "Questions that wait for a change.", len(self.routes))
         out.one("meta_subjects", "gauge", "Subjects in the registry.", len(self.picture.subjects))
+        refused = self.creation_rate.refused
+        out.one("creations_refused_total", "counter", "Subjects not made: too many a second.", refused)
         out.one("meta_version", "gauge", "Of the picture: changes seen so far.", self.picture.version)
         out.one("meta_is_old", "gauge", "1: the registry cannot be reached.", int(self.keeper.is_old))
         views = sorted(self.picture.groups.items())

@@ -226,6 +226,33 @@ class Redrive(Message, frozen=True):
     rate_per_s: Natural = 0  # messages; 0: as fast as they are taken
 
 
+class RemoveSubject(Message, frozen=True):
+    """Remove a subject with its groups, their inboxes and their dead letters. Asked twice, it is as if asked once."""
+
+    subject: str
+    is_forced: bool = False  # although messages are lost by it, or consumers are connected
+    is_dry: bool = False  # only say whether it can be removed, and what would go
+
+
+class RemoveGroup(Message, frozen=True):
+    """Remove a group from a subject with its inbox; its dead letters stay, unless there are none."""
+
+    subject: str
+    group: str
+    is_forced: bool = False
+    is_dry: bool = False
+    takes_dead: bool = False  # its dead letters go with it
+
+
+class Removed(Message, frozen=True):
+    """Durable. What went."""
+
+    existed: bool  # False: there was no such subject or group here
+    groups: Natural = 0
+    messages: Natural = 0  # that some group had not handled, or that no group consumed
+    dead: Natural = 0  # dead letters
+
+
 class Redriven(Message, frozen=True):
     """They will be handed out: durable, and done at the rate asked for, across restarts."""
 

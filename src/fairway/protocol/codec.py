@@ -53,6 +53,8 @@ TABLE: Final[dict[Verb, tuple[type[Message], type[Message]]]] = {
     Verb.SNAPSHOT: (replicating.TakeSnapshot, replicating.Snapshot),
     Verb.FETCH: (replicating.Fetch, replicating.Fetched),
     Verb.RESEND: (delaying.Resend, delaying.Resent),
+    Verb.REMOVE_SUBJECT: (admin.RemoveSubject, admin.Removed),
+    Verb.REMOVE_GROUP: (admin.RemoveGroup, admin.Removed),
 }
 
 REQUESTS: Final[dict[type[Message], Verb]] = {asked: verb for verb, (asked, _) in TABLE.items()}

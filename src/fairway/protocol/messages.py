@@ -60,6 +60,8 @@ class Verb(enum.IntEnum):
     SNAPSHOT = 45  # of a delay server, for a replica that lacks more than the logs have
     FETCH = 46  # a part of one
     RESEND = 47  # delayed messages that were made for a broker group that is gone
+    REMOVE_SUBJECT = 48
+    REMOVE_GROUP = 49  # from a subject
 
 
 FIRST_REQUEST_VERB = 16  # below it: the connection's own

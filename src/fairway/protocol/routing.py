@@ -97,6 +97,7 @@ class Change(enum.IntEnum):
     DRAIN = 7  # a group of servers: no new messages to it; `is_on`
     DECOMMISSION = 8  # a group of servers: forget it, or only the copies named in `groups`
     PROMOTE = 9  # a group of servers: another master, the copy named in `groups`, or one that is in sync
+    REMOVE = 10  # a subject: forget it; its messages are removed before, on all broker groups
 
 
 class Govern(Message, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from fairway import limits
 from fairway.errors import BadName, Code, FairwayError, Misuse, Refused, RemoteProtocolError, StorageFault
 from fairway.protocol import Bytes, Message, RequestReceived
-from fairway.protocol.admin import Describe, Scan, Seek, Switch, Weigh
+from fairway.protocol.admin import Describe, RemoveGroup, RemoveSubject, Scan, Seek, Switch, Weigh
 from fairway.protocol.messages import Heartbeat, Leave, Produce, Pull
 from fairway.protocol.routing import Register, Route
 from fairway.protocol.tracing import Index, Retrace
@@ -27,7 +27,9 @@ _LISTS_GROWTH = 40
 _NAMES_GROWTH = 10
 _PLAIN_BYTES = 1_024
 _PLAIN_BYTES_MAX = 4_096
-_PLAIN = (Pull, Scan, Heartbeat, Leave, Produce, Retrace, Index, Seek, Switch, Weigh, Describe)
+_PLAIN = (
+    Pull, Scan, Heartbeat, Leave, Produce, Retrace, Index, Seek, Switch, Weigh, Describe, RemoveSubject, RemoveGroup,
+)  # fmt: skip
 _NAMES = (Route, Register)
 _LARGE = (Pull, Scan, Retrace, Index)  # their answers; a union written where it is asked costs 1 µs
 _UNREAD = Refused(Code.BUSY, "answers wait on this connection: read them before asking for more", retry_after_ms=1_000)

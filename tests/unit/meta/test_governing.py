@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from fairway import batch
+from fairway import batch, limits
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.errors import Refused
 from fairway.limits import MIB
@@ -45,6 +45,44 @@ async def test_a_subject_is_created_by_command_and_twice_does_no_harm(scene: Sce
         await scene.govern(Change.CREATE, "no/slash")
     with pytest.raises(Refused, match="BAD_NAME: nameless-7 would stand for a subject whose name is lost"):
         await scene.govern(Change.CREATE, "nameless-7")
+
+
+@staged()
+async def test_a_removed_subject_is_forgotten_and_can_be_made_elsewhere(scene: Scene) -> None:
+    await led(scene, "g1", "g2")
+    await scene.govern(Change.CREATE, "orders", "g1")
+    assert await scene.govern(Change.REMOVE, "orders") == "subject orders is removed"
+    assert await scene.govern(Change.REMOVE, "orders") == ""
+    await scene.settle()
+    assert await scene.govern(Change.CREATE, "orders", "g2") == "subject orders is on g2"
+    with pytest.raises(Refused, match="bad subject name"):
+        await scene.govern(Change.REMOVE, "no/slash")
+
+
+def test_a_flood_of_creations_is_told_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By command it is refused, on first use it is put off; another connection has its own share."""
+    monkeypatch.setattr(limits, "SUBJECTS_CREATED_BURST", 20)
+    monkeypatch.setattr(limits, "SUBJECTS_CREATED_PER_S", 2)
+
+    async def story(scene: Scene) -> None:
+        await led(scene, "g1")
+        made = 0
+        for number in range(15):
+            with contextlib.suppress(Refused):
+                made += bool(await scene.govern(Change.CREATE, f"flood-{number}"))
+        assert made == 10
+        assert await scene.govern(Change.CREATE, "flood-0") == ""  # what exists is no creation
+        other = await scene.dial()
+        names = [f"used-{number}" for number in range(15)]
+        routed = await scene.route(Asker.PRODUCER, *names, client=other, may_create=True)
+        assert 10 <= sum(bool(each.groups) for each in routed.subjects) < 15
+        assert "subjects are made at 2 a second" in routed.subjects[-1].why
+        await asyncio.sleep(10)
+        routed = await scene.route(Asker.PRODUCER, *names, client=other, may_create=True)
+        assert all(each.groups for each in routed.subjects)
+        other.close()
+
+    Scene(("m1",), {}).play(story)
 
 
 @staged()

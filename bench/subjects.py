@@ -3,11 +3,16 @@
     python -m bench.subjects                0, 1,000, 10,000 and 50,000 subjects, about three minutes
     python -m bench.subjects --quick        up to 10,000
     python -m bench.subjects --json         the figures for a program
+    python -m bench.subjects --broker       a broker's table instead: introduction and restart with 100,000 subjects
 
 The meta server is a process of its own, before an SQLite registry and before a real ZooKeeper, with the session that it
 asks for by default. At each size: the time from its start to its word that it is ready, the CPU-seconds that it burns
 for a creation (of which the figures are to be flat: shown is each size ÷ the first), and, where there are 10,000
 subjects or more, the time from a `subject pause` until a broker that serves 10,000 subjects knows of it.
+
+With --broker: the time to introduce a subject into an empty table and into one that is nearly full (the figure is to be
+flat), and the time from opening the data directory to listening, of a broker with that many subjects with a message
+each, after a clean stop and after a kill. The time is wall-clock; the CPU-seconds are beside it, for noisy machines.
 """
 
 from __future__ import annotations
@@ -28,6 +33,8 @@ from typing import Any
 from bench import machine
 from bench.client_rates import cpu_s
 from bench.cluster_groups import end, started
+from fairway import batch
+from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.broker.switches import Switches
 from fairway.errors import FairwayError
 from fairway.lookup.asking import Inquirer
@@ -40,6 +47,7 @@ from fairway.registry.port import Exists, Registry
 from fairway.registry.sqlite import SqliteRegistry
 from fairway.world.clock import RealClock
 from fairway.world.net import RealNet
+from fairway.world.real_disk import RealDisk
 from fairway.world.rng import RealRng
 from tests.support.ports import free_port
 from tests.support.zookeeper import ensemble
@@ -245,6 +253,65 @@ def show(told: dict[str, Any]) -> None:
         )
 
 
+# --- a broker --------------------------------------------------------------------------------------------------------
+
+BROKER_SUBJECTS = 100_000
+BROKER_TINY = 300
+BROKER_STEP = 500
+RESTART_S_MAX = 3.0
+
+
+async def _started(folder: Path) -> tuple[Broker, float, float]:
+    """A broker, and how long its start took: by the wall, and of CPU."""
+    loop = asyncio.get_running_loop()
+    disk = RealDisk(folder, post=loop.call_soon_threadsafe)
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
+    broker = await Broker.start(BrokerWorld(RealClock(), disk, RealNet(), RealRng()), BrokerOptions(port=0))
+    return broker, time.monotonic() - began_s, time.process_time() - began_cpu_s
+
+
+async def broker_figures(folder: Path, number: int) -> dict[str, float]:
+    """Of a broker with that many subjects, each with one message."""
+    broker, _, _ = await _started(folder)
+    store, costs = broker.store, list[float]()
+    for first in range(0, number, BROKER_STEP):
+        began_s = time.perf_counter()
+        for each in range(first, min(first + BROKER_STEP, number)):
+            store.ensure_subject(Subject.parse(name_of(each)))
+        costs.append((time.perf_counter() - began_s) / min(BROKER_STEP, number - first))
+        for each in range(first, min(first + BROKER_STEP, number)):
+            data = batch.encode([b"x"], producer_id=each + 1, first_sequence=0, created_ms=1)
+            store.produce(Subject.parse(name_of(each)), data)
+        await store.messages.log.flusher.durable(store.messages.log.end)
+    few = max(len(costs) // 10, 1)
+    told = {"first_us": sorted(costs[:few])[few // 2] * 1e6, "last_us": sorted(costs[-few:])[few // 2] * 1e6}
+    broker.abandon()
+    broker, told["killed_s"], told["killed_cpu_s"] = await _started(folder)
+    await broker.stop()
+    broker, told["restart_s"], told["restart_cpu_s"] = await _started(folder)
+    assert len(broker.store.messages.views.subjects) == number
+    await broker.stop()
+    return told
+
+
+def summarise_broker(told: dict[str, float]) -> dict[str, Any]:
+    growth = told["last_us"] / max(told["first_us"], 1e-9)
+    slowest = max(told["restart_cpu_s"], told["killed_cpu_s"])
+    return {**told, "growth": growth, "met": growth <= FLAT and slowest <= RESTART_S_MAX}
+
+
+def show_broker(told: dict[str, Any], number: int) -> None:
+    print(
+        f"broker: introduction {told['first_us']:.1f} µs in an empty table, {told['last_us']:.1f} µs near {number:,} "
+        f"subjects: ÷ {told['growth']:.2f} (at most {FLAT})"
+    )
+    print(
+        f"broker: restart with {number:,} subjects {told['restart_s']:.2f} s ({told['restart_cpu_s']:.2f} s of CPU), "
+        f"after a kill {told['killed_s']:.2f} s ({told['killed_cpu_s']:.2f} s of CPU), at most {RESTART_S_MAX:g} s: "
+        f"{'met' if told['met'] else 'not met'}"
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.subjects", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer subjects")
@@ -252,7 +319,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", type=int, nargs="+", help="numbers of subjects, ascending")
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()), help="where; default: %(default)s")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--broker", action="store_true", help="a broker's table instead of a meta server")
     options = parser.parse_args(argv)
+    if options.broker:
+        number = BROKER_TINY if options.tiny else BROKER_SUBJECTS // 10 if options.quick else BROKER_SUBJECTS
+        with tempfile.TemporaryDirectory(prefix="fairway-subjects-", dir=options.data) as name:
+            figures = summarise_broker(asyncio.run(broker_figures(Path(name) / "data", number)))
+        if options.json:
+            print(json.dumps({"broker": figures, "machine": machine.describe(options.data)}))
+        else:
+            show_broker(figures, number)
+            print(machine.describe(options.data))
+        return 0
     sizes = options.sizes or (TINY if options.tiny else QUICK if options.quick else FULL)
     with tempfile.TemporaryDirectory(prefix="fairway-subjects-", dir=options.data) as name:
         told = summarise(measure(sizes, Path(name)))

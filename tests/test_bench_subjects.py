@@ -26,3 +26,16 @@ def test_each_goal_counts() -> None:
     for figure, value in (("ready_s", 11.0), ("create_cpu_ms", 1.6), ("pause_seen_s", 2.5)):
         worse = {**sizes, 9: {**sizes[9], figure: value}}
         assert not subjects.summarise({"sqlite": worse})["sqlite"]["met"]
+
+
+def test_a_tiny_run_of_the_broker_prints_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert subjects.main(["--broker", "--tiny", "--json", "--data", str(tmp_path)]) == 0
+    told = json.loads(capsys.readouterr().out)["broker"]
+    assert all(told[figure] > 0 for figure in ("first_us", "last_us", "restart_s", "killed_s"))
+
+
+def test_each_goal_of_the_broker_counts() -> None:
+    told = {"first_us": 10.0, "last_us": 14.0, "restart_cpu_s": 2.0, "killed_cpu_s": 2.0}
+    assert subjects.summarise_broker(told)["met"]
+    for figure, value in (("last_us", 16.0), ("restart_cpu_s", 3.1), ("killed_cpu_s", 3.1)):
+        assert not subjects.summarise_broker({**told, figure: value})["met"]

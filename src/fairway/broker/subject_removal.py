@@ -145,11 +145,10 @@ class SubjectRemoval:
         self.removed_groups += sum(host.main is None for host in hosts)
         self._desk.remove_all(hosts)
         for each in states:
-            if each.id in groups.read_only:
-                groups.note_read_only(each.id, is_on=False)
+            groups.note_read_only(each.id, is_on=False)
+        if any(each.name.is_internal for each in states):
             for host in groups:
-                if host.redriven is not None and each.name.is_internal:
-                    host.redriven = None  # it counts letters of a subject that may be gone
+                host.redriven = None  # it counts letters that may be gone, and is made again when somebody asks
 
     # --- groups ------------------------------------------------------------------------------------------------------
 
@@ -216,11 +215,14 @@ class SubjectRemoval:
         return _Losses(unhandled, unread, consumers, dead)
 
     def _unhandled(self, host: GroupHost) -> int:
-        """Messages that the group has not had, or is not done with; those in its inbox, too."""
+        """Messages that the group has not had, or is not done with; those in its inbox, too. A subject may have 20,000
+        groups, so those that are done with all are not looked at closely."""
         count = 0
         for each in (host, host.inbox):
             if each is not None:
                 end = self._desk.store.messages.end_sequence(each.subject_id)
+                if each.law.oldest_unacked >= end:
+                    continue
                 clock = self._desk.clock
                 seen = each.describe(end, now_ns=clock.monotonic_ns(), now_ms=clock.wall_ms())
                 count += seen.lag + seen.in_flight + seen.returned + seen.retrying + seen.dying + seen.parked

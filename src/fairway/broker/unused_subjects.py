@@ -5,12 +5,10 @@ came to be. Such a subject goes if it has no message, no group and no switch, an
 hour of this life. A restart begins the hour again: a subject never goes early, and goes at last where a broker lives
 for an hour. The hour counts by the clock that never jumps.
 
-Of the subjects that exist only those are remembered that are unused, the newest first to be found.
+A round looks at some subjects per turn; only those that are unused are remembered.
 """
 
 from __future__ import annotations
-
-from itertools import islice
 
 from fairway import limits
 from fairway.broker.desk import Desk
@@ -27,20 +25,19 @@ class UnusedSubjects:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._since_ns: dict[int, int] = {}  # by number: unused since then, as far as this life has seen
-        self._pending: dict[int, SubjectState] | None = None  # to be looked at in this round; None: none is under way
+        self._pending: list[SubjectState] | None = None  # to be looked at in this round; None: none is under way
         self.removed = 0
 
     def look(self) -> bool:
         """A step of a round; whether that was the last. Removes what has been unused for long enough."""
         subjects = self._desk.store.messages.views.subjects
         if self._pending is None:
-            self._pending = {each.id: each for each in subjects}
+            self._pending = [*subjects]
         now_ns = self._desk.clock.monotonic_ns()
-        step = [*islice(self._pending.values(), _LOOKED_AT_ONCE)]
+        step, self._pending = self._pending[-_LOOKED_AT_ONCE:], self._pending[:-_LOOKED_AT_ONCE]
         gone: list[SubjectState] = []
         for state in step:
-            del self._pending[state.id]
-            if not self._is_unused(state):
+            if state.id not in subjects or not self._is_unused(state):
                 self._since_ns.pop(state.id, None)
             elif now_ns - self._since_ns.setdefault(state.id, now_ns) >= limits.SUBJECT_UNUSED_MS * _MS_NS:
                 gone.append(state)

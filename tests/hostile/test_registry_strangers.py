@@ -185,6 +185,12 @@ def test_a_copys_node_is_its_own(tmp_path: Path) -> None:
         await refused(scene.ask(Act.PUT, theirs, member(MASTER, 666), number=1), "belongs to another session")
         for number in (0, 1):
             await refused(scene.ask(Act.REMOVE, theirs, number=number), "whose connection is open")
+        own = member(REPLICA, verifier=b"v" * 32)  # of a secret that the stranger knows
+        its = scene.place(REPLICA, scene.replica.session_id)
+        await refused(scene.ask(Act.PUT, its, own, number=1), "belongs to another session")
+        await refused(
+            scene.ask(Act.CREATE, scene.place(REPLICA), own, is_ephemeral=True), "is registered in group east"
+        )
         again = scene.ask(Act.CREATE, scene.place(MASTER), member(MASTER, role="master"), is_ephemeral=True)
         assert (await refused(again, "is registered in group east already")).code is Code.BUSY
         forged = layout.member_path(GROUP, layout.place_name(STRANGER, scene.master.session_id))

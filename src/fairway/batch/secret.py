@@ -1,4 +1,4 @@
-"""Secrets: who may go on with a producer stream, and who may act as a consumer.
+"""Secrets: who may go on with a producer stream, act as a consumer, or follow a master as a certain copy.
 
 A producer id is no secret: every consumer and every scan sees it. So a sender draws a random secret for each stream and
 shows it with each of the stream's batches, beside the batch and never in it. The broker keeps a *verifier*, a hash from
@@ -8,6 +8,10 @@ A sender that has many streams may keep one key and derive the secrets from it.
 
 A consumer id is no secret either: `describe` and traces show it. A consumer draws a random secret for its session and
 shows it with every JOIN. While the lease of a member lasts, only a JOIN with the member's secret resumes that member.
+
+The id of a copy's data directory is no secret: the registry shows it to everybody. The process that runs a copy draws a
+random secret when it starts, publishes the verifier in the copy's own node of the registry, and shows the secret with
+every FOLLOW.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ SECRET_BYTES_MAX: Final = 64
 VERIFIER_BYTES: Final = 32
 _VERIFIER: Final = b"fairway stream verifier 1\0"
 _CONSUMER_VERIFIER: Final = b"fairway consumer verifier 1\0"
+_COPY_VERIFIER: Final = b"fairway copy verifier 1\0"
 _DERIVED: Final = b"fairway stream secret 1\0"
 
 
@@ -52,6 +57,15 @@ def consumer_verifier_of(secret: bytes, consumer: str) -> bytes:
         return b""
     name = consumer.encode()
     return hashlib.sha256(_CONSUMER_VERIFIER + len(name).to_bytes(2, "little") + name + secret).digest()
+
+
+def copy_verifier_of(secret: bytes, directory: str) -> bytes:
+    """What a copy publishes of its secret; empty where the copy has none. `directory`: the id of its data directory, in
+    hex. It is hashed along, so that the verifier is of one copy only."""
+    if not secret:
+        return b""
+    name = directory.encode()
+    return hashlib.sha256(_COPY_VERIFIER + len(name).to_bytes(2, "little") + name + secret).digest()
 
 
 def checked(secret: bytes, of: str) -> bytes:

@@ -28,11 +28,18 @@ class Extent(Message, frozen=True):
 
 
 class Follow(Message, frozen=True):
-    """A replica introduces itself. Refused as NOT_MASTER by whoever does not lead, as FENCED where epochs differ."""
+    """A replica introduces itself. Refused as NOT_MASTER by whoever does not lead, as FENCED where epochs differ or the
+    copy's node in the registry has the verifier of another secret."""
 
     group: str
     epoch: Natural
     directory_id: Natural
+    secret: bytes = b""  # of the process that runs the copy; its verifier stands in the copy's node. Or none
+
+    def __repr__(self) -> str:
+        """Without the secret: a repr ends up in logs."""
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "secret")
+        return f"Follow({shown}, secret=<{len(self.secret)} bytes>)"
 
 
 class Followed(Message, frozen=True):

@@ -61,6 +61,7 @@ class Member(msgspec.Struct, frozen=True):
     started_ms: int = 0
     kind: str = "broker"  # or "delay": what the group is, should its node be lost
     is_closed: bool = False  # of the master: it has seen that the group takes nothing any more
+    verifier: bytes = b""  # of the secret that the copy shows with FOLLOW; empty: its version shows none
 
 
 class SubjectRecord(msgspec.Struct, frozen=True):

@@ -37,6 +37,7 @@ def families(standing: Standing, store: Store) -> list[Family]:
         Family("replica_in_sync", "gauge", "Whether it counts.", _counting(leader)),
         _one("reigns_total", "counter", "How often this process came to lead.", tally.reigns),
         _one("depositions_total", "counter", "How often it ceased to without being told to stop.", tally.depositions),
+        _one("follows_refused_total", "counter", "FOLLOWs of no copy, or without its secret.", tally.refused_follows),
         _one("catch_up_bytes_total", "counter", "Sent to replicas that were not in sync.", tally.catch_up_bytes),
         _one("catch_up_fetches_total", "counter", "Reads for replicas that missed the page cache.", tally.fetches),
         _one("mended_spans_total", "counter", "Rotten spans repaired from another copy.", tally.mended_spans),

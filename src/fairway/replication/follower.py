@@ -116,7 +116,10 @@ class Follower:
         on_committed: Callable[[], None],
         options: FollowerOptions | None = None,
         refill: Refill | None = None,
+        *,
+        secret: bytes = b"",
     ) -> None:
+        """`secret`: it is shown to masters; its verifier stands in the copy's node."""
         self._store = store
         self._promise = promise
         self._net = net
@@ -125,6 +128,7 @@ class Follower:
         self._on_committed = on_committed
         self._options = options or FollowerOptions()
         self._refill = refill
+        self._secret = secret
         self._wire: Wire | None = None
         self._epoch = 0
         self._number = 0
@@ -203,7 +207,7 @@ class Follower:
         if master.epoch < self._promise.epoch:
             raise Refused(Code.FENCED, f"epoch {self._promise.epoch} was promised, and {master.epoch} is before it")
         directory_id = self._store.identity.directory_id
-        followed, _ = await wire.ask(FollowMaster(self._group, master.epoch, directory_id), Followed)
+        followed, _ = await wire.ask(FollowMaster(self._group, master.epoch, directory_id, self._secret), Followed)
         if followed.epoch != master.epoch or len(followed.logs) != len(LOGS):
             raise RemoteProtocolError(f"the master of epoch {master.epoch} says that it leads under {followed.epoch}")
         for log in LOGS:

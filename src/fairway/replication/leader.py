@@ -17,7 +17,7 @@ Whoever finds out that another leads, or cannot know any more that none does, ca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from functools import partial
 import msgspec
 
 from fairway import limits
+from fairway.batch.secret import checked, copy_verifier_of
 from fairway.errors import Code, Refused, StorageFault
 from fairway.protocol import Bytes
 from fairway.protocol.frames import stretch, stretched
@@ -40,14 +41,16 @@ from fairway.protocol.replicating import (
     Mend,
     Replicate,
     Replicated,
+    TakeSnapshot,
     Want,
 )
-from fairway.registry.layout import GroupRecord, hex_id
+from fairway.registry.layout import GroupRecord, Member, hex_id
 from fairway.registry.port import Registry, RegistryError
 from fairway.replication import log_answers
 from fairway.replication.law import with_member
-from fairway.replication.node import GroupNode, RegisteredCopies
+from fairway.replication.node import GroupNode
 from fairway.replication.peer import NS_PER_MS, NS_PER_S, Credit, Peer, Question, has
+from fairway.replication.registered_copies import RegisteredCopies
 from fairway.replication.repairs import Repairs
 from fairway.replication.tally import Tally
 from fairway.storage import copying
@@ -90,7 +93,7 @@ class Leader:
         options: LeaderOptions | None = None,
         *,
         session: int,
-        living: Iterable[str] = (),
+        living: Mapping[str, Member],
         tally: Tally | None = None,
     ) -> None:
         """`session`: at the registry, the one whose end others take for this copy's. `living`: the copies that are
@@ -105,7 +108,9 @@ class Leader:
         self.options = options or LeaderOptions()
         self.peers: dict[str, Peer] = {}
         self.is_over = False
-        self.living = RegisteredCopies(registry, node.group, {*record.in_sync, *living})
+        self.living = RegisteredCopies(
+            registry, node.group, record.in_sync, living, retry_after_ms=self.options.check_ms
+        )
         self._node = node
         self._store = store
         self._registry = registry
@@ -143,9 +148,11 @@ class Leader:
         for peer in self.peers.values():
             peer.drop()
 
-    def refresh(self, living: frozenset[str]) -> None:
-        """The registry has news."""
-        self.living.directories = living
+    def refresh(self, living: Mapping[str, Member] | None = None) -> None:
+        """The registry has news, or may have. `living`: the copies that are registered, where it was read."""
+        if living is not None:
+            self.living.update(living, self._remembered())
+            self._check_peers()
         self._is_refresh_due = True
         self._stirred.set()
 
@@ -225,7 +232,7 @@ class Leader:
         if message.group != self.group:
             raise Refused(Code.BAD_REQUEST, f"this is a copy of group {self.group}, not of {message.group}")
         if message.epoch > self.epoch:  # the registry knows whether it is true
-            self.refresh(self.living.directories)
+            self.refresh()
             raise Refused(Code.NOT_MASTER, f"epoch {self.epoch} may be over: ask the registry who leads")
         if message.epoch < self.epoch:
             raise Refused(Code.FENCED, f"the master leads under epoch {self.epoch}, not {message.epoch}")
@@ -234,36 +241,40 @@ class Leader:
             raise Refused(
                 Code.BAD_REQUEST, "this data directory is a copy of the master's: start a replica with an empty one"
             )
-        self._check_registered(directory)
+        verifier = copy_verifier_of(checked(message.secret, "replica"), directory)
+        self._check_registered(directory, verifier)
         before = self._forget(directory)
-        peer = self.peers[directory] = Peer(directory, request.session, self._clock.monotonic_ns())
+        peer = self.peers[directory] = Peer(directory, request.session, self._clock.monotonic_ns(), verifier)
         if before is not None:
             peer.caught_up_ns = before.caught_up_ns
         return Followed(self.epoch, [log_answers.extent(self._store, log) for log in LOGS])
 
-    def _check_registered(self, directory: str) -> None:
+    def _check_registered(self, directory: str, verifier: bytes) -> None:
         """Only copies of the group are followed by anybody: those that are registered, and those that it knows and that
         the registry does not answer now. Whoever was neither in sync nor is registered any more is forgotten."""
-        known, now_ns = self.record.members, self._clock.monotonic_ns()
+        remembered = self._remembered()
         for each, peer in [*self.peers.items()]:
-            if not peer.is_connected and not (each in self.living or each in known or each in self._waited):
+            if not (peer.is_connected or each in self.living or each in remembered):
                 self._forget(each)
-        if directory in known:
-            return
-        if directory not in self.living:
-            if self.living.seek(now_ns):
+        try:
+            self.living.check(directory, verifier, self.record.members, self._clock.monotonic_ns())
+        except Refused:
+            self.tally.refused_follows += 1
+            if self.living.is_look_due:
                 self._stirred.set()
-            raise Refused(
-                Code.FENCED,
-                f"directory {directory} is not registered in group {self.group}: register it, then follow",
-                retry_after_ms=self.options.check_ms,
-            )
-        if len(known) >= limits.GROUP_COPIES_MAX:
-            raise Refused(
-                Code.TOO_LARGE,
-                f"group {self.group} knows {len(known)} copies and takes no more: "
-                f"`fairway cluster decommission {self.group} --copy ID` forgets one that is gone for good",
-            )
+            raise
+
+    def _remembered(self) -> set[str]:
+        """The copies that are not forgotten when they are not registered any more."""
+        return {*self.record.members, *self._waited}
+
+    def _check_peers(self) -> None:
+        """Send away peers that have shown another secret than the one that the copy's node stands for now: the copy was
+        started again, or a stranger followed before the node was known here. Such a peer confirms nothing."""
+        for peer in self.peers.values():
+            if not peer.is_sent_away and not self.living.accepts(peer.directory, peer.verifier):
+                peer.confirmed = None
+                self._send_away(peer, _UNKNOWN)
 
     def _forget(self, directory: str) -> Peer | None:
         peer = self.peers.pop(directory, None)
@@ -274,14 +285,14 @@ class Leader:
 
     def _given(self, request: Question, message: Give) -> Given:
         """What has rotted here, from a replica. It is checked by whoever puts it in place."""
-        peer = self._known(request, message)
+        peer = self.known(request, message)
         data = stretched(request.attachments[0]) if request.attachments else b""
         end = self.repairs.take(peer.directory, message, data, self._clock.monotonic_ns())
         self._stirred.set()
         return Given(end)
 
-    def _known(self, request: Question, message: Replicate | Give) -> Peer:
-        """The replica that asks; `Refused` where it has to follow first."""
+    def known(self, request: Question, message: Replicate | Give | TakeSnapshot) -> Peer:
+        """The replica that asks; `Refused` where it has to follow first, on this connection."""
         peer = self.peers.get(hex_id(message.directory_id))
         is_known = peer is not None and peer.session is request.session and not peer.is_sent_away
         if peer is None or not is_known or message.epoch != self.epoch:
@@ -289,7 +300,7 @@ class Leader:
         return peer
 
     def _replicate(self, request: Question, message: Replicate) -> None:
-        peer = self._known(request, message)
+        peer = self.known(request, message)
         now_ns = self._clock.monotonic_ns()
         ends, own_ends = _pair(message.ends), self._store.ends()
         if message.starts:
@@ -472,7 +483,8 @@ class Leader:
         if not self.is_certain():
             return
         self._seek_repair()
-        await self.living.look(self._clock.monotonic_ns())
+        await self.living.look(self._clock.monotonic_ns(), self._remembered())
+        self._check_peers()
         if self._is_refresh_due and not self.is_over:
             self._is_refresh_due = False
             await self._node.read()

@@ -26,6 +26,7 @@ from typing import Generic
 
 import msgspec
 
+from fairway.batch.secret import copy_verifier_of, new_secret
 from fairway.errors import (
     CannotListen,
     DiskFull,
@@ -72,6 +73,7 @@ class GroupMember(ABC, Generic[ServerT]):
         self._node = GroupNode(world.registry, membership.group)
         self._promise: Promise | None = None
         self._disk: Disk | None = None
+        self._secret = new_secret(world.rng)  # of this process, in no file: it proves to masters that we are this copy
         self._place = Place(world.registry, world.clock, membership.group, membership.session_ms)
         self._ruling_since_ns: int | None = None
         self._rest_until_ns = 0  # there was no room on the disk
@@ -189,6 +191,7 @@ class GroupMember(ABC, Generic[ServerT]):
             server.on_committed,
             replace(self.membership.follower, connection=Options(name=self.face.name)),
             self._refill(server),
+            secret=self._secret,
         )
         self._begin("fault", self._watch_for_faults(server))
 
@@ -287,7 +290,7 @@ class GroupMember(ABC, Generic[ServerT]):
         match decision:
             case law.Lead():
                 if self.standing.leader is not None:
-                    self.standing.leader.refresh(frozenset(alive))
+                    self.standing.leader.refresh(alive)
                 return self.membership.look_ms
             case law.Follow():
                 self._follow(decision)
@@ -360,6 +363,7 @@ class GroupMember(ABC, Generic[ServerT]):
             started_ms=self._started_ms,
             kind=self.kind,
             is_closed=leader is not None and leader.is_closed,
+            verifier=copy_verifier_of(self._secret, self.directory),
         )
         now_ns = self._world.clock.monotonic_ns()
         before = self._place.shown

@@ -7,7 +7,6 @@ what holds and will go on to hold, and only then does `change` return; meanwhile
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import suppress
 
 from fairway.errors import Refused, RemoteProtocolError
@@ -23,7 +22,6 @@ from fairway.registry.layout import (
 )
 from fairway.registry.port import Exists, Lost, Missing, Node, Registry, SessionOver, Stale
 
-_LOOK_PAUSE_NS = 1_000_000_000  # between two looks for copies that follow and are not known to be registered
 _AGAIN_S = 0.05  # between two attempts to read back
 
 
@@ -101,32 +99,3 @@ async def living(registry: Registry, group: str) -> dict[str, Member]:
         with suppress(RemoteProtocolError):
             found.append(unpack(Member, path, node.value))
     return by_directory(found)
-
-
-class RegisteredCopies:
-    """The copies that are registered in a group, as its master last saw them.
-
-    The member tells its leader whenever it has looked. A copy that asks to follow before the leader has heard of its
-    node makes the leader look once more, at most once a second: whoever asks in vain must not flood the registry.
-    """
-
-    def __init__(self, registry: Registry, group: str, directories: Iterable[str]) -> None:
-        self.directories = frozenset(directories)
-        self._registry = registry
-        self._group = group
-        self._looked_ns = -_LOOK_PAUSE_NS
-        self._is_look_due = False
-
-    def __contains__(self, directory: str) -> bool:
-        return directory in self.directories
-
-    def seek(self, now_ns: int) -> bool:
-        """A copy is missing here: whether a look at the registry is due."""
-        self._is_look_due = self._is_look_due or now_ns - self._looked_ns >= _LOOK_PAUSE_NS
-        return self._is_look_due
-
-    async def look(self, now_ns: int) -> None:
-        """Read the registry, if a look is due."""
-        if self._is_look_due:
-            self._is_look_due, self._looked_ns = False, now_ns
-            self.directories = frozenset(await living(self._registry, self._group))

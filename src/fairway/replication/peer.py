@@ -56,8 +56,10 @@ class Credit(NamedTuple):
 class Peer:
     """A replica that follows, or did. Ends and cursors are pairs: messages, actions."""
 
-    def __init__(self, directory: str, session: Connected, now_ns: int) -> None:
+    def __init__(self, directory: str, session: Connected, now_ns: int, verifier: bytes = b"") -> None:
+        """`verifier`: of the secret that it has shown."""
         self.directory = directory
+        self.verifier = verifier
         self.session = session
         self.heard_ns = now_ns
         self.caught_up_ns = now_ns  # when it last had everything

@@ -183,7 +183,9 @@ class DelayServer:
         """Of this reign: a copy that is deposed begins again as another server."""
         if self._snapshots is None:
             later = asyncio.get_running_loop().call_later
-            self._snapshots = Snapshots(self.delay.engine, self.disks, self.clock, later, leader.group, leader.epoch)
+            self._snapshots = Snapshots(
+                self.delay.engine, self.disks, self.clock, later, leader.group, leader.epoch, leader.known
+            )
         return self._snapshots
 
     @property

@@ -140,14 +140,17 @@ class Snapshots:
         call_later: Callable[..., asyncio.TimerHandle],
         group: str,
         epoch: int,
+        check_follower: Callable[[Question, TakeSnapshot], object],
         options: SnapshotOptions | None = None,
     ) -> None:
+        """`check_follower`: `Refused` where a replica asks over another connection than the one that it follows on."""
         self._engine = engine
         self._disks = disks
         self._clock = clock
         self._call_later = call_later
         self._group = group
         self._epoch = epoch
+        self._check_follower = check_follower
         self._options = options or SnapshotOptions()
         self._kept: dict[int, _Kept] = {}  # by the id of the replica's directory
         self._number = 0
@@ -182,6 +185,7 @@ class Snapshots:
             raise Refused(Code.BAD_REQUEST, f"this is a copy of group {self._group}, not of {message.group}")
         if message.epoch != self._epoch:
             raise Refused(Code.FENCED, f"the master leads under epoch {self._epoch}, not {message.epoch}")
+        self._check_follower(question, message)
         self._drop(message.directory_id)
         self._look()
         self._check_room()

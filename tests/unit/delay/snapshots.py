@@ -13,9 +13,10 @@ from fairway.delay.engine import Engine
 from fairway.delay.refill import Refill, RefillOptions
 from fairway.delay.rows import State
 from fairway.delay.snapshot import SnapshotOptions, Snapshots
-from fairway.errors import Refused
+from fairway.errors import Code, Refused
 from fairway.protocol import Bytes, Message
-from fairway.protocol.replicating import Fetched
+from fairway.protocol.replicating import Fetched, TakeSnapshot
+from fairway.replication.peer import Question
 from fairway.replication.wire import Answer
 from fairway.storage import directory
 from fairway.storage.directory import Identity
@@ -103,6 +104,7 @@ class Stage:
         self.disk = self._new_disk("replica", capacity_bytes)
         self.schedule_disk = self._new_disk("replica's buckets", capacity_bytes) if apart else self.disk
         self._lives = 0
+        self.following: dict[int, Session] = {}  # by directory; whoever is not in it follows on any connection
         directory.claim(self.disk, SeededRng("what was there"), self.identity)
         for disk, name in self.old_files():
             disk.publish(name, [f"old {name}".encode()])
@@ -135,9 +137,21 @@ class Stage:
         """Another one, of the same engine."""
         sim = self.world.sim
         self.snapshots = Snapshots(
-            self.world.engine, self.master_disks, sim.clock, sim.loop.call_later, GROUP, EPOCH, options
+            self.world.engine,
+            self.master_disks,
+            sim.clock,
+            sim.loop.call_later,
+            GROUP,
+            EPOCH,
+            self.check_follower,
+            options,
         )
         return self.snapshots
+
+    def check_follower(self, question: Question, message: TakeSnapshot) -> None:
+        """As the leader does: only the connection that follows under an id may ask under it."""
+        if question.session is not self.following.get(message.directory_id, question.session):
+            raise Refused(Code.FENCED, "follow again")
 
     def live_a_while(self) -> None:
         """Leave traces of every kind: near and far, sent, cancelled, put off, split, forgotten."""

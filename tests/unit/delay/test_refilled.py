@@ -9,9 +9,12 @@ from collections.abc import Callable
 import pytest
 
 from fairway.delay import installing
+from fairway.errors import Refused
+from fairway.protocol.replicating import Follow, Followed, Snapshot, TakeSnapshot
 from fairway.world.sim_disk import SimDisk
+from tests.support.client import Client
 from tests.unit.delay.cluster import Cluster, in_cluster
-from tests.unit.delay.scene import Machine
+from tests.unit.delay.scene import PORT, Machine
 from tests.unit.storage.helpers import names
 
 COUNT = 40
@@ -88,6 +91,27 @@ async def test_a_wiped_copy_is_filled_and_takes_over(cluster: Cluster) -> None:
     assert await cluster.led() == "heir"
     await cluster.sleep(DUE_S + 2 * COUNT)
     assert await _sent(cluster) == list(range(COUNT + 5))
+
+
+@in_cluster()
+async def test_a_stranger_that_knows_the_id_of_a_copy_neither_follows_nor_takes_its_snapshot(cluster: Cluster) -> None:
+    await _old_group(cluster)
+    leader = cluster.members["delay"].standing.leader
+    assert leader is not None
+    stranger = await Client.connect(cluster.sim.net.host("stranger"), cluster.clock, "delay", PORT)
+    directory = (await cluster.start_copy("heir")).directory
+    directory_id = int(directory, 16)
+    await _fetching(cluster, "heir")
+    peer = leader.peers[directory]
+    with pytest.raises(Refused, match="shows no secret"):
+        await stranger.ask(Follow(cluster.group, leader.epoch, directory_id), Followed)
+    with pytest.raises(Refused, match="is not known here"):
+        await stranger.ask(TakeSnapshot(cluster.group, leader.epoch, directory_id), Snapshot)
+    assert leader.peers.get(directory, peer) is peer, "nobody else followed under the id"
+    assert leader.tally.refused_follows > 0
+    stranger.abort()
+    await cluster.in_sync(2)
+    assert _is_filled(cluster, "heir")
 
 
 @pytest.mark.slow

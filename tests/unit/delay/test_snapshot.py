@@ -59,6 +59,17 @@ def test_a_snapshot_is_the_newest_checkpoint_the_manifest_its_buckets_and_both_l
     assert (taken.epoch, taken.number) == (EPOCH, 1)
 
 
+def test_a_stranger_that_asks_under_the_id_of_a_replica_takes_no_snapshot_from_it(stage: Stage) -> None:
+    replica, stranger = Line(stage.snapshots), Line(stage.snapshots)
+    stage.following[REPLICA] = replica.session
+    taken = _taken(stage, replica)
+    assert _refusal(stage, stranger, TAKE).code is Code.FENCED
+    assert len(stage.snapshots) == 1
+    first = taken.files[0]
+    fetched, attached = stage.world.run(replica.ask(Fetch(taken.number, 0, 0, first.size), Fetched))
+    assert (fetched.position, len(stretched(attached[0]))) == (0, first.size)
+
+
 def test_what_the_master_removes_meanwhile_can_still_be_fetched(stage: Stage) -> None:
     line, world = Line(stage.reign(SnapshotOptions(idle_ms=400 * DAY_MS))), stage.world
     taken = _taken(stage, line)

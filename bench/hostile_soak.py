@@ -259,7 +259,7 @@ def main(argv: Sequence[str]) -> int:
     names = [attack.__name__ for attack in ATTACKS]
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--attack", choices=names, action="append", help="only this one; may be repeated")
-    parser.add_argument("--memory-mib", type=int, default=1_024, help="the broker's ceiling")
+    parser.add_argument("--memory-mib", type=int, default=1_536, help="the broker's ceiling")
     parser.add_argument(
         "--data", type=Path, default=IN_MEMORY if IN_MEMORY.is_dir() else None, help="where to put data"
     )
@@ -267,7 +267,10 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="fairway-bench-", dir=chosen.data) as folder:
         flags = ("--data", folder, "--port", "0", "--keep-gib", "2", "--memory-mib", str(chosen.memory_mib))
         with Child("fairway.cli.main", "broker", *flags) as broker:
-            port = int((broker.line(timeout_s=60) or "").split(",")[0].rsplit(":", 1)[1])
+            ready = broker.line(timeout_s=60)
+            if ready is None:
+                raise SystemExit("the broker did not start: see its sentence above")
+            port = int(ready.split(",")[0].rsplit(":", 1)[1])
             with suppress(PermissionError):
                 give_way(broker.pid, GOOD_NICE)
                 give_way(os.getpid(), GOOD_NICE)

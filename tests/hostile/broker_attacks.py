@@ -28,6 +28,8 @@ NAMES = ("../../etc/passwd", "..", ".", "a/b", "a\\b", "a\0b", "", " ", "x" * 20
 
 Attack = Callable[[int], Awaitable[None]]
 LISTED = "listed"
+GOOD = "good"  # how the subjects of clients begin that attacks go on beside
+_BEFORE_GOOD = GOOD[:-1]  # in the order of names
 _AGAIN_S = 0.1  # before an attack that failed begins again
 
 
@@ -241,7 +243,7 @@ async def false_consumers(port: int, *, connections: int = 10, seconds: float = 
     async def one_of_them(number: int) -> None:
         one = await client(port)
         while time.monotonic() < until:
-            seen, _ = await one.ask(Describe(Depth.CONSUMERS), Described)
+            seen, _ = await one.ask(Describe(Depth.CONSUMERS, after=_BEFORE_GOOD), Described)
             for place, lots in _connected_consumers(seen):
                 asked = (
                     one.join(*place, arrived=number, secret=secrets[number % len(secrets)]),
@@ -262,12 +264,12 @@ async def false_consumers(port: int, *, connections: int = 10, seconds: float = 
 
 
 def _connected_consumers(seen: Described) -> list[tuple[tuple[str, str, str], list[m.Lot]]]:
-    """The places of consumers that have a connection, and all that their group has handed out. Those of
-    `endless_lists` renew no lease: their places fall free."""
+    """The places of good clients' consumers that have a connection, and all that their group has handed out. Consumers
+    of other attacks renew no lease: their places fall free."""
     return [
         ((subject.name, group.name, consumer.name), [m.Lot(0, 1, [m.Span(0, max(group.cursor, 1))])])
         for subject in seen.subjects
-        if subject.name != LISTED
+        if subject.name.startswith(GOOD)
         for group in subject.groups
         for consumer in group.consumers
         if consumer.address

@@ -78,7 +78,7 @@ class Founder:
             while self._clock.monotonic_ns() < wish.expires_ns:
                 chance = self._chance
                 try:
-                    await self._governor.create(subject)
+                    await self._governor.create(subject, is_on_first_use=True)
                 except FairwayError as error:
                     wish.trouble = error.sentence if isinstance(error, Refused) else str(error)
                 else:

@@ -78,13 +78,15 @@ class Governor:
 
     # --- subjects ----------------------------------------------------------------------------------------------------
 
-    async def create(self, name: str, groups: Sequence[str] = (), number: int = 0) -> Governed:
+    async def create(
+        self, name: str, groups: Sequence[str] = (), number: int = 0, *, is_on_first_use: bool = False
+    ) -> Governed:
         """Make a subject; one that exists is left as it is, and must be where it was asked for."""
         subject = str(Subject.parse(name))
         wanted = routing.check_names(groups, self._picture.groups)
         self._check_room(subject)
         chosen = wanted or (self._choose(number) if number else self._choose_new())
-        record = SubjectRecord(chosen, chosen)
+        record = SubjectRecord(chosen, chosen, is_on_first_use=is_on_first_use)
         for pause_s in _PAUSES_S:
             await asyncio.sleep(pause_s)
             try:
@@ -112,7 +114,47 @@ class Governor:
 
     async def _create(self, asked: Govern) -> Governed:
         done = await self.create(asked.name, asked.groups, asked.number)
-        return await self._options(asked) if asked.options else done
+        if asked.options:
+            return await self._options(asked)
+        if self._picture.subjects[asked.name].is_on_first_use:
+            await self._change_subject(asked.name, lambda before: before, "is on")
+        return done
+
+    async def adopt(self, subject: str, holders: Sequence[str]) -> bool:
+        """Name broker groups that hold messages of a subject in its route; whether the route has changed."""
+        path = layout.subject_path(str(Subject.parse(subject)))
+
+        def named(before: SubjectRecord) -> SubjectRecord:
+            return msgspec.structs.replace(before, groups=[*dict.fromkeys((*before.groups, *holders))])
+
+        for pause_s in _PAUSES_S:
+            await asyncio.sleep(pause_s)
+            before, after = await self._change(SubjectRecord, path, named)
+            if after is not None:
+                self._told(self._picture.put_subject(subject, after))
+                return before != after
+            self._check_room(subject)
+            views = [self._picture.groups.get(each) or GroupView(each) for each in holders]
+            able = [view.name for view in views if routing.is_able(view)] or self._choose_new()
+            record = SubjectRecord([*dict.fromkeys((*holders, *able))], able, is_on_first_use=True)
+            try:
+                await self._registry.create(path, layout.pack(record))
+            except (Exists, Lost, SessionOver):
+                continue
+            self._told(self._picture.put_subject(subject, record))
+            return True
+        raise _silent()
+
+    async def expire(self, subject: str, version: int) -> bool:
+        """Remove a route if its node has this version; whether it may be gone by that."""
+        try:
+            await self._registry.remove(layout.subject_path(subject), version)
+        except (Missing, Stale, SessionOver):
+            return False
+        except Lost:
+            return True
+        self._told(self._picture.put_subject(subject, None))
+        return True
 
     async def _extend(self, asked: Govern) -> Governed:
         wanted = routing.check_names(asked.groups, self._picture.groups)
@@ -185,16 +227,25 @@ class Governor:
 
         return await self._change_subject(asked.name, changed, "has new options, on")
 
-    async def _change_subject(self, name: str, change: Callable[[SubjectRecord], SubjectRecord], said: str) -> Governed:
+    async def _change_subject(
+        self, name: str, change: Callable[[SubjectRecord], SubjectRecord], said: str, *, keeps_origin: bool = False
+    ) -> Governed:
+        """`keeps_origin`: the operator's decision is about a group of servers, not about this subject."""
         subject = str(Subject.parse(name))
-        before, after = await self._change(SubjectRecord, layout.subject_path(subject), change)
+
+        def changed(before: SubjectRecord) -> SubjectRecord:
+            is_on_first_use = before.is_on_first_use and keeps_origin
+            return msgspec.structs.replace(change(before), is_on_first_use=is_on_first_use)
+
+        before, after = await self._change(SubjectRecord, layout.subject_path(subject), changed)
         if after is None or before is None:
             raise Refused(
                 Code.NO_SUCH_SUBJECT, f"there is no subject {subject}: `fairway subject create {subject}` makes it"
             )
         self._told(self._picture.put_subject(subject, after))
         where = after.writable if said.startswith("takes") else after.groups
-        return Governed("" if after == before else f"subject {subject} {said} {', '.join(where)}", list(after.groups))
+        is_same = after == msgspec.structs.replace(before, is_on_first_use=after.is_on_first_use)
+        return Governed("" if is_same else f"subject {subject} {said} {', '.join(where)}", list(after.groups))
 
     async def _remove_subject(self, asked: Govern) -> Governed:
         """Forget where a subject is. Whoever asks for it later makes it again."""
@@ -267,7 +318,7 @@ class Governor:
                 return self._without(subject, before, [group], is_forced=True)
             return _with(before, [group]) if group in before.groups else before
 
-        return bool((await self._change_subject(subject, changed, "is on")).sentence)
+        return bool((await self._change_subject(subject, changed, "is on", keeps_origin=True)).sentence)
 
     def _check_successor(self, name: str, *, is_forced: bool) -> None:
         """Somebody else must be able to take the messages of subjects that only this group takes."""
@@ -371,7 +422,7 @@ class Governor:
             rest = self._without(subject, before, [group], is_forced=True)
             return msgspec.structs.replace(rest, groups=[each for each in rest.groups if each != group])
 
-        await self._change_subject(subject, without, "is on")
+        await self._change_subject(subject, without, "is on", keeps_origin=True)
 
     async def _forget_copies(self, view: GroupView, copies: Sequence[str]) -> Governed:
         """Copies that will not come back."""

@@ -73,6 +73,7 @@ class SubjectRecord(msgspec.Struct, frozen=True):
     is_ordered: bool = False
     paused: list[str] = []  # consumer groups that are switched off
     options: dict[str, str] = {}
+    is_on_first_use: bool = False  # made for a client; an operator's first change of the subject ends this
 
 
 RecordT = TypeVar("RecordT", GroupRecord, Member, SubjectRecord)

@@ -16,7 +16,7 @@ from functools import partial
 from fairway import limits
 from fairway.errors import Code, Refused
 from fairway.meta.founder import Founder
-from fairway.meta.picture import Key, Picture
+from fairway.meta.picture import Key, Picture, subject_key
 from fairway.names import Subject
 from fairway.protocol.routing import Asker, Route
 from fairway.serving.requests import Asker as Session
@@ -59,6 +59,10 @@ class RouteDesk:
     def __len__(self) -> int:
         """Questions that wait."""
         return len(self._polls)
+
+    def is_awaited(self, subject: str) -> bool:
+        """Whether a question waits for a change of this subject."""
+        return subject_key(subject) in self._by_key
 
     # --- questions ---------------------------------------------------------------------------------------------------
 

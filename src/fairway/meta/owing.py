@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
-from fairway.errors import FairwayError, Unreachable
+from fairway.errors import FairwayError
 from fairway.lookup.asking import Inquirer
 from fairway.meta.governing import Debt
+from fairway.meta.masters import ANSWER_S, Masters
 from fairway.meta.routing import DELAY, GroupView, address_of
 from fairway.protocol.admin import Depth, Describe, Described, GroupState
 from fairway.protocol.delaying import InTransit, Tallied, Tally, Which
-from fairway.registry.layout import Member
-from fairway.world.clock import Clock
-from fairway.world.net import Net
-from fairway.world.rng import Rng
 
-T = TypeVar("T")
-
-_ANSWER_S = 10.0
 _NAMED_MAX = 5  # consumer groups in the sentence
 
 
 class Creditors:
     """Asks masters: `debt = await creditors.owed(view)`."""
 
-    def __init__(self, net: Net, clock: Clock, rng: Rng) -> None:
-        self._net = net
-        self._clock = clock
-        self._rng = rng
+    def __init__(self, masters: Masters) -> None:
+        self._ask = masters.ask
 
     async def owed(self, view: GroupView) -> Debt:
         master = view.master
@@ -66,19 +57,10 @@ class Creditors:
             "start its servers if they are stopped, and ask again"
         )
 
-    async def _ask(self, master: Member, question: Callable[[Inquirer], Awaitable[T]]) -> T:
-        inquirer = Inquirer(self._net, self._clock, self._rng, [(master.host, master.port)], name="fairway meta")
-        try:
-            if not await inquirer.connected(0, _ANSWER_S):
-                raise Unreachable(f"no connection to {address_of(master)}: {inquirer.line.trouble}")
-            return await question(inquirer)
-        finally:
-            inquirer.abort()
-
 
 async def _tallied(inquirer: Inquirer) -> tuple[Tallied, list[InTransit]]:
     """What is pending, and what is on its way to broker groups."""
-    tallied = await inquirer.ask(Tally(Which()), Tallied, _ANSWER_S)
+    tallied = await inquirer.ask(Tally(Which()), Tallied, ANSWER_S)
     if tallied.in_transit is None:
         raise FairwayError("it is of an older version, which does not count what is on its way: upgrade it")
     return tallied, tallied.in_transit
@@ -98,7 +80,7 @@ async def _unconsumed(inquirer: Inquirer) -> Debt:
     owed: dict[str, int] = {}
     after = ""
     while True:
-        page = await inquirer.ask(Describe(Depth.GROUPS, after=after), Described, _ANSWER_S)
+        page = await inquirer.ask(Describe(Depth.GROUPS, after=after), Described, ANSWER_S)
         for subject in page.subjects:
             for group in subject.groups:
                 if rest := owed_to(group):

@@ -20,10 +20,12 @@ from fairway.meta.desk import RouteDesk, check
 from fairway.meta.founder import Founder
 from fairway.meta.governing import Governor
 from fairway.meta.keeper import Keeper
+from fairway.meta.masters import Masters
 from fairway.meta.owing import Creditors
 from fairway.meta.picture import Picture
 from fairway.meta.presence import MetaRecord, Presence
 from fairway.meta.registering import QUESTIONS, RegistryDesk, SessionMaker
+from fairway.meta.route_upkeep import RouteAudit, RouteUpkeep, UnusedRoutes
 from fairway.protocol import Options, RequestReceived
 from fairway.protocol.admin import BrokerState, Describe, Described
 from fairway.protocol.handshake import FEED
@@ -112,11 +114,18 @@ class MetaServer:
         self._world = world
         self._registry = world.registry
         self.keeper = Keeper(world.registry, self.picture, world.rng, self._told, remark)
-        creditors = Creditors(world.net, world.clock, world.rng)
-        self.governor = Governor(world.registry, self.picture, self._told, creditors, options.spread)
+        masters = Masters(world.net, world.clock, world.rng)
+        self.governor = Governor(world.registry, self.picture, self._told, Creditors(masters), options.spread)
         self.creation_rate = CreationRate(world.clock)
         self._founder = Founder(self.governor, world.clock, self.creation_rate)
         self.routes = RouteDesk(self.picture, self._founder, lambda: self.keeper.is_old, policy=options.create_subjects)
+        self.unused_routes = UnusedRoutes(
+            world.registry, self.picture, self.governor, masters, world.clock, self.routes.is_awaited
+        )
+        self.audit = RouteAudit(self.picture, self.governor, masters, self.unused_routes.note_used)
+        self._upkeep = RouteUpkeep(
+            self.unused_routes, self.audit, may_expire=options.create_subjects, is_turn=self._keeps_routes
+        )
         self.registers = RegistryDesk(world.sessions, self._started_ms, options.registry_bytes_max)
         self.hall.on_closed = self.registers.connection_closed
         pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
@@ -142,6 +151,7 @@ class MetaServer:
             raise
         record = MetaRecord(options.connection.name, server._started_ms)
         server._presence = Presence(world.registry, world.rng, server.address, record)
+        server._upkeep.start()
         return server
 
     @property
@@ -160,6 +170,11 @@ class MetaServer:
 
     def _told(self, keys: list[tuple[str, str]]) -> None:
         self.routes.tell(keys)
+        self.unused_routes.note(keys)
+
+    def _keeps_routes(self) -> bool:
+        """Whether this meta server is the one that keeps routes in step with brokers."""
+        return not self.keeper.is_old and self.picture.metas[:1] == [self.address]
 
     def _session_is(self, state: SessionState) -> None:
         self.keeper.session_is(state)
@@ -262,6 +277,9 @@ class MetaServer:
         out.one("meta_routes_total", "counter", "Questions for routes answered.", self.routes.answered)
         out.one("meta_routes_waiting", "gauge", "Questions that wait for a change.", len(self.routes))
         out.one("meta_subjects", "gauge", "Subjects in the registry.", len(self.picture.subjects))
+        expired, repaired = self.unused_routes.expired, self.audit.repaired
+        out.one("meta_expired_subjects_total", "counter", "Routes of unused subjects removed.", expired)
+        out.one("meta_repaired_routes_total", "counter", "Routes that lacked a group with messages.", repaired)
         refused = self.creation_rate.refused
         out.one("creations_refused_total", "counter", "Subjects not made: too many a second.", refused)
         out.one("meta_version", "gauge", "Of the picture: changes seen so far.", self.picture.version)
@@ -309,6 +327,7 @@ class MetaServer:
         self.hall.close("the meta server is stopping")
         if self._presence is not None:
             await self._presence.stop()
+        await self._upkeep.stop()
         await self._founder.stop()
         await self.routes.stop()
         await self.registers.stop()

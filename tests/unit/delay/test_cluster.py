@@ -7,6 +7,7 @@ import pytest
 from fairway.errors import WrongDirectory
 from fairway.lookup.homes import home
 from fairway.names import Subject
+from fairway.protocol.admin import Removed, RemoveSubject
 from fairway.protocol.routing import Change
 from fairway.registry import layout
 from fairway.registry.layout import SubjectRecord
@@ -304,6 +305,8 @@ async def test_a_group_that_no_subject_names_any_more_is_left_in_peace(cluster: 
         await cluster.schedule([b"a"], after_s=1, subject=f"only-{group}")
     await cluster.sleep(5)
     assert {target.name for target in cluster.delay.courier} == {"g1", "g2"}
+    at_g1 = await cluster.client("g1")
+    await at_g1.ask(RemoveSubject("only-g1", is_forced=True), Removed)  # or the route would name it again
     path = layout.subject_path("only-g1")
     node = await cluster.hand.get(path, fresh=True)
     assert node is not None

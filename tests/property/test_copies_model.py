@@ -226,6 +226,19 @@ TestModel = Model.TestCase
 TestModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
+def test_a_crash_that_takes_the_first_segment_and_leaves_the_next_leaves_an_empty_copy() -> None:
+    """Neither was synced. The file that is left says nothing of what was before it."""
+    model = Model()
+    model.begin(seed=1)
+    try:
+        model.copy_dies_with_many_rounds_at_hand(rounds=3, ms=0.625)
+        model.copy_dies_with_many_rounds_at_hand(rounds=2, ms=0.0)
+        model.catch_up_for_good()
+        model.nothing_confirmed_is_lost()
+    finally:
+        model.teardown()
+
+
 def _search() -> None:
     search = settings(max_examples=300, stateful_step_count=40, deadline=None, database=None, phases=[Phase.generate])
     run_state_machine_as_test(Model, settings=search)

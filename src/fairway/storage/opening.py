@@ -67,6 +67,8 @@ def open_directory(
     if known is not None:
         _delete_doomed(disk, known, marks)
     believed = catching_up.read(disk)
+    if known is None:
+        marks = {log: _proven(disk, log, log_id, marks[log], believed.get(log)) for log, log_id in _log_ids(identity)}
     replay = _Replay(disk, identity.messages_id, known, marks[message_log.DIRECTORY])
     messages = _recovery(disk, message_log.DIRECTORY, identity.messages_id, known, marks, believed)
     messages.apply, messages.on_rot = replay.apply, replay.views.note_rot
@@ -184,6 +186,27 @@ def marks_of(disk: Disk, known: Checkpoint | None) -> dict[str, LogMark]:
         return {message_log.DIRECTORY: known.messages, action_log.DIRECTORY: known.actions}
     firsts = {log: min(_bases(disk, log), default=0) for log in (message_log.DIRECTORY, action_log.DIRECTORY)}
     return {log: LogMark(first, first, {}) for log, first in firsts.items()}
+
+
+def _log_ids(identity: Identity) -> tuple[tuple[str, int], ...]:
+    return (message_log.DIRECTORY, identity.messages_id), (action_log.DIRECTORY, identity.actions_id)
+
+
+def _proven(disk: Disk, log: str, log_id: int, mark: LogMark, believed_end: int | None) -> LogMark:
+    """Where a log without a checkpoint begins: with its first segment, if a record says that everything before it was
+    synced. Otherwise a crash took earlier files that were never synced, and left the name of a later one: the log is as
+    empty as it was."""
+    if not mark.first_base:
+        return mark
+    walk = recovery.LogWalk(disk, log, log_id, first_base=mark.first_base)
+    walk.measure()
+    for found in walk.walk(mark.first_base, 0):
+        if found.header is None or found.header.position < mark.first_base:
+            continue
+        synced_end = found.header.synced_end if believed_end is None else believed_end
+        if synced_end >= mark.first_base:
+            return mark
+    return LogMark(0, 0, {})
 
 
 def _sweep(disk: Disk) -> None:

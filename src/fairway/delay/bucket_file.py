@@ -25,6 +25,7 @@ from fairway.storage.log import Damaged
 from fairway.storage.record import BadRecord, Kind, Record
 from fairway.storage.recovery import Finding, Verdict, judge
 from fairway.storage.scan import Damage, Scan
+from fairway.world.clock import Clock
 from fairway.world.disk import Disk, Fetched
 
 
@@ -38,6 +39,7 @@ class BucketFile:
     def __init__(
         self,
         disk: Disk,
+        clock: Clock,
         bucket: Bucket,
         *,
         defer: Defer,
@@ -60,7 +62,7 @@ class BucketFile:
         self._poison = poison
         self._disk = disk
         self._file = disk.open(file_name(bucket.number), create=True)
-        self._flusher = Flusher(disk, self.end, defer=defer, on_full=self._undone, on_progress=self._progressed)
+        self._flusher = Flusher(disk, clock, self.end, defer=defer, on_full=self._undone, on_progress=self._progressed)
         self._begin()
 
     def _begin(self) -> None:

@@ -139,7 +139,7 @@ class Engine(Asking):
                 schedule_disk.lock()
                 schedule_disk.watch(self._poison)
             self._sweeper = Sweeper(self.rows, self.wheel, None if follows else self._time.now_ms())
-            self.log = self._schedule_log(schedule_disk or disk, rng, defer)
+            self.log = self._schedule_log(schedule_disk or disk, clock, rng, defer)
             self.repairs = BucketRepair(self.store.messages)
             self._shelf = self._new_shelf()
             self._mover = self._new_mover(defer)
@@ -157,9 +157,10 @@ class Engine(Asking):
             self.store.poison(StorageFault("the delay server did not start"))  # else it commits to a closed disk
             raise
 
-    def _schedule_log(self, disk: Disk, rng: Rng, defer: Defer) -> ScheduleLog:
+    def _schedule_log(self, disk: Disk, clock: Clock, rng: Rng, defer: Defer) -> ScheduleLog:
         return ScheduleLog(
             disk,
+            clock,
             rng,
             self.store.identity.messages_id,
             defer=defer,

@@ -25,6 +25,7 @@ from fairway.storage import directory, segment
 from fairway.storage.flusher import Defer
 from fairway.storage.recovery import Finding, Verdict
 from fairway.storage.scan import Damage
+from fairway.world.clock import Clock
 from fairway.world.disk import TEMPORARY, Disk
 from fairway.world.rng import Rng
 
@@ -38,6 +39,7 @@ class ScheduleLog:
     def __init__(
         self,
         disk: Disk,
+        clock: Clock,
         rng: Rng,
         messages_id: int,
         *,
@@ -51,6 +53,7 @@ class ScheduleLog:
         self.findings: list[Finding] = []
         self.manifests = 0  # written in this life
         self._disk = disk
+        self._clock = clock
         self._rng = rng
         self._messages_id = messages_id
         self._defer = defer
@@ -103,6 +106,7 @@ class ScheduleLog:
     def _open(self, bucket: Bucket) -> BucketFile:
         opened = BucketFile(
             self._disk,
+            self._clock,
             bucket,
             defer=self._defer,
             poison=self._poison,

@@ -11,7 +11,8 @@ and is away until their next requests have come: without it, each such nap would
 
 Virtual time goes on with the service that is given, as in weighted fair queueing: by the time given, divided by the
 weight of all who are ready. Otherwise newcomers that come without end would each start at the same least, and nobody
-who was served before would be served again.
+who was served before would be served again. Time that goes to the reading of requests moves it too, but not away from
+those who are ready: they are charged nothing for it, so whoever came next would wait behind them for all of it.
 
 Each request counts twice: for its actor, and for the account of the connection that it came from. A request has a start
 of its own, as in start-time fair queueing: where its connection's last one is expected to end, and not before now. An
@@ -71,6 +72,9 @@ class Order(Protocol):
     def advance(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
         """So much time was given while actors of this weight were ready; the least rank among these, if there are
         any."""
+
+    def advance_beside(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
+        """The same for time that no actor was given."""
 
 
 class VirtualTime:
@@ -141,6 +145,12 @@ class VirtualTime:
         if least_rank is not None and least_rank > self.minimum_ns:
             self.minimum_ns = least_rank
 
+    def advance_beside(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
+        reached_ns = self.minimum_ns + charge_ns / (ready_weight + 1)
+        if least_rank is not None:
+            reached_ns = min(reached_ns, least_rank + SLACK_NS)
+        self.minimum_ns = max(self.minimum_ns, reached_ns)
+
 
 class Arrival:
     """First come, first served, one request at a time, whoever sent it."""
@@ -171,4 +181,7 @@ class Arrival:
         return False
 
     def advance(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
+        pass
+
+    def advance_beside(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
         pass

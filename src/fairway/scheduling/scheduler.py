@@ -96,6 +96,7 @@ class Scheduler:
         self._handled: Letter | None = None  # the request that was handled last
         self._numbers = count()
         self._crowded_until_ns = 0
+        self._first: list[Callable[[], None]] = []
         self._is_kicked = False
         self._is_closed = False
         self.busy_ns = 0  # when an actor that is not in the background last had a slice
@@ -128,10 +129,19 @@ class Scheduler:
             self._alarms.set(actor, late_ns)
         self._make_ready(actor)
 
+    def call_first(self, callback: Callable[[], None]) -> None:
+        """Call it in the loop's next turn, before any actor runs in it: an answer should not wait for a slice."""
+        self._first.append(callback)
+        self._loop.call_soon(self._call_first)
+
+    def _call_first(self) -> None:
+        while self._first:
+            self._first.pop()()
+
     def charge(self, account: Account, elapsed_ns: int) -> None:
         """Time that was used for a connection outside of any actor."""
         self._order.charge_account(account, elapsed_ns)
-        self._order.advance(elapsed_ns, self._ready_weight + 1, None)
+        self._order.advance_beside(elapsed_ns, self._ready_weight, self._ready[0][0] if self._ready else None)
 
     def is_ahead(self, account: Account) -> bool:
         """Whether a connection has used more than its share, or has asked for it already."""
@@ -283,6 +293,7 @@ class Scheduler:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
+        self._call_first()
         now_ns = self._now_ns()
         end_ns = now_ns + self._options.slice_ns
         try:

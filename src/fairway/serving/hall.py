@@ -156,7 +156,7 @@ class Hall:
 
     def flush_soon(self, session: Session) -> None:
         if not self._unflushed:
-            self._call_soon(self._flush)
+            self._scheduler.call_first(self._flush)
         self._unflushed.append(session)
 
     def _flush(self) -> None:

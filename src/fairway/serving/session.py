@@ -46,7 +46,9 @@ _LAST_WORDS_S = 5.0  # for a client to read why it is sent away; one that never 
 _PENANCE_S = 1.0  # before one that broke the rules is let go: without it, 20 such took a third of the loop's time
 _UNREAD_BYTES_MAX = 4 * MIB  # of answers to one client: then it gets no further large ones, whatever it has asked for
 _UNREAD_BY_BULK_BYTES_MAX = 256 * KIB  # the same for one that has asked for many at once
-_HELPING_FRAMES = 16  # read at once from one connection: about 0.1 ms of small requests
+_HELPING_FRAMES = 16  # read at once from one connection: about 0.1 ms of small requests,
+_HELPING_NS = 200_000  # and fewer, where its last ones took longer than this: a slice of the actors
+_FRAME_SHARE = 0.25  # of the newest helping in how long a frame of its connection takes
 _HELPING_BYTES = 64 * KIB  # and so much: a loop would read 8 MB of a connection that has it before it reads another
 _RETRY_AFTER_MS = 1_000  # for one that was evicted: it comes back when others have had their turn
 
@@ -102,6 +104,7 @@ class Session(asyncio.Protocol):
         self._is_in_line = False  # there is no room for the frame that it has begun
         self._is_reading = True
         self._is_ahead = False  # it has used more than its share
+        self._frame_ns = 0.0  # what one of its frames takes to be read
         self._refused_ms = -1  # in the last helping something was refused that has time for so long; -1: nothing was
         self._is_ending = False
         self._is_flush_due = False
@@ -266,7 +269,10 @@ class Session(asyncio.Protocol):
                 self._hand_over(event)
             elif isinstance(event, RefusalSent):
                 self._host.refused(event.code)
-        self._account_for(self._host.clock.monotonic_ns() - self._read_ns)
+        elapsed_ns = self._host.clock.monotonic_ns() - self._read_ns
+        if events:
+            self._frame_ns += (elapsed_ns / len(events) - self._frame_ns) * _FRAME_SHARE
+        self._account_for(elapsed_ns)
         partial = connection.buffered_bytes
         if partial or arrived > len(data):
             frame_bytes = connection.partial_frame_bytes
@@ -287,7 +293,10 @@ class Session(asyncio.Protocol):
         connection = self._connection
         if not connection.is_open:
             return _HELPING_FRAMES
-        return min(connection.requests_max - connection.in_flight, _HELPING_FRAMES)
+        frames = _HELPING_FRAMES
+        if self._frame_ns * frames > _HELPING_NS:
+            frames = max(int(_HELPING_NS / self._frame_ns), 1)
+        return min(connection.requests_max - connection.in_flight, frames)
 
     def _queue_up(self) -> None:
         """Whoever floods us with what we cannot take is listened to when we said that it may come back, and not

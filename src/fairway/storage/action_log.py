@@ -203,6 +203,7 @@ class ActionLog:
         self.has_ballast = False
         self.log = Log(
             disk,
+            clock,
             DIRECTORY,
             state,
             segment_bytes=segment_bytes,

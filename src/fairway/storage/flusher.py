@@ -37,10 +37,12 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from fairway import limits
 from fairway.errors import Code, DiskFull, FairwayError, Refused, StorageFault, invariant
+from fairway.world.clock import Clock
 from fairway.world.disk import Disk, File, Part
 
 _ENOUGH_BYTES = 64 * limits.KIB  # a round of this size goes at once
 _LOOKS_MAX = 8  # turns of the loop that a smaller one may grow for, as long as each adds to it
+_GROWTH_NS_MAX = 500_000  # and so long at most: eight turns of a loop that others keep busy took 16 ms (bench/hostile)
 
 Outcome: TypeAlias = Callable[[FairwayError | None], None]
 Defer: TypeAlias = Callable[[Callable[[], None]], object]
@@ -94,6 +96,7 @@ class Flusher:
     def __init__(
         self,
         disk: Disk,
+        clock: Clock,
         synced_end: int,
         *,
         defer: Defer,
@@ -111,6 +114,7 @@ class Flusher:
         self.undone_from: list[int] = []  # where each undo began, in order of time
         self._is_lazy = durability is Durability.MEMORY
         self._disk = disk
+        self._now_ns = clock.monotonic_ns
         self._defer = defer
         self._on_full = on_full
         self._on_progress = on_progress
@@ -120,6 +124,8 @@ class Flusher:
         self._kicked = False
         self._looked_end = synced_end
         self._looks = 0
+        self._looks_since_ns = 0
+        self._is_shared = False  # several waited for the last round
         # held alone:
         self._is_held = False
         self._confirmed_end = synced_end
@@ -294,16 +300,24 @@ class Flusher:
         round_ = self._next_round()
         if round_ is not None:
             self._in_flight = round_
+            self._is_shared = len(round_.waiters) > 1
             if round_.syncs and self._watch is not None:
                 self._watch.begun()
             self._disk.commit(round_.file, round_.parts, self._finished, sync=round_.syncs)
 
     def _is_gathering(self) -> bool:
-        """Whether the next round is small and every turn of the loop brings more: then let it grow for a few turns. A
-        commit costs as much as a few dozen small appends, whatever it carries; a lone request waits one empty turn."""
+        """Whether the next round is small and every turn of the loop brings more: then let it grow for a few turns, and
+        not for long. A commit costs as much as a few dozen small appends, whatever it carries. Whoever was alone the
+        last time goes at once: on a busy loop, an empty turn of this log would still be 2 ms."""
         is_small = len(self._gathered) == 1 and self.gathered_end - self._gathered[0].start < _ENOUGH_BYTES
-        is_growing = is_small and self.gathered_end > self._looked_end and self._looks < _LOOKS_MAX
+        has_grown = self.gathered_end > self._looked_end
+        is_growing = self._is_shared and is_small and has_grown and self._looks < _LOOKS_MAX
         self._looked_end = self.gathered_end
+        if is_growing:
+            now_ns = self._now_ns()
+            if not self._looks:
+                self._looks_since_ns = now_ns
+            is_growing = now_ns - self._looks_since_ns < _GROWTH_NS_MAX
         self._looks = self._looks + 1 if is_growing else 0
         return is_growing
 

@@ -21,6 +21,7 @@ from fairway.storage.flusher import Defer, Durability, Flusher
 from fairway.storage.log_time import AHEAD_MS, IsAhead
 from fairway.storage.record import BadRecord, Header, Kind, Record
 from fairway.storage.segment import Segment
+from fairway.world.clock import Clock
 from fairway.world.disk import Disk, Fetched, File
 
 _RECORD_BYTES_MAX = record.HEADER_BYTES + record.BODY_BYTES_MAX
@@ -52,6 +53,7 @@ class Log:
     def __init__(
         self,
         disk: Disk,
+        clock: Clock,
         directory: str,
         state: LogState,
         *,
@@ -72,7 +74,7 @@ class Log:
         self.epoch = state.epoch
         self.newest_ms = state.newest_ms  # append time of the last record: within a segment they never decrease
         self.flusher = Flusher(
-            disk, state.end, defer=defer, on_full=self._undo, on_progress=on_progress, durability=durability
+            disk, clock, state.end, defer=defer, on_full=self._undo, on_progress=on_progress, durability=durability
         )
         self._disk = disk
         self._segment_bytes = segment_bytes

@@ -80,6 +80,7 @@ class MessageLog:
         self._on_cut = on_cut
         self.log = Log(
             disk,
+            clock,
             DIRECTORY,
             state,
             segment_bytes=segment_bytes,

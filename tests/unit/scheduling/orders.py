@@ -37,6 +37,9 @@ class TotalTime:
     def advance(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
         pass
 
+    def advance_beside(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
+        pass
+
 
 class LastExecution(TotalTime):
     """Longest not run first: equal turns, not equal time."""

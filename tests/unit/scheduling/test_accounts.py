@@ -128,12 +128,46 @@ def test_time_that_a_connection_used_outside_of_actors_counts() -> None:
     stage.scheduler.charge(reading, 20 * MS)
     first = stage.ask("b", 100 * US, account=reading)
     assert stage.scheduler.is_ahead(reading)
-    stage.run(8 * MS)
+    stage.run(18 * MS)  # as long as it was read itself, `c` is served
     assert first.fates == []
     stage.run(4 * MS)
     assert first.fates == ["done"]
     stage.run(1 * MS)
     assert not stage.scheduler.is_ahead(reading)
+
+
+def test_reading_for_one_actor_does_not_put_others_behind_it() -> None:
+    """Reading took half of the time: virtual time ran ahead of the actor that was busy, and whoever came later waited
+    until that one had caught up."""
+    stage = Stage()
+    flood = Connection(stage, lambda: "busy", requests=50)
+    good = Account()
+    stage.ask("good", account=good)
+    stage.run(2 * MS)
+    for _ in range(200):
+        stage.scheduler.charge(flood.account, 200 * US)
+        stage.run(200 * US)
+    late = stage.ask("good", account=good)
+    stage.run(1 * MS)
+    assert late.fates == ["done"]
+
+
+def test_what_is_to_be_called_first_is_called_before_the_next_slice() -> None:
+    stage, said = Stage(), list[str]()
+
+    def work(_: Ask, __: Actor) -> Verdict:
+        said.append("slice")
+        return Verdict.DONE
+
+    def is_ready() -> None:
+        stage.ask("a", 10 * US, work=work)
+        stage.loop.call_soon(stage.scheduler.call_first, lambda: said.append("first"))
+        stage.ask("b", 300 * US, work=work)
+        stage.ask("c", 10 * US, work=work)
+
+    stage.loop.call_soon(is_ready)
+    stage.run(2 * MS)
+    assert said == ["slice", "slice", "first", "slice"]
 
 
 def test_one_that_comes_back_after_a_nap_is_served_at_once_and_has_saved_nothing() -> None:

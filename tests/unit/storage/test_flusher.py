@@ -8,6 +8,7 @@ import pytest
 
 from fairway.errors import Code, FairwayError, InvariantViolated, Refused, StorageFault
 from fairway.storage.flusher import Flusher, Outcome
+from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk
 from fairway.world.simulation import simulate
@@ -23,8 +24,10 @@ class Bench:
         self.undone: list[int] = []
         self.progress = 0
         self.answers: list[tuple[str, FairwayError | None]] = []
+        self.clock = ManualClock()
         self.flusher = Flusher(
             self.disk,
+            self.clock,
             0,
             defer=lambda callback: self.timers.call_later(0, callback),
             on_full=self.undone.append,
@@ -56,8 +59,7 @@ def test_what_arrives_in_one_turn_shares_one_sync() -> None:
 def test_one_sync_is_in_flight_and_the_next_round_is_gathered_meanwhile() -> None:
     bench = Bench()
     bench.add("first")
-    bench.timers.ring_one()  # the deferred start of the round,
-    bench.timers.ring_one()  # which waits for one turn that brings nothing more
+    bench.timers.ring_one()  # the deferred start of the round
     for name in ("second", "third"):
         bench.add(name)
         bench.timers.ring_one()
@@ -68,14 +70,48 @@ def test_one_sync_is_in_flight_and_the_next_round_is_gathered_meanwhile() -> Non
     assert bench.flusher.syncs == 2
 
 
-def test_a_small_round_grows_while_every_turn_brings_more() -> None:
+def shared_bench() -> Bench:
+    """One whose last round had several waiters: such rounds may grow."""
     bench = Bench()
+    bench.add("one")
+    bench.add("another")
+    bench.timers.ring_all()
+    bench.answers.clear()
+    bench.flusher.syncs = 0
+    return bench
+
+
+def test_a_small_round_grows_while_every_turn_brings_more() -> None:
+    bench = shared_bench()
     for name in "abcd":
         bench.add(name)
         bench.timers.ring_one()
     bench.timers.ring_all()
     assert [name for name, _ in bench.answers] == list("abcd")
     assert bench.flusher.syncs == 1
+
+
+def test_a_round_does_not_grow_for_long_on_a_slow_loop() -> None:
+    """Turns that others fill with work: four of them would be 2 ms."""
+    bench = shared_bench()
+    for name in "abcd":
+        bench.add(name)
+        bench.timers.ring_one()
+        bench.clock.advance(ms=0.5)
+    bench.timers.ring_all()
+    assert [name for name, _ in bench.answers] == list("abcd")
+    assert bench.flusher.syncs == 2
+
+
+def test_whoever_was_alone_does_not_wait_for_others() -> None:
+    bench = shared_bench()
+    bench.add("alone")
+    bench.timers.ring_all()
+    bench.add("alone again")
+    bench.timers.ring_one()
+    bench.add("too late")
+    bench.timers.ring_all()
+    assert bench.flusher.syncs == 3
 
 
 def test_a_round_does_not_grow_for_ever() -> None:
@@ -218,7 +254,8 @@ def test_a_task_waits_for_its_sync_and_may_give_up() -> None:
     async def scenario() -> int:
         loop = asyncio.get_running_loop()
         disk = SimDisk(SeededRng(0), loop.call_later)
-        flusher = Flusher(disk, 0, defer=loop.call_soon, on_full=lambda _: None, on_progress=lambda: None)
+        clock = ManualClock()
+        flusher = Flusher(disk, clock, 0, defer=loop.call_soon, on_full=lambda _: None, on_progress=lambda: None)
         flusher.add(disk.open("log", create=True), b"12345678")
         impatient = asyncio.create_task(flusher.durable(8))
         await asyncio.sleep(0)

@@ -27,6 +27,7 @@ class LazyBench(Bench):
         self.disk = SimDisk(SeededRng(0), self.timers.call_later, capacity_bytes=capacity_bytes)
         self.flusher = Flusher(
             self.disk,
+            self.clock,
             0,
             defer=lambda callback: self.timers.call_later(0, callback),
             on_full=self.undone.append,

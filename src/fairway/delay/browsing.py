@@ -269,7 +269,7 @@ class Browser:
         due_ms, subject_id = int(table.due_ms[row]), int(table.subject_id[row])
         message_id = MessageId(int(table.id_high[row]), int(table.id_low[row]))
         sheet = await self._obtain(place)
-        if sheet is None:
+        if sheet is None or table.state[row] == State.LOST:  # which opening its piece may have shown
             return True
         size_bytes = int(sheet.payloads.offsets[place.at + 1] - sheet.payloads.offsets[place.at])
         if draft.messages and draft.bytes + size_bytes > _PAGE_BYTES_MAX:

@@ -26,7 +26,7 @@ from fairway.delay.dispatch_log import DispatchLog, Event, EventKind, Stream, by
 from fairway.delay.letters import Letters
 from fairway.delay.rows import Rows, State, spot_of
 from fairway.delay.sheet import Sheet
-from fairway.delay.shelf import Shelf
+from fairway.delay.shelf import Opened, Shelf
 from fairway.delay.wheel import RowNumbers, Times
 from fairway.errors import Refused
 from fairway.lookup.homes import home
@@ -265,6 +265,15 @@ class Dispatcher:
             del self.waiting[subject_id]
         return True
 
+    def drop_lost(self, rows: RowNumbers) -> None:
+        """These rows are lost: none of them is in the wheel, and none waits any more."""
+        self._rows.in_wheel[rows] = False
+        for subject_id, lost in by_subject(self._rows, rows):
+            waiting = self.waiting.pop(subject_id, lost)
+            left = waiting[~np.isin(waiting, lost)]
+            if len(left):
+                self.waiting[subject_id] = left
+
     def _stream(self, subject_id: int, target: str, now_ms: int) -> Stream:
         """The stream to go on with, of this life only."""
         stream = self._journal.streams.get((subject_id, target))
@@ -319,11 +328,12 @@ class Dispatcher:
         rows = rows[np.argsort(table.sequence[rows], kind="stable")]
         spots = table.spots(rows).tolist()
         opened = {each: self._shelf.read(spot_of(each)) for each in set(spots)}
+        is_lost = np.array([self._is_lost(opened[spot], row) for row, spot in zip(rows.tolist(), spots, strict=True)])
         names = () if self._homes is None else self._homes.homes_of(subject)
         shares: dict[str, list[int]] = {}
-        for row, spot in zip(rows.tolist(), spots, strict=True):
+        for row, spot, is_gone in zip(rows.tolist(), spots, is_lost.tolist(), strict=True):
             found = opened[spot]
-            if found is None:
+            if found is None or is_gone:
                 continue
             key = _key_in(found.sheet, int(table.index[row])) if len(names) > 1 else None
             target = self._target(subject, None if key is None else names[home(key, names)])
@@ -352,8 +362,11 @@ class Dispatcher:
             )
             made.append((part, np.array(chosen, np.int64), data))
         end = self._replace(event, subject, made)
-        table.become(rows[np.array([opened[spot] is None for spot in spots], np.bool_)], State.LOST)
+        table.become(rows[is_lost], State.LOST)
         return sum(len(chosen) for _, chosen, _ in made), end
+
+    def _is_lost(self, opened: Opened | None, row: int) -> bool:
+        return opened is None or bool(opened.lacks(self._rows.index[[row]].astype(np.int64))[0])
 
     def _replace(self, before: Event, subject: Subject, made: list[tuple[Event, RowNumbers, bytes]]) -> int:
         end = self._journal.append([*self._key(), *(event for event, _, _ in made)])
@@ -397,8 +410,9 @@ class Dispatcher:
         spots, indices = table.spots(rows), table.index[rows].astype(np.int64)
         for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(spots)) + 1):
             opened = self._shelf.read(spot_of(int(spots[part[0]])))
-            if opened is None:
-                table.become(rows[part], State.LOST)
+            is_lost = np.ones(len(part), np.bool_) if opened is None else opened.lacks(indices[part])
+            if opened is None or is_lost.any():
+                table.become(rows[part[is_lost]], State.LOST)
                 return None
             letters.take(opened.sheet, indices[part])
         data = letters.encode(event.producer_id, event.first_sequence)

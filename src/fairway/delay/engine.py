@@ -130,7 +130,7 @@ class Engine(Asking):
             follows=follows,
             opened=logs.opened,
         )
-        self.store.keeps_from = lambda: self._mover.moved_end
+        self.store.keeps_from = lambda: min(self._mover.moved_end, self.repairs.needed_from)
         self.on_fault: Callable[[StorageFault], None] = lambda _: None  # the disk has failed: nothing is answered now
         self._journal.write = self._write
         try:
@@ -140,7 +140,7 @@ class Engine(Asking):
                 schedule_disk.watch(self._poison)
             self._sweeper = Sweeper(self.rows, self.wheel, None if follows else self._time.now_ms())
             self.log = self._schedule_log(schedule_disk or disk, clock, rng, defer)
-            self.repairs = BucketRepair(self.store.messages)
+            self.repairs = BucketRepair(self.store.messages, self.rows, lambda: self._recovery.ledger, self._lost)
             self._shelf = self._new_shelf()
             self._mover = self._new_mover(defer)
             self._memory = Memory(
@@ -177,13 +177,8 @@ class Engine(Asking):
         self._mover.listed(file)
 
     def _new_shelf(self) -> Shelf:
-        return Shelf(
-            self.log.files,
-            on_damage=self.damaged.append,
-            on_fault=self._poison,
-            on_arrival=self._on_ready,
-            repair=self.repairs.repair,
-        )
+        lost = self.damaged.append
+        return Shelf(self.log.files, self.repairs, on_damage=lost, on_fault=self._poison, on_arrival=self._on_ready)
 
     def _new_mover(self, defer: Defer) -> Mover:
         return Mover(
@@ -230,6 +225,7 @@ class Engine(Asking):
             self._mover,
             self._journal,
             self._memory,
+            self.repairs,
             messages_per_step=self._options.messages_per_step,
             every_ms=self._options.housekeeping_ms,
         )
@@ -255,7 +251,7 @@ class Engine(Asking):
             on_home=self._sweeper.home,
             on_damage=self.damaged.append,
             messages_per_step=self._options.messages_per_step,
-            repair=self.repairs.repair,
+            repairs=self.repairs,
         )
 
     def _new_following(self) -> Following:
@@ -554,6 +550,12 @@ class Engine(Asking):
         """A row is cancelled or put off: nobody holds it as due any more."""
         if self.wheel.cancel(row, int(self.rows.due_ms[row])) or self._dispatcher.drop_waiting(row):
             self.rows.in_wheel[row] = False
+
+    def _lost(self, rows: RowNumbers) -> None:
+        """The same for rows whose messages are lost."""
+        for row in rows[self.rows.in_wheel[rows]].tolist():
+            self.wheel.cancel(row, int(self.rows.due_ms[row]))
+        self._dispatcher.drop_lost(rows)
 
     async def _obtain(self, place: Place) -> Sheet | None:
         if place.file == 0:

@@ -6,6 +6,7 @@ import numpy as np
 
 from fairway import limits
 from fairway.delay.bucket_file import BucketFile
+from fairway.delay.bucket_repair import BucketRepair
 from fairway.delay.buckets import DAY_MS, is_to_split
 from fairway.delay.dispatch_log import DispatchLog
 from fairway.delay.forgetting import KEEP_MS, Memory
@@ -34,6 +35,7 @@ class Housekeeper:
         mover: Mover,
         journal: DispatchLog,
         memory: Memory,
+        repairs: BucketRepair,
         *,
         messages_per_step: int,
         every_ms: int | None = None,
@@ -45,6 +47,7 @@ class Housekeeper:
         self._mover = mover
         self._journal = journal
         self._memory = memory
+        self._repairs = repairs
         self._messages_per_step = messages_per_step
         self._given_every_ms = every_ms
         self._split: Split | None = None
@@ -90,14 +93,14 @@ class Housekeeper:
         for file in list(self._log):
             if file.is_of_split:
                 continue
-            if self._split is None and is_to_split(file.span, now_ms):
+            if self._split is None and (is_to_split(file.span, now_ms) or self._repairs.is_to_evacuate(file)):
                 self._split = self._begin_split(file)
             elif file.span.end_ms + KEEP_MS <= now_ms:
                 self._look_at_past(file, now_ms)
             else:
                 self._to_catalogue.append(file)
         self._store.follow_clock()
-        self._store.retain(owed_from=self._mover.moved_end)
+        self._store.retain(owed_from=min(self._mover.moved_end, self._repairs.needed_from))
         if self._store.actions.log.end - self._actions_end >= _ACTIONS_BYTES:
             self._actions_end = self._store.actions.log.end
             self._store.checkpoint()
@@ -128,6 +131,7 @@ class Housekeeper:
     def _forget(self, number: int) -> None:
         self._journal.gone.pop(number, None)
         self._dead.pop(number, None)
+        self._repairs.forget(number)
 
     def _settled_end(self) -> int:
         """What was decided before it stays decided: neither a crash nor another master undoes it."""

@@ -4,7 +4,8 @@
 scheduled and sent. The race to win: a message is put into a bucket that is being loaded. The rule is a position: what
 lies below the bucket's end *as it was opened* is loaded from the file, what is appended later has its row already. No
 record is both, none is neither. Of a bucket the pieces behind its newest catalogue are read, then that catalogue and
-those before it; where one is damaged, the pieces it spoke of.
+those before it; where one is damaged, the pieces it spoke of. A piece that is damaged itself comes last, with what the
+message log has of it (`bucket_salvage`): by then it is known which of its messages have a row already.
 
 **Rows into the wheel**, every hour: the wheel's end moves on first, then a sweep adds the rows below it, a slice at a
 time. Whatever gets its place or a new due time meanwhile is compared with the end that has moved already, and a flag in
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from fairway.delay import catalogue, piece
 from fairway.delay.bucket_file import BucketFile
+from fairway.delay.bucket_repair import BucketRepair
 from fairway.delay.buckets import HOUR_MS
 from fairway.delay.ledger import Ledger
 from fairway.delay.piece import Index, Sequences
@@ -47,9 +49,10 @@ class Loader:
         on_home: Callable[[RowNumbers], None],
         on_damage: Callable[[Damaged], None],
         messages_per_step: int,
-        repair: Callable[[BucketFile, int], bool] = lambda _file, _position: False,
+        repairs: BucketRepair,
     ) -> None:
-        self._repair = repair
+        self._repairs = repairs
+        self._damaged: list[tuple[BucketFile, Damaged]] = []  # pieces
         nearest_last = sorted(files, key=lambda each: each.span.start_ms, reverse=True)
         self._todo = [(each, each.end, each.catalogue_at) for each in nearest_last]
         rows.reserve(sum(each.end for each in files) // _MESSAGE_BYTES)
@@ -62,12 +65,15 @@ class Loader:
 
     @property
     def is_done(self) -> bool:
-        return not self._todo and self._current is None
+        return not self._todo and self._current is None and not self._damaged
 
     def step(self) -> None:
         """Go on a little. To be called again until `is_done`."""
         loaded = 0
         while loaded < self._messages_per_step and not self.is_done:
+            if self._current is None and not self._todo:
+                loaded += self._salvage(*self._damaged.pop(0))
+                continue
             if self._current is None:
                 self._current = self._load(*self._todo.pop())
             count = next(self._current, None)
@@ -109,7 +115,7 @@ class Loader:
         try:
             file.body_bytes(file.read_raw(position, record.HEADER_BYTES), 0, position)
         except Damaged:
-            self._repair(file, position)
+            self._repairs.repair(file, position)
 
     def _scan(self, file: BucketFile, start: int, end: int) -> Iterator[Record | Damage]:
         """Every record between two positions, and the damage that cannot be repaired.
@@ -119,7 +125,11 @@ class Loader:
         repaired_at = -1
         while True:
             for found in file.scan(start, end):
-                if isinstance(found, Record) or found.start == repaired_at or not self._repair(file, found.start):
+                if (
+                    isinstance(found, Record)
+                    or found.start == repaired_at
+                    or not self._repairs.repair(file, found.start)
+                ):
                     yield found
                 else:
                     start = repaired_at = found.start
@@ -130,7 +140,7 @@ class Loader:
     def _load_found(self, file: BucketFile, found: Record | Damage, *, is_noted: bool) -> int:
         if isinstance(found, Damage):
             file.give_up_catalogue()
-            self._on_damage(Damaged(found.start, found.why))
+            self._damaged.append((file, Damaged(found.start, found.why)))
             return 0
         if found.header.kind == Kind.CATALOGUE:
             return 0
@@ -157,6 +167,29 @@ class Loader:
             gone,
         )
         return count
+
+    def _salvage(self, file: BucketFile, damaged: Damaged) -> int:
+        """Load what is left of a damaged piece; how many messages."""
+        (found, is_news), position = self._repairs.salvage(file, damaged.position), damaged.position
+        if is_news:
+            self._on_damage(damaged)
+        if found is None:
+            return 0
+        subject_id, sequences = found.piece.subject_id, found.piece.sequences
+        self._rows.names[subject_id] = found.piece.subject
+        known = self._rows.sequence[self._rows.find(subject_id, sequences)]
+        gone = ~found.is_there | np.isin(sequences, known)
+        done = self._ledger.gone(file.number, position, len(sequences))
+        self._add(
+            file,
+            np.full(len(sequences), subject_id, np.uint32),
+            sequences,
+            piece.index_of(found.piece.data),
+            np.full(len(sequences), position, np.int64),
+            np.arange(len(sequences)),
+            gone if done is None else gone | done,
+        )
+        return len(sequences)
 
     def _load_catalogue(self, file: BucketFile, known: catalogue.Catalogue) -> int:
         self._rows.names.update(known.names)

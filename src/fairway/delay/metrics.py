@@ -83,6 +83,10 @@ class Figures:
         out.one("delay_wheel_messages", "gauge", "Messages of the hour at hand and the next.", len(engine.wheel))
         out.one("delay_damaged_records", "gauge", "Records that cannot be read any more.", len(engine.damaged))
         out.one("delay_repaired_records", "counter", "Records put back from the message log.", engine.repairs.repaired)
+        about = "Of damaged records: messages that the message log does not have either."
+        out.one("delay_lost_messages_total", "counter", about, engine.repairs.lost_messages)
+        about = "Of damaged records: messages that were read from the message log."
+        out.one("delay_salvaged_messages_total", "counter", about, engine.repairs.salvaged_messages)
         out.one("delay_stuck_intents", "gauge", "Batches that cannot be made again after a crash.", len(engine.stuck))
 
     def _targets(self, out: Exposition) -> None:

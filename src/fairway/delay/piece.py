@@ -94,6 +94,36 @@ def listed_in(body: bytes, count: int) -> Sequences | None:
     return sequences if bool((np.diff(sequences.astype(np.float64)) > 0).all()) else None
 
 
+class Layout(NamedTuple):
+    """Where the parts of a body lie."""
+
+    is_listed: bool
+    batch_at: int
+
+
+def layout_in(body: bytes, subject: Subject, count: int) -> Layout | None:
+    """The layout of a body that may be damaged; None where the damage hides the layout.
+
+    One flag tells a list from a run, and may be what is damaged. So the header of the batch must lie where the layout
+    has it, and fit the body. If it does so nowhere, the damage is there, and all before it must be that of a run: of a
+    list nothing could be proven without the batch."""
+    name = subject.encode()
+    before_run = padded(_FIXED.pack(len(name), 0, 0) + name)
+    run, listed = Layout(False, len(before_run)), Layout(True, len(before_run) + 8 * count)
+    fitting = [each for each in (run, listed) if _fits(body, each, count)]
+    if not fitting and body.startswith(before_run):
+        return run
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _fits(body: bytes, layout: Layout, count: int) -> bool:
+    try:
+        header = batch.peek(body[layout.batch_at :])
+    except RemoteProtocolError:
+        return False
+    return header.count == count and header.size == len(body) - layout.batch_at
+
+
 def index_of(data: bytes) -> Index:
     """The index of a batch that was checked."""
     return Index(*section_of(data, batch.peek(data)))

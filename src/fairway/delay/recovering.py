@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fairway.delay.bucket_file import BucketFile
+from fairway.delay.bucket_repair import BucketRepair
 from fairway.delay.dispatch_log import DispatchLog, Event, by_subject
 from fairway.delay.dispatching import Dispatcher, Intent
 from fairway.delay.ledger import Ledger
@@ -66,7 +66,7 @@ class Recovery:
         on_home: Callable[[RowNumbers], None],
         on_damage: Callable[[Damaged], None],
         messages_per_step: int,
-        repair: Callable[[BucketFile, int], bool],
+        repairs: BucketRepair,
     ) -> None:
         self.stuck: list[Event] = []
         self._is_leading = not store.follows
@@ -92,7 +92,7 @@ class Recovery:
             self._begin_to_lead()
         self._messages_per_step = messages_per_step
         self._loader: Loader | None = Loader(
-            list(log), rows, self.ledger, on_home, on_damage, messages_per_step, repair
+            list(log), rows, self.ledger, on_home, on_damage, messages_per_step, repairs
         )
         self._tail: Iterator[int] | None = None
         self.is_loaded = False

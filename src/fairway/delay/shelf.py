@@ -11,8 +11,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fairway import limits
 from fairway.delay.bucket_file import BucketFile
+from fairway.delay.bucket_repair import BucketRepair
 from fairway.delay.piece import Piece
 from fairway.delay.sheet import Sheet
 from fairway.errors import StorageFault
@@ -33,6 +37,11 @@ class Opened(NamedTuple):
 
     subject: Subject
     sheet: Sheet
+    is_there: NDArray[np.bool_] | None = None  # by message, where some are lost: the sheet has empty ones for these
+
+    def lacks(self, messages: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these messages are lost."""
+        return np.zeros(len(messages), np.bool_) if self.is_there is None else ~self.is_there[messages]
 
 
 class Shelf:
@@ -41,15 +50,14 @@ class Shelf:
     def __init__(
         self,
         files: dict[int, BucketFile],
+        repairs: BucketRepair,
         *,
         on_damage: Callable[[Damaged], None],
         on_fault: Callable[[StorageFault], None],
         on_arrival: Callable[[], None],
-        repair: Callable[[BucketFile, int], bool] = lambda _file, _position: False,
     ) -> None:
-        """`repair`: put back what a bucket has at a position, if anybody knows; whether it is there again."""
         self.bytes = 0
-        self._repair = repair
+        self._repairs = repairs
         self._files = files
         self._on_damage = on_damage
         self._on_fault = on_fault
@@ -77,11 +85,11 @@ class Shelf:
         """Whether it was found to be unreadable."""
         return spot in self._damaged
 
-    def put(self, spot: Spot, piece: Piece) -> None:
-        """A piece that has just been read or written."""
+    def put(self, spot: Spot, piece: Piece, is_there: NDArray[np.bool_] | None = None) -> None:
+        """A piece that has just been read or written. `is_there`: of one that was salvaged."""
         if spot in self._opened:
             return
-        self._opened[spot] = Opened(piece.subject, Sheet(piece.data))
+        self._opened[spot] = Opened(piece.subject, Sheet(piece.data), is_there)
         self.bytes += len(piece.data)
         while self.bytes > _BYTES_MAX and len(self._opened) > 1:
             self.bytes -= len(self._opened.popitem(last=False)[1].sheet.data)
@@ -91,19 +99,26 @@ class Shelf:
         found = self.get(spot)
         if found is None and spot not in self._damaged:
             try:
-                self.put(spot, self._read(self._files[spot[0]], spot[1]))
+                self._read(self._files[spot[0]], spot)
                 found = self._opened[spot]
             except Damaged as damaged:
                 self._note_damage(spot, damaged)
         return found
 
-    def _read(self, file: BucketFile, position: int) -> Piece:
+    def _read(self, file: BucketFile, spot: Spot) -> None:
+        """Open a piece, repaired or salvaged if it must be; `Damaged` if nothing of it is left."""
         try:
-            return file.read(position)
-        except Damaged:
-            if not self._repair(file, position):
+            self.put(spot, file.read(spot[1]))
+        except Damaged as damaged:
+            if self._repairs.repair(file, spot[1]):
+                self.put(spot, file.read(spot[1]))
+                return
+            found, is_news = self._repairs.salvage(file, spot[1])
+            if found is None:
                 raise
-            return file.read(position)
+            self.put(spot, found.piece, found.is_there)
+            if is_news:
+                self._on_damage(damaged)
 
     async def obtain(self, spot: Spot) -> Opened | None:
         """The piece, as soon as it is here; None if it is damaged, or its bucket gone. A disk that fails is raised."""
@@ -173,7 +188,7 @@ class Shelf:
     def _take_again(self, file: BucketFile, spot: Spot) -> None:
         """What was fetched is damaged: read it once more, and have it repaired."""
         try:
-            self.put(spot, self._read(file, spot[1]))
+            self._read(file, spot)
         except StorageFault as fault:
             self._on_fault(fault)
         except Damaged as damaged:

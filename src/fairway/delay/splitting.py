@@ -124,9 +124,10 @@ class Split:
             chosen, self._todo, positions = self._todo[:end], self._todo[end:], positions[end:]
             copied += len(chosen)
             chosen = chosen[is_live(self._rows, chosen)]
-            if opened is None:
-                self._rows.become(chosen, State.LOST)
-            elif len(chosen):
+            is_lost = None if opened is None else opened.lacks(self._rows.index[chosen].astype(np.int64))
+            self._rows.become(chosen if is_lost is None else chosen[is_lost], State.LOST)
+            chosen = chosen[:0] if is_lost is None else chosen[~is_lost]
+            if opened is not None and len(chosen):
                 self._gather(opened, chosen, now_ms)
 
     def _gather(self, opened: Opened, chosen: RowNumbers, now_ms: int) -> None:

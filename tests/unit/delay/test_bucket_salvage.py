@@ -25,8 +25,11 @@ ALL = [payload(number, at) for number in range(BATCHES) for at in range(EACH)]
 LEFT = [payload(number, at) for number in (0, 1, 3) for at in range(EACH)]
 
 
-def world_of(seed: str, *, catalogue_messages: int = NOT_CATALOGUED) -> World:
-    return World(seed, options=replace(OPTIONS, store=KEPT, catalogue_messages=catalogue_messages))
+def world_of(
+    seed: str, *, catalogue_messages: int = NOT_CATALOGUED, remembered_max: int = OPTIONS.remembered_max
+) -> World:
+    options = replace(OPTIONS, store=KEPT, catalogue_messages=catalogue_messages, remembered_max=remembered_max)
+    return World(seed, options=options)
 
 
 def schedule(world: World, wait_ms: int = HOUR_MS, away_ms: int = 0) -> list[MessageId]:
@@ -149,14 +152,16 @@ def test_what_is_left_is_in_another_bucket_before_the_message_log_lets_it_go() -
         assert sorted(world.broker.payloads) == sorted(LEFT)
 
 
-def test_messages_that_were_sent_before_are_neither_lost_nor_sent_again() -> None:
-    with world_of("sent") as world:
+@pytest.mark.parametrize("is_forgotten", [True, False])
+def test_messages_that_were_sent_before_are_neither_lost_nor_sent_again(is_forgotten: bool) -> None:
+    with world_of("sent", remembered_max=0 if is_forgotten else OPTIONS.remembered_max) as world:
         ids = schedule(world, 2 * HOUR_MS)
         for each in (ids[2], ids[2 * EACH + 2]):  # of an intact batch, and of the rotten one
             world.decide(world.engine.reschedule(each, world.now_ms + SECOND_MS))
         world.decide(world.engine.reschedule(ids[1], world.now_ms + 3 * HOUR_MS))
         world.advance(10 * SECOND_MS)
         assert sorted(world.broker.payloads) == [payload(0, 2), payload(2, 2)]
+        assert len(world.engine.rows) == len(ALL) - 2 * is_forgotten
         world.close()
         damage(world, payload(0, 3), payload(2, 5))
         world.open()

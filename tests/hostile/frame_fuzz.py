@@ -4,8 +4,9 @@
 
 Inputs are conversations of a few sound frames with a few things wrong: bits, header fields, control messages, pieces
 cut out, doubled or taken from others. A CRC would refuse most of them at once, so it is made right again in four of
-five. Each input goes through a reader whole and in random pieces, which must agree, and into a client or a server in
-some state, which must go on or end with a last word. On samples: memory stays in proportion to what arrived.
+five. Each input goes through a reader whole, in random pieces, and in such pieces gathered in buffers, as large frames
+are; all three must agree. It also goes into a client or a server in some state, which must go on or end with a last
+word. On samples: memory stays in proportion to what arrived.
 """
 
 from __future__ import annotations
@@ -220,10 +221,13 @@ def chunks(rng: random.Random, data: bytes) -> list[bytes]:
 
 
 def read(
-    pieces: list[bytes], version: int, reader: type[FrameReader]
+    pieces: list[bytes],
+    version: int,
+    reader: type[FrameReader],
+    buffer_from_bytes: int = limits.FRAME_BUFFER_FROM_BYTES,
 ) -> tuple[list[tuple[int, int, int, bytes, list[bytes]]], str, int]:
     """Frames, the sentence that ended them, and what is left over."""
-    reading = reader(frame_bytes_max=limits.FRAME_BYTES_MAX, version=version)
+    reading = reader(frame_bytes_max=limits.FRAME_BYTES_MAX, version=version, buffer_from_bytes=buffer_from_bytes)
     found = []
     try:
         for piece in pieces:
@@ -258,6 +262,8 @@ def _try_one(rng: random.Random, data: bytes, role: Role, report: Report, reader
     whole = read([data], 1, reader)
     if whole != read(pieces, 1, reader):
         raise AssertionError("whole and in pieces it reads differently")
+    if whole != read(pieces, 1, reader, buffer_from_bytes=0):
+        raise AssertionError("whole and from a buffer it reads differently")
     report.frames += len(whole[0])
     us = connection(rng, role)
     for piece in pieces:

@@ -45,9 +45,9 @@ def write(frame: Frame) -> bytes:
 cuts = st.lists(st.integers(0, 2**31), max_size=20)
 
 
-@given(st.lists(written, max_size=5), cuts)
-def test_any_frames_survive_any_chunking(sent: list[Frame], where: list[int]) -> None:
-    reader = FrameReader(frame_bytes_max=MIB, version=1)
+@given(st.lists(written, max_size=5), cuts, st.sampled_from((0, 60, 1_000, 20_200, MIB)))
+def test_any_frames_survive_any_chunking(sent: list[Frame], where: list[int], buffer_from_bytes: int) -> None:
+    reader = FrameReader(frame_bytes_max=MIB, version=1, buffer_from_bytes=buffer_from_bytes)
     found: list[Frame] = []
     for chunk in chunked(b"".join(map(write, sent)), where):
         reader.feed(chunk)
@@ -74,9 +74,9 @@ def test_any_conversation_survives_any_chunking(
     assert pair.client.in_flight == pair.server.in_flight == 0
 
 
-@given(st.binary(max_size=200), cuts)
-def test_any_bytes_are_frames_or_a_remote_protocol_error(data: bytes, where: list[int]) -> None:
-    reader = FrameReader(frame_bytes_max=MIB, version=1)
+@given(st.binary(max_size=200), cuts, st.sampled_from((0, 60, MIB)))
+def test_any_bytes_are_frames_or_a_remote_protocol_error(data: bytes, where: list[int], buffer_from: int) -> None:
+    reader = FrameReader(frame_bytes_max=MIB, version=1, buffer_from_bytes=buffer_from)
     try:
         for chunk in chunked(data, where):
             reader.feed(chunk)

@@ -37,6 +37,7 @@ from fairway.protocol.handshake import GREETING_VERSION, Options
 from fairway.protocol.heartbeat import NEVER_NS, Beat, Pulse
 from fairway.protocol.messages import FIRST_REQUEST_VERB, Goodbye, Hello, Message, Ping, Pong, Verb
 from fairway.protocol.states import Heard, Move, Role, State
+from fairway.world.lazy_buffer import OnUnused
 
 _VERBS = {int(verb): verb for verb in Verb}
 _BUSY_RETRY_AFTER_MS = 50  # a few group commits: by then some of the requests in flight are answered
@@ -45,7 +46,10 @@ _BUSY_RETRY_AFTER_MS = 50  # a few group commits: by then some of the requests i
 class Connection:
     """Used from one thread or loop. A client's HELLO is written by its construction."""
 
-    def __init__(self, role: Role, now_ns: int, options: Options | None = None) -> None:
+    def __init__(
+        self, role: Role, now_ns: int, options: Options | None = None, *, on_unused: OnUnused | None = None
+    ) -> None:
+        """`on_unused`: what frees the buffer of a large frame, once nobody uses its attachments any more."""
         self.role = role
         self.options = options or Options()
         self.state = State.GREETING
@@ -54,7 +58,7 @@ class Connection:
         self.peer_frame_bytes_max = limits.HELLO_FRAME_BYTES_MAX
         self.requests_max = 0
         self.features: tuple[str, ...] = ()  # that both sides have
-        self._reader = FrameReader(version=GREETING_VERSION)
+        self._reader = FrameReader(version=GREETING_VERSION, on_unused=on_unused)
         self._pulse = Pulse(self.options.handshake_ms, now_ns)
         self._out: list[Bytes] = []
         self._version = GREETING_VERSION

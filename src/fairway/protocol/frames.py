@@ -9,10 +9,11 @@
 The control CRC is there for the sake of acks: a batch carries its own, and a bit that flips on the way must not settle
 somebody else's message (0.2 µs per frame, bench/protocol).
 
-No length is trusted before it is bounded, and nothing is allocated on the word of a header: a frame that arrives in
-pieces is gathered as the pieces came, and joined when it is whole: a buffer that grows would be moved and moved again,
-a millisecond and more at a time (bench/hostile). A frame that arrives whole is read where it lies. Small attachments
-are handed out as bytes, large ones as views of what arrived: `fairway.batch.check` takes both.
+No length is trusted before it is bounded, and no memory is used on the word of a header. A frame that arrives in pieces
+is gathered as the pieces came, and joined when it is whole: a buffer that grows would be moved and moved again, a
+millisecond and more at a time (bench/hostile). Pieces of a large frame go into one buffer of its size, whose memory is
+used only as the pieces come (`lazy_buffer`). A frame that arrives whole is read where it lies. Small attachments are
+handed out as bytes, large ones as views of what arrived: `fairway.batch.check` takes both.
 `codec` gives the control message its type, `connection` gives the frame its place in a conversation.
 """
 
@@ -28,6 +29,7 @@ from fairway import limits
 from fairway.batch import HEADER_BYTES as BATCH_HEADER_BYTES
 from fairway.batch import checksum
 from fairway.errors import Misuse, RemoteProtocolError
+from fairway.world.lazy_buffer import LazyBuffer, OnUnused
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -111,17 +113,31 @@ class FrameReader:
     """Bytes in, frames out. After a RemoteProtocolError it is of no more use: where the next frame begins is unknown.
 
     `version` and `frame_bytes_max` are what the conversation has agreed on; `connection` sets them after the handshake.
+    Frames of `buffer_from_bytes` and more are gathered in a buffer; `on_unused` frees it when nobody uses it any more.
     """
 
-    __slots__ = ("_at", "_chunk", "_gathered", "_partial", "_wanted", "frame_bytes_max", "version")
+    __slots__ = (
+        "_at", "_buffer", "_buffer_from_bytes", "_chunk", "_gathered", "_on_unused", "_partial", "_wanted",
+        "frame_bytes_max", "version",
+    )  # fmt: skip
 
-    def __init__(self, *, frame_bytes_max: int = limits.HELLO_FRAME_BYTES_MAX, version: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        frame_bytes_max: int = limits.HELLO_FRAME_BYTES_MAX,
+        version: int = 0,
+        buffer_from_bytes: int = limits.FRAME_BUFFER_FROM_BYTES,
+        on_unused: OnUnused | None = None,
+    ) -> None:
         self.frame_bytes_max = frame_bytes_max
         self.version = version
+        self._buffer_from_bytes = buffer_from_bytes
+        self._on_unused = on_unused
         self._chunk: Bytes = b""
         self._at = 0
         self._partial: list[Bytes] = []  # the beginning of a frame whose end has not come
-        self._gathered = 0  # bytes in `_partial`
+        self._buffer: LazyBuffer | None = None  # in place of `_partial`, for a large frame
+        self._gathered = 0  # bytes in `_partial`, or in the buffer
         self._wanted = 0  # bytes that it must have before anything more can be said
 
     @property
@@ -150,8 +166,9 @@ class FrameReader:
 
     def let_go(self) -> list[Bytes]:
         """The pieces of a frame whose end will not come. Megabytes are not freed in a moment: whoever has no time now
-        drops them one by one."""
+        drops them one by one. A buffer is none of them: `on_unused` is told of it."""
         pieces, self._partial, self._gathered, self._wanted = self._partial, [], 0, 0
+        self._buffer = None
         return pieces
 
     def frames(self) -> Iterator[Frame]:
@@ -171,19 +188,31 @@ class FrameReader:
 
     def _set_aside(self, wanted: int) -> None:
         """Begin to gather a frame of which only the beginning is here."""
-        self._wanted = wanted
+        self._want(wanted)
         self._gather()
+
+    def _want(self, size: int) -> None:
+        """Gather until there are so many bytes; a large frame in a buffer, if the process has room for one."""
+        self._wanted = size
+        if size < self._buffer_from_bytes or size <= PREFIX_BYTES:
+            return
+        try:
+            buffer = LazyBuffer(size, self._on_unused)
+        except OSError:  # a bound on the process's addresses
+            return
+        buffer[: self._gathered] = b"".join(self._partial)
+        self._buffer, self._partial = buffer, []
 
     def _finish(self) -> Frame | None:
         """Go on gathering; each byte is copied once or twice, whatever the size of the pieces."""
         while self._gather():
-            at, self._partial = self._at, [self._joined()]
-            found = self._parse(self._partial[0], 0)
+            at = self._at
+            found = self._parse(self._joined(), 0)
             self._at = at
             if not isinstance(found, int):
-                self._partial, self._gathered = [], 0
+                self._partial, self._buffer, self._gathered = [], None, 0
                 return found
-            self._wanted = found
+            self._want(found)
         return None
 
     def _gather(self) -> bool:
@@ -199,9 +228,11 @@ class FrameReader:
         return size == missing
 
     def _keep(self, at: int, size: int) -> None:
-        """A piece of the chunk: the chunk itself where nothing else is in it."""
+        """A piece of the chunk: the chunk itself where nothing else is in it and no buffer waits for it."""
         chunk, partial = self._chunk, self._partial
-        if size >= _PIECE_BYTES_MIN:
+        if self._buffer is not None:
+            self._buffer[self._gathered : self._gathered + size] = memoryview(chunk)[at : at + size]
+        elif size >= _PIECE_BYTES_MIN:
             partial.append(chunk if size == len(chunk) else bytes(memoryview(chunk)[at : at + size]))
         elif partial and isinstance(partial[-1], bytearray) and len(partial[-1]) < _BLOCK_BYTES_MAX:
             partial[-1] += memoryview(chunk)[at : at + size]
@@ -210,8 +241,12 @@ class FrameReader:
 
     def _joined(self) -> Bytes:
         """What was gathered, in one piece that nobody changes."""
+        if self._buffer is not None:
+            return memoryview(self._buffer)
         partial = self._partial
-        return partial[0] if len(partial) == 1 and isinstance(partial[0], bytes) else b"".join(partial)
+        if len(partial) != 1 or not isinstance(partial[0], bytes):
+            partial[:] = [b"".join(partial)]
+        return partial[0]
 
     def _parse(self, data: Bytes, at: int) -> Frame | int:
         """The frame at `at`, or how many bytes it takes to say more. Everything is checked before it is used."""

@@ -18,10 +18,12 @@ from fairway.serving.requests import Asker
 from fairway.serving.session import Session
 from fairway.serving.turnstile import Turnstile
 from fairway.world.clock import Clock
+from fairway.world.lazy_buffer import LazyBuffer
 
 _DOORWAY = 128  # connections beyond the bound that are told so; those beyond them are cut off without a word
 _RETRY_AFTER_MS = 1_000
 _DISCARDED_PER_TURN = 2  # pieces of up to 256 KB: to free half of a large frame at once took 10 ms (bench/hostile)
+_BUFFERS_PER_STEP = 4  # a step of `free_some` in each turn, and one more for every four buffers that nobody uses
 _DISCARDED_SHARE = 32  # or this part of all, where that is more: it must not pile up
 
 
@@ -78,8 +80,11 @@ class Hall:
         self._meters = meters
         self._call_later = loop.call_later
         self._call_soon = loop.call_soon
+        self._call_from_any_thread = loop.call_soon_threadsafe
         self._unflushed: list[Session] = []
         self._debris: list[Bytes] = []
+        self._unused: list[LazyBuffer] = []
+        self._is_sweeping = False
         self._sessions: dict[Session, None] = {}
         self._deserted = asyncio.Event()
         self._deserted.set()
@@ -144,15 +149,31 @@ class Hall:
 
     def discard(self, debris: list[Bytes]) -> None:
         """Of frames that will never be whole. Freed a few pieces in each turn of the loop, so that nobody waits."""
-        if debris and not self._debris:
-            self._call_soon(self._sweep)
         self._debris += debris
+        self._sweep_soon()
+
+    def discard_buffer(self, buffer: LazyBuffer) -> None:
+        """Of a large frame, once nobody uses it. The thread of a disk may be the last that does."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the buffer is freed at once
+            self._call_from_any_thread(self._free_soon, buffer)
+
+    def _free_soon(self, buffer: LazyBuffer) -> None:
+        self._unused.append(buffer)
+        self._sweep_soon()
+
+    def _sweep_soon(self) -> None:
+        if not self._is_sweeping and (self._debris or self._unused):
+            self._is_sweeping = True
+            self._call_soon(self._sweep)
 
     def _sweep(self) -> None:
         pieces = max(_DISCARDED_PER_TURN, len(self._debris) // _DISCARDED_SHARE)
         del self._debris[-pieces:]
-        if self._debris:
-            self._call_soon(self._sweep)
+        for _ in range(1 + len(self._unused) // _BUFFERS_PER_STEP):
+            if self._unused and not self._unused[-1].free_some():
+                self._unused.pop()
+        self._is_sweeping = False
+        self._sweep_soon()
 
     def flush_soon(self, session: Session) -> None:
         if not self._unflushed:

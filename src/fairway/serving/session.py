@@ -36,6 +36,7 @@ from fairway.serving.budget import Budget
 from fairway.serving.frame_admission import FrameAdmission
 from fairway.serving.turnstile import Turnstile
 from fairway.world.clock import Clock
+from fairway.world.lazy_buffer import LazyBuffer
 
 if TYPE_CHECKING:
     from fairway.serving.requests import ServedRequest
@@ -83,6 +84,9 @@ class Host(Protocol):
     def discard(self, debris: list[Bytes]) -> None:
         """Drop it, a little at a time."""
 
+    def discard_buffer(self, buffer: LazyBuffer) -> None:
+        """The same for the buffer of a large frame that nobody uses any more; called on any thread."""
+
     def flush_soon(self, session: Session) -> None:
         """Have its `flush` called in the loop's next turn."""
 
@@ -94,7 +98,7 @@ class Session(asyncio.Protocol):
         self._host = host
         self._call_later = call_later
         self._read_ns = host.clock.monotonic_ns()  # when it was last read
-        self._connection = Connection(Role.SERVER, self._read_ns, options)
+        self._connection = Connection(Role.SERVER, self._read_ns, options, on_unused=host.discard_buffer)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0

@@ -46,6 +46,11 @@ def reader(frame_bytes_max: int = 1 << 20) -> FrameReader:
     return FrameReader(frame_bytes_max=frame_bytes_max, version=1)
 
 
+def buffer_reader(frame_bytes_max: int = 1 << 20) -> FrameReader:
+    """One that takes every frame for a large one."""
+    return FrameReader(frame_bytes_max=frame_bytes_max, version=1, buffer_from_bytes=0)
+
+
 def joined(parts: Iterable[Bytes]) -> bytes:
     return b"".join(parts)
 

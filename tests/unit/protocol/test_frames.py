@@ -19,6 +19,7 @@ from tests.unit.protocol.feeding import (
     BIG_BATCH,
     JUNK,
     WAYS,
+    buffer_reader,
     byte_by_byte,
     contents,
     frame,
@@ -30,6 +31,9 @@ from tests.unit.protocol.feeding import (
 )
 
 Way = Callable[[bytes], list[bytes]]
+Make = Callable[[], FrameReader]
+
+both_readers = pytest.mark.parametrize("make", [reader, buffer_reader])
 
 SOUND: dict[str, bytes] = {
     "shortest": frame(),
@@ -68,41 +72,45 @@ BAD: dict[str, tuple[bytes, str]] = {
 }
 
 
+@both_readers
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SOUND)
-def test_sound_frames_arrive_in_any_pieces(name: str, way: Way) -> None:
+def test_sound_frames_arrive_in_any_pieces(name: str, way: Way, make: Make) -> None:
     data = SOUND[name]
-    found, error = read(way(data * 3), reader())
+    found, error = read(way(data * 3), make())
     assert error is None
     expected, _ = read([data], reader())
     assert len(expected) == 1
     assert contents(found) == contents(expected) * 3
 
 
+@both_readers
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SOUND)
-def test_junk_behind_a_frame_takes_nothing_from_it(name: str, way: Way) -> None:
-    found, error = read(way(SOUND[name] + JUNK), reader())
+def test_junk_behind_a_frame_takes_nothing_from_it(name: str, way: Way, make: Make) -> None:
+    found, error = read(way(SOUND[name] + JUNK), make())
     assert len(found) == 1
     assert error is not None
 
 
+@both_readers
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("junk", [b"", JUNK], ids=["alone", "with junk"])
 @pytest.mark.parametrize("name", BAD)
-def test_bad_frames_are_refused(name: str, way: Way, junk: bytes) -> None:
+def test_bad_frames_are_refused(name: str, way: Way, junk: bytes, make: Make) -> None:
     data, sentence = BAD[name]
-    found, error = read(way(SOUND["shortest"] + data + junk), reader())
+    found, error = read(way(SOUND["shortest"] + data + junk), make())
     assert len(found) == 1, "what came before the mistake counts"
     assert error is not None
     assert re.search(sentence, str(error))
 
 
+@both_readers
 @pytest.mark.parametrize("name", SOUND)
-def test_half_frames_wait(name: str) -> None:
+def test_half_frames_wait(name: str, make: Make) -> None:
     data = SOUND[name]
     for cut in {0, 1, 15, 16, 23, 24, len(data) // 2, len(data) - 1}:
-        half = reader()
+        half = make()
         assert read([data[:cut]], half) == ([], None)
         assert half.buffered_bytes == cut
         assert len(read([data[cut:]], half)[0]) == 1
@@ -207,8 +215,9 @@ def test_bytes_of_any_kind_are_taken() -> None:
 
 @pytest.mark.parametrize("name", ["too long", "wrong checksum", "dirty padding", "rest behind the batch"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_reader_raises_and_does_not_guess_where_the_next_frame_begins(name: str, way: Way) -> None:
-    broken = reader()
+@both_readers
+def test_a_reader_raises_and_does_not_guess_where_the_next_frame_begins(name: str, way: Way, make: Make) -> None:
+    broken = make()
     read(way(BAD[name][0]), broken)
     for _ in range(2):
         broken.feed(SOUND["shortest"])

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -17,6 +18,7 @@ from fairway.protocol import Message, Options, Why, codec
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned
 from fairway.scheduling import SchedulerOptions
+from fairway.world.lazy_buffer import LazyBuffer
 from fairway.world.sim_disk import SimDisk
 from tests.support.client import ConnectionEnded, Stream
 from tests.support.raw import PING, Raw, beginning_of_a_frame
@@ -69,6 +71,31 @@ async def test_what_a_lost_client_leaves_behind_is_freed_a_little_in_each_turn_o
         await asyncio.sleep(0)
         left.append(sum(sys.getrefcount(piece) > ALONE for piece in pieces))
     assert left[:3] == [64, 62, 60]
+
+
+class _CountedBuffer(LazyBuffer):
+    """One that knows how many parts of it were freed."""
+
+    steps = 0
+
+    def free_some(self) -> bool:
+        self.steps += 1
+        return super().free_some()
+
+
+@staged
+async def test_the_buffer_of_a_large_frame_is_freed_a_little_in_each_turn_of_the_loop(scene: Scene) -> None:
+    hall = scene.broker.hall
+    buffer = _CountedBuffer(8 * MIB)
+    buffer[:] = b"x" * (8 * MIB)
+    hall.discard_buffer(buffer)
+    freed = [buffer.steps]
+    while sys.getrefcount(buffer) > ALONE - 1:  # no loop's variable here
+        await asyncio.sleep(0)
+        freed.append(buffer.steps)
+    assert freed[-1] == 9, "eight parts, and one look at what is left"
+    assert max(later - earlier for earlier, later in pairwise(freed)) == 1
+    assert not any(buffer)
 
 
 @staged_with(TIGHT)

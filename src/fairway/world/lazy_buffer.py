@@ -1,0 +1,54 @@
+"""A large buffer that takes memory only as bytes are written into it, and can be freed in steps.
+
+Frames of a MiB and more are gathered in one (`protocol.frames`): each piece is copied once, in the turn of the loop
+that brings it. To join 63 MiB of pieces, to copy the batch out of them and to free both held up a broker's loop for
+76 ms (bench/hostile).
+
+The memory is an anonymous mapping of the process. The system finds a page for it when the first byte is written there,
+so a header that announces 66 MiB costs nothing until the bytes come.
+
+Nobody frees the buffer while there is a view of it. To give 63 MiB back to the system at once takes 5 to 17 ms. So the
+owner is told when the last view is gone (`on_unused`), and frees the buffer in steps.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from typing import TypeAlias
+
+from fairway.limits import MIB
+
+_STEP_BYTES = MIB  # 0.1 ms
+_DONTNEED: int | None = getattr(mmap, "MADV_DONTNEED", None)  # absent where the platform has no madvise
+
+
+class LazyBuffer(mmap.mmap):
+    """Zeros, until bytes are written. `on_unused` is called once, on whichever thread drops the last reference; it may
+    keep the buffer. OSError: the process has no room for it among its addresses."""
+
+    _freed_bytes = 0
+    _on_unused: OnUnused | None = None
+
+    def __new__(cls, size: int, on_unused: OnUnused | None = None) -> LazyBuffer:
+        # Private: a shared mapping would be a file in memory, with pages that `free_some` could not free.
+        buffer = super().__new__(cls, -1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        buffer._on_unused = on_unused
+        return buffer
+
+    def __del__(self) -> None:
+        on_unused, self._on_unused = self._on_unused, None
+        if on_unused is not None:
+            on_unused(self)
+
+    def free_some(self) -> bool:
+        """Give a part of the memory back to the system, for a buffer without views; whether there may be more."""
+        size = min(len(self) - self._freed_bytes, _STEP_BYTES)
+        if _DONTNEED is None or size <= 0:
+            return False
+        self.madvise(_DONTNEED, self._freed_bytes, size)
+        self._freed_bytes += size
+        return True
+
+
+OnUnused: TypeAlias = Callable[[LazyBuffer], None]

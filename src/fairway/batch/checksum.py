@@ -16,6 +16,9 @@ from fairway.batch.arrays import Bytes, numpy_or_none
 # 16 KiB: below it copying costs less than making an ndarray (0.5 against 0.7 µs for 4 KiB), above it more (5 against
 # 4 µs for 64 KiB).
 _LEND_FROM_BYTES = 16 * 1024
+# 256 KiB: the C function keeps other threads from the interpreter, 5 ms for 63 MiB, a loop's among them. So a thread
+# that checks a large batch takes a part at a time, 0.02 ms.
+_PART_BYTES = 256 * 1024
 
 
 # The same for those who have bytes and count tenths of a microsecond.
@@ -30,4 +33,7 @@ def checksum(data: Bytes, start: int = 0) -> int:
     # The pure Python form of the library does integer arithmetic on what it is given, which wraps in an ndarray.
     if numpy is None or google_crc32c.implementation != "c":
         return google_crc32c.extend(start, bytes(data))  # type: ignore[no-any-return]
-    return google_crc32c.extend(start, numpy.frombuffer(data, numpy.uint8))  # type: ignore[no-any-return]
+    array = numpy.frombuffer(data, numpy.uint8)
+    for at in range(0, len(array), _PART_BYTES):
+        start = google_crc32c.extend(start, array[at : at + _PART_BYTES])
+    return start

@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from fairway import limits
-from fairway.batch import HEADER_BYTES, Header, check
+from fairway.batch import HEADER_BYTES, Header, check, checksum
 from fairway.batch.layout import raw_length
 from fairway.errors import InvariantViolated
 from fairway.protocol import Bytes
@@ -24,13 +26,21 @@ from fairway.world.clock import Clock
 from fairway.world.work_pool import WorkPool
 
 
-class _Check:
-    """One check off the loop: under way while neither the header nor the error is known."""
+class Checked(msgspec.Struct, frozen=True, gc=False):
+    """What a check has found out: the header of a batch that is sound, and the CRC-32C of the whole batch, which the
+    log needs for its record."""
 
-    __slots__ = ("elapsed_ns", "error", "header", "is_forgotten")
+    header: Header
+    crc: int
+
+
+class _Check:
+    """One check off the loop: under way while neither the result nor the error is known."""
+
+    __slots__ = ("elapsed_ns", "error", "is_forgotten", "result")
 
     def __init__(self) -> None:
-        self.header: Header | None = None
+        self.result: Checked | None = None
         self.error: Exception | None = None
         self.elapsed_ns = 0
         self.is_forgotten = False
@@ -41,7 +51,7 @@ class _Check:
             return
         started_ns = now_ns()
         try:
-            self.header = check(view)
+            self.result = Checked(check(view), checksum(view))
         except Exception as error:  # raised again where it belongs, on the loop
             self.error = error
         self.elapsed_ns = now_ns() - started_ns
@@ -62,8 +72,8 @@ class BatchChecks:
         is_readable = self._pool is not None and len(view) >= HEADER_BYTES
         return is_readable and raw_length(view) > limits.CHECK_ON_LOOP_BYTES_MAX
 
-    def header(self, request: ServedRequest[Produce], actor: Actor) -> Header | None:
-        """The header of the request's batch, which is sound; RemoteProtocolError if it is not. None: the actor is
+    def result(self, request: ServedRequest[Produce], actor: Actor) -> Checked | None:
+        """What was found of the request's batch, which is sound; RemoteProtocolError if it is not. None: the actor is
         suspended until the batch is checked, and the processor returns AGAIN."""
         known = self._checks.pop(request, None)
         if known is None:
@@ -71,7 +81,7 @@ class BatchChecks:
             return None
         if known.error is not None:
             raise known.error
-        return known.header
+        return known.result
 
     @property
     def is_idle(self) -> bool:

@@ -48,14 +48,14 @@ class ProduceProcessor:
             raise Refused(
                 Code.READ_ONLY, f"subject {subject} takes no messages, by command: resume it, or send elsewhere"
             )
-        attached, header = request.attachments[0], None
+        data, header, crc = request.attachments[0], None, -1
         try:
-            if self._checks.is_large(attached):
-                header = self._checks.header(request, actor)
-                if header is None:
+            if self._checks.is_large(data):
+                checked = self._checks.result(request, actor)
+                if checked is None:
                     return Verdict.AGAIN
-            data = bytes(attached)
-            receipt = self._store.produce(subject, data, header, checked_secret(request.message))
+                header, crc = checked.header, checked.crc
+            receipt = self._store.produce(subject, data, header, checked_secret(request.message), crc)
         except RemoteProtocolError as error:
             session: Session = request.session  # type: ignore[assignment]
             session.fail(error)
@@ -64,14 +64,15 @@ class ProduceProcessor:
         except PlaceTaken as taken:
             self._store.when_taken(taken, partial(self._conflicted, request))
             return Verdict.DONE
-        actor.charge(size_bytes=len(data))
+        size = len(data)  # what waits for the log does not keep the batch in memory
+        actor.charge(size_bytes=size)
         answer = produced(receipt, self._store)
 
         def durable(outcome: FairwayError | None) -> None:
             if outcome is None:
                 self.batches += 1
                 self.messages += receipt.count
-                self.bytes += len(data)
+                self.bytes += size
                 self._on_committed(receipt.subject_id)
             request.settle(outcome, answer)
 

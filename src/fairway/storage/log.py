@@ -22,7 +22,7 @@ from fairway.storage.log_time import AHEAD_MS, IsAhead
 from fairway.storage.record import BadRecord, Header, Kind, Record
 from fairway.storage.segment import Segment
 from fairway.world.clock import Clock
-from fairway.world.disk import Disk, Fetched, File
+from fairway.world.disk import Disk, Fetched, File, Part
 
 _RECORD_BYTES_MAX = record.HEADER_BYTES + record.BODY_BYTES_MAX
 
@@ -112,17 +112,18 @@ class Log:
     def append(
         self,
         kind: Kind,
-        body: bytes,
+        body: Part,
         now_ms: int,
         subject_id: int = 0,
         first_sequence: int = 0,
         count: int = 0,
         must_sync: bool = False,
+        crc: int = -1,
     ) -> Header:
         """Gather one record; it is durable once `flusher.durable(header.end)` says so. `must_sync`: synced by then,
-        whatever the durability."""
+        whatever the durability. `crc`: of the body; -1: not known."""
         self.make_room(record.HEADER_BYTES + len(body), now_ms)
-        return self.write(kind, body, now_ms, subject_id, first_sequence, count, must_sync)
+        return self.write(kind, body, now_ms, subject_id, first_sequence, count, must_sync, crc)
 
     def make_room(self, size: int, now_ms: int) -> None:
         """See to it that the newest segment takes records of that many bytes together, for `write`. `Refused`: none is
@@ -136,19 +137,22 @@ class Log:
     def write(
         self,
         kind: Kind,
-        body: bytes,
+        body: Part,
         now_ms: int,
         subject_id: int = 0,
         first_sequence: int = 0,
         count: int = 0,
         must_sync: bool = False,
+        crc: int = -1,
     ) -> Header:
         """Gather one record in the newest segment, whatever its size: for what belongs to the record that follows."""
         body_bytes = len(body)
         invariant(not body_bytes % record.ALIGNMENT, "a body is padded")
         position, flusher, newest = self.end, self.flusher, self.segments[-1]
         appended_ms = newest.newest_ms = self.newest_ms = max(now_ms, self.newest_ms)
-        synced_end, epoch, crc = flusher.synced_end, self.epoch, checksum(body)
+        synced_end, epoch = flusher.synced_end, self.epoch
+        if crc < 0:
+            crc = checksum(body)
         packed = record.pack(
             kind,
             subject_id,

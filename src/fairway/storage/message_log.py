@@ -26,7 +26,7 @@ from fairway.storage.segment import Segment
 from fairway.storage.subjects import SubjectState
 from fairway.storage.views import Views, packed_entry
 from fairway.world.clock import Clock
-from fairway.world.disk import Disk
+from fairway.world.disk import Disk, Part
 
 DIRECTORY = "messages"
 _SIZE = attrgetter("size")
@@ -108,16 +108,16 @@ class MessageLog:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def append(self, subject: Subject, data: bytes, header: batch.Header, secret: bytes = b"") -> Receipt:
+    def append(self, subject: Subject, data: Part, header: batch.Header, secret: bytes = b"", crc: int = -1) -> Receipt:
         """Store a batch that `batch.check` has passed; `Refused` means that nothing was appended. `secret`: what the
-        sender shows of its stream."""
+        sender shows of its stream. `crc`: of the whole batch; -1: not known."""
         state = self.views.subjects.find(subject)
         if state is not None and state.is_shut:
             raise _shut(state)
         original = self.views.dedupe.judge(header, state.id if state else 0, secret)
         if original is not None and state is not None:
             return self._receipt(state.id, original, original.end, is_duplicate=True)
-        return self._append(subject, state, data, header, secret)
+        return self._append(subject, state, data, header, secret, crc)
 
     def append_own(self, subject: Subject, data: bytes, header: batch.Header) -> Receipt:
         """Store a batch of the broker's own making: what it repeats is its own business, and gaps mean nothing."""
@@ -125,7 +125,13 @@ class MessageLog:
         return self._append(subject, self.views.subjects.find(subject), data, header)
 
     def _append(
-        self, subject: Subject, state: SubjectState | None, data: bytes, header: batch.Header, secret: bytes = b""
+        self,
+        subject: Subject,
+        state: SubjectState | None,
+        data: Part,
+        header: batch.Header,
+        secret: bytes = b"",
+        crc: int = -1,
     ) -> Receipt:
         known = state or self.introduce(subject)
         if known.removed_end is not None:
@@ -139,9 +145,9 @@ class MessageLog:
             statement = self.views.dedupe.statement(header.producer_id, secret, log.segments[-1].base)
             if statement is not None:
                 self._state_stream(statement, known.id, now_ms)
-            written = log.write(Kind.DATA, data, now_ms, known.id, known.next_sequence, header.count)
+            written = log.write(Kind.DATA, data, now_ms, known.id, known.next_sequence, header.count, crc=crc)
         else:
-            written = log.append(Kind.DATA, data, now_ms, known.id, known.next_sequence, header.count)
+            written = log.append(Kind.DATA, data, now_ms, known.id, known.next_sequence, header.count, crc=crc)
         self.views.note_batch(written, header)
         if statement is not None:
             self._state_stream(statement, known.id, now_ms)

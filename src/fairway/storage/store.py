@@ -32,7 +32,7 @@ from fairway.storage.removal import remove_in_order
 from fairway.storage.retention_choice import AgeSource
 from fairway.storage.subjects import SubjectState
 from fairway.world.clock import Clock
-from fairway.world.disk import Disk
+from fairway.world.disk import Disk, Part
 from fairway.world.rng import Rng
 
 
@@ -249,13 +249,13 @@ class Store(Copies):
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def produce(
-        self, subject: Subject, data: bytes, checked: batch.Header | None = None, secret: bytes = b""
+        self, subject: Subject, data: Part, checked: batch.Header | None = None, secret: bytes = b"", crc: int = -1
     ) -> Receipt:
         """Check a batch, unless that was done, and append it; `Refused` and `RemoteProtocolError` mean that nothing was
-        appended. `secret`: what the sender shows of its stream."""
+        appended. `secret`: what the sender shows of its stream. `crc`: of the whole batch; -1: not known."""
         header = checked or batch.check(data)
         self._admit()
-        return self.messages.append(subject, data, header, secret)
+        return self.messages.append(subject, data, header, secret, crc)
 
     def when_taken(self, taken: PlaceTaken, told: Callable[[FairwayError | None, Receipt | PlaceTaken], None]) -> None:
         """Call `told(None, answer)` once it is certain that what was in a batch's way stays there: the receipt of the

@@ -111,6 +111,7 @@ class _Writer:
         _wait_exactly()
         while (job := self._jobs.get()) is not None:
             job()
+            del job  # and with it what was written: the next job may be long in coming
 
     def give(self, job: _Work) -> None:
         self._jobs.put(job)

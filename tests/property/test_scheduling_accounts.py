@@ -78,7 +78,7 @@ def share(order: VirtualTime, others: list[tuple[int, str, int, int, bool]]) -> 
     for group, (connections, names, requests, cost_ns, is_fickle) in enumerate(others, 1):
         Client(stage, group, connections, names, requests, cost_ns, is_fickle=is_fickle)
         shares += contenders_of(connections, names, requests, is_fickle=is_fickle)
-    stage.run(20 * MS)  # those whom nobody knew yet have been charged for what they sent at once
+    stage.run(15 * MS * shares)  # those whom nobody knew yet are charged for what they sent at once, and have napped
     used_ns, began_ns = steady.used_ns, stage.now_ns
     stage.run(15 * MS * shares)
     return (steady.used_ns - used_ns) / (stage.now_ns - began_ns) * shares
@@ -94,6 +94,7 @@ RIDERS = (3, "few", 2, 150 * US, False)
 @example([(4, "one", 30, 400 * US, False), (1, "few", 30, 150 * US, False)])
 @example([RIDERS, (2, "one", 8, 60 * US, False)])
 @example([RIDERS, (3, "one", 7, 150 * US, False)])
+@example([(2, "one", 1, 60 * US, False)] * 3)  # each of three gains its one millisecond of naps (order.CREDIT_NS), once
 @given(OTHERS)
 def test_a_steady_actor_gets_its_share_beside_any_mix_of_keys_and_connections(
     others: list[tuple[int, str, int, int, bool]],

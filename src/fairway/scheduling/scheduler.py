@@ -138,10 +138,18 @@ class Scheduler:
         while self._first:
             self._first.pop()()
 
-    def charge(self, account: Account, elapsed_ns: int) -> None:
-        """Time that was used for a connection outside of any actor."""
+    @property
+    def ready_weight(self) -> float:
+        """Of all actors that are ready."""
+        return self._ready_weight
+
+    def charge(self, account: Account, elapsed_ns: int, ready_weight: float) -> None:
+        """Charge time that was used for a connection outside of any actor. `ready_weight`: when that time began. The
+        connection's own requests made actors ready since then. If these counted, a connection that has the loop to
+        itself would seem to take time from others, and would have to wait as soon as others come."""
         self._order.charge_account(account, elapsed_ns)
-        self._order.advance_beside(elapsed_ns, self._ready_weight, self._ready[0][0] if self._ready else None)
+        least_rank = self._ready[0][0] if self._ready and ready_weight else None
+        self._order.advance_beside(elapsed_ns, ready_weight, least_rank)
 
     def is_ahead(self, account: Account) -> bool:
         """Whether a connection has used more than its share, or has asked for it already."""

@@ -130,9 +130,14 @@ class Hall:
         if not self._sessions:
             self._deserted.set()
 
-    def charge(self, account: Account, elapsed_ns: int) -> bool:
-        """A connection was read for so long; whether it has used more than its share by that."""
-        self._scheduler.charge(account, elapsed_ns)
+    @property
+    def ready_weight(self) -> float:
+        return self._scheduler.ready_weight
+
+    def charge(self, account: Account, elapsed_ns: int, ready_weight: float) -> bool:
+        """A connection was read for so long; whether it has used more than its share by that. `ready_weight`: when that
+        began."""
+        self._scheduler.charge(account, elapsed_ns, ready_weight)
         return self._scheduler.is_ahead(account)
 
     def rest_ms(self, elapsed_ns: int) -> int:

@@ -65,8 +65,13 @@ class Host(Protocol):
     def handle(self, session: Session, received: RequestReceived) -> None:
         """Take a request in; raises `Refused` or `Misuse` where it cannot."""
 
-    def charge(self, account: Account, elapsed_ns: int) -> bool:
-        """A connection was read for so long; whether it has used more than its share by that."""
+    @property
+    def ready_weight(self) -> float:
+        """Of the actors that are ready."""
+
+    def charge(self, account: Account, elapsed_ns: int, ready_weight: float) -> bool:
+        """A connection was read for so long; whether it has used more than its share by that. `ready_weight`: when that
+        began."""
 
     def rest_ms(self, elapsed_ns: int) -> int:
         """How long one rests whose requests were refused outright, if that took so long."""
@@ -266,7 +271,7 @@ class Session(asyncio.Protocol):
         """A helping of what has come, `data` included."""
         connection = self._connection
         self._refused_ms = -1
-        arrived = connection.buffered_bytes + len(data)
+        arrived, ready_weight = connection.buffered_bytes + len(data), self._host.ready_weight
         events = connection.feed(data, self._read_ns, frames_max=self._helping())
         for event in events:
             if isinstance(event, RequestReceived):
@@ -276,7 +281,7 @@ class Session(asyncio.Protocol):
         elapsed_ns = self._host.clock.monotonic_ns() - self._read_ns
         if events:
             self._frame_ns += (elapsed_ns / len(events) - self._frame_ns) * _FRAME_SHARE
-        self._account_for(elapsed_ns)
+        self._account_for(elapsed_ns, ready_weight)
         partial = connection.buffered_bytes
         if partial or arrived > len(data):
             frame_bytes = connection.partial_frame_bytes
@@ -284,9 +289,9 @@ class Session(asyncio.Protocol):
         self._heed_bounds()
         self._flush()
 
-    def _account_for(self, elapsed_ns: int) -> None:
+    def _account_for(self, elapsed_ns: int, ready_weight: float) -> None:
         """It was read for so long. Whoever sends what is refused rests: to refuse is work, too."""
-        self._is_ahead = self._host.charge(self.account, elapsed_ns)
+        self._is_ahead = self._host.charge(self.account, elapsed_ns, ready_weight)
         if self._refused_ms >= 0:
             self._refused_ms = max(self._refused_ms, self._host.rest_ms(elapsed_ns))
 

@@ -125,7 +125,7 @@ def test_time_that_a_connection_used_outside_of_actors_counts() -> None:
     stage.ask("a", account=reading)
     stage.run(1 * MS)
     Connection(stage, lambda: "c")
-    stage.scheduler.charge(reading, 20 * MS)
+    stage.scheduler.charge(reading, 20 * MS, stage.scheduler.ready_weight)
     first = stage.ask("b", 100 * US, account=reading)
     assert stage.scheduler.is_ahead(reading)
     stage.run(18 * MS)  # as long as it was read itself, `c` is served
@@ -145,9 +145,26 @@ def test_reading_for_one_actor_does_not_put_others_behind_it() -> None:
     stage.ask("good", account=good)
     stage.run(2 * MS)
     for _ in range(200):
-        stage.scheduler.charge(flood.account, 200 * US)
+        stage.scheduler.charge(flood.account, 200 * US, stage.scheduler.ready_weight)
         stage.run(200 * US)
     late = stage.ask("good", account=good)
+    stage.run(1 * MS)
+    assert late.fates == ["done"]
+
+
+def test_one_that_has_the_loop_to_itself_is_not_behind_when_others_come() -> None:
+    """Each of its requests was read alone, and half of that time counted as taken from others: after a second it had to
+    wait for 0.1 s."""
+    stage = Stage()
+    alone = Account()
+    for _ in range(5_000):
+        began = stage.scheduler.ready_weight
+        stage.ask("alone", 50 * US, account=alone)
+        stage.scheduler.charge(alone, 100 * US, began)
+        stage.run(200 * US)
+    Connection(stage, lambda: "other", requests=50)
+    stage.run(2 * MS)
+    late = stage.ask("alone", 50 * US, account=alone)
     stage.run(1 * MS)
     assert late.fates == ["done"]
 

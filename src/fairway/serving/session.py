@@ -142,6 +142,7 @@ class Session(asyncio.Protocol):
         self._read_ns = self._host.clock.monotonic_ns()
         if len(data) >= _HELPING_BYTES:
             self._queue_up()
+            self._host.turnstile.rest()
         self._read(data)
 
     def connection_lost(self, exc: Exception | None) -> None:

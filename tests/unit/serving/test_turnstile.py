@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fairway.serving.turnstile import SENDERS_MAX, TURN_NS_MAX, Turnstile
+from fairway.serving.turnstile import FREE_TURNS, SENDERS_MAX, TURN_NS_MAX, Turnstile
 from fairway.world.clock import ManualClock
 
 
@@ -56,6 +56,22 @@ def test_few_are_allowed_to_send_in_one_turn() -> None:
     crowd = Crowd(is_sending=True, a=1, b=1, c=1)
     assert SENDERS_MAX == 1
     assert [crowd.turn() for _ in range(4)] == ["a", "b", "c", ""]
+    assert len(crowd.turnstile) == 0
+
+
+def test_after_a_large_chunk_some_turns_are_left_to_others() -> None:
+    crowd = Crowd(is_sending=True, a=1, b=1, c=1)
+    assert crowd.turn() == "a"
+    crowd.turnstile.rest()
+    assert [crowd.turn() for _ in range(FREE_TURNS)] == [""] * FREE_TURNS
+    assert [crowd.turn() for _ in range(3)] == ["b", "c", ""]
+
+
+def test_free_turns_do_not_add_up() -> None:
+    crowd = Crowd(is_sending=True, a=1)
+    for _ in range(5):
+        crowd.turnstile.rest()
+    assert [crowd.turn() for _ in range(FREE_TURNS + 1)] == [""] * FREE_TURNS + ["a"]
     assert len(crowd.turnstile) == 0
 
 

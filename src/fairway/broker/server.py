@@ -147,7 +147,7 @@ class Broker:
         self.store = store
         self.options = options
         self.delay = delay
-        self.scheduler = Scheduler(world.clock, loop, options.scheduler, order)
+        self.scheduler = Scheduler(world.clock, loop, options.scheduler, order, self._start_commits)
         self.desk = Desk(groups, store, self.scheduler, world.clock, loop.call_later, options.groups_bytes_max)
         self.desk.undertaker = self.undertaker = Undertaker(self.desk)
         self.housekeeper = Housekeeper(self.desk, options.housekeeping_ms)
@@ -200,6 +200,10 @@ class Broker:
             has_delay=delay is not None,
             is_alone=standing is None,
         )
+
+    def _start_commits(self) -> None:
+        self.store.messages.log.flusher.start_round()
+        self.store.actions.log.flusher.start_round()
 
     @classmethod
     async def start(

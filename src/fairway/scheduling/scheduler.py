@@ -79,8 +79,14 @@ class Scheduler:
     """All actors of one loop. Not for several threads: everything is called on the loop's own."""
 
     def __init__(
-        self, clock: Clock, loop: Loop, options: SchedulerOptions | None = None, order: Order | None = None
+        self,
+        clock: Clock,
+        loop: Loop,
+        options: SchedulerOptions | None = None,
+        order: Order | None = None,
+        after_turn: Callable[[], None] = lambda: None,
     ) -> None:
+        """`after_turn` is called at the end of each turn, for what the turn's requests have begun together."""
         self._now_ns = clock.monotonic_ns
         self._loop = loop
         self._options = options if options is not None else SchedulerOptions()
@@ -96,6 +102,7 @@ class Scheduler:
         self._handled: Letter | None = None  # the request that was handled last
         self._numbers = count()
         self._crowded_until_ns = 0
+        self._after_turn = after_turn
         self._first: list[Callable[[], None]] = []
         self._is_kicked = False
         self._is_closed = False
@@ -313,6 +320,7 @@ class Scheduler:
         finally:
             self._is_kicked = False
             self._kick()
+            self._after_turn()
 
     def _next_actor(self) -> Actor | None:
         """The first of the ready, which stays where it is. Its next request may start later than when it was placed, if

@@ -19,7 +19,7 @@ from fairway.world.clock import Clock
 
 WaiterT = TypeVar("WaiterT")
 
-TURN_NS_MAX = 200_000  # a slice of the actors: what is read here waits for them anyway
+TURN_NS_MAX = 100_000  # half a slice of the actors: a small request of another client takes six turns of the loop
 FREE_TURNS = 2  # after a chunk of 64 KiB or more: a small request takes six turns, and waits for two chunks, not six
 SENDERS_MAX = 1  # per turn: it may then send a chunk, 256 KB, of which page faults make 0.3 ms (bench/hostile)
 

@@ -290,6 +290,11 @@ class Flusher:
         """Those that are not committed, in order."""
         return [*(each for each in (self._held, self._in_flight) if each is not None), *self._gathered]
 
+    def start_round(self) -> None:
+        """Start the commit of a lone request that waits for the loop's next turn; a shared one may grow."""
+        if self._kicked and not self._is_shared:
+            self._kick()
+
     def _kick(self) -> None:
         self._kicked = False
         if self._in_flight is not None or self.fault is not None:

@@ -103,6 +103,18 @@ def test_a_round_does_not_grow_for_long_on_a_slow_loop() -> None:
     assert bench.flusher.syncs == 2
 
 
+def test_a_lone_round_is_started_on_request_and_a_shared_one_may_grow() -> None:
+    bench = shared_bench()
+    bench.add("may grow")
+    bench.flusher.start_round()
+    bench.timers.ring_all()
+    bench.add("alone")
+    bench.flusher.start_round()
+    bench.add("too late")
+    bench.timers.ring_all()
+    assert (len(bench.answers), bench.flusher.syncs) == (3, 3)
+
+
 def test_whoever_was_alone_does_not_wait_for_others() -> None:
     bench = shared_bench()
     bench.add("alone")

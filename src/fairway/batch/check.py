@@ -21,12 +21,13 @@ import msgspec
 
 from fairway import limits
 from fairway.batch import layout, lone, section
-from fairway.batch.arrays import Bytes, byte_view, numpy_for, padded
+from fairway.batch.arrays import byte_view, numpy_for, padded
 from fairway.batch.checksum import checksum
 from fairway.batch.compression import decompress
 from fairway.batch.hashing import key_hashes_of, tag_filter_of
 from fairway.batch.layout import Codec, Header, peek
 from fairway.errors import RemoteProtocolError
+from fairway.world.buffers import Bytes
 
 # 1 MiB: text is decoded in pieces of this size, because one wide character makes Python's str four times as large as
 # its UTF-8.

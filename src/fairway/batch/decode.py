@@ -12,10 +12,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fairway.batch import section
-from fairway.batch.arrays import Bytes
 from fairway.batch.check import Columns, Strings, open_columns, open_verified
 from fairway.batch.identity import MessageId
 from fairway.batch.layout import Header
+from fairway.world.buffers import Bytes
 
 if TYPE_CHECKING:
     import pyarrow

@@ -23,8 +23,9 @@ from typing import Final
 import msgspec
 
 from fairway import limits
-from fairway.batch.arrays import Bytes, padded
+from fairway.batch.arrays import padded
 from fairway.errors import RemoteProtocolError, invariant
+from fairway.world.buffers import Bytes
 
 invariant(
     sys.byteorder == "little", "Fairway stores little-endian arrays as they are and needs a little-endian machine"

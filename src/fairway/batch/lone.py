@@ -14,11 +14,12 @@ from typing import Final
 
 from fairway import limits
 from fairway.batch import layout
-from fairway.batch.arrays import PADDING, Bytes, padded
+from fairway.batch.arrays import PADDING, padded
 from fairway.batch.checksum import checksum
 from fairway.batch.hashing import hash_of
 from fairway.batch.identity import MessageId
 from fairway.batch.layout import Codec, Header
+from fairway.world.buffers import Bytes
 
 _HEAD: Final = struct.Struct("<HHHH II II II II Q Q q Q")  # `layout.HEADER` behind its prefix
 _SECTION: Final = struct.Struct("<Q")

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Literal
 
 from fairway.batch import layout
-from fairway.batch.arrays import Bytes, byte_view
+from fairway.batch.arrays import byte_view
 from fairway.batch.layout import Header
+from fairway.world.buffers import Bytes
 
 
 def key_hashes(view: Bytes, header: Header) -> memoryview | None:

@@ -57,10 +57,10 @@ from fairway.client.spool_keeper import AnySpooling
 from fairway.errors import BufferFull, Misuse, Refused, Unreachable
 from fairway.protocol.admin import Configured, Depth, Described, Redriven, Removed, Sought, Switched
 from fairway.protocol.consuming import Consuming
-from fairway.protocol.frames import Bytes
 from fairway.protocol.messages import Message
 from fairway.protocol.page import Page
 from fairway.protocol.pending import BatchReceipt, Receipt
+from fairway.world.buffers import Bytes
 from fairway.world.clock import Clock, RealClock
 from fairway.world.net import Net, RealNet
 from fairway.world.rng import RealRng, Rng

@@ -14,9 +14,9 @@ from fairway.client.spool import SpoolOptions
 from fairway.client.spool_keeper import AnySpooling, FleetSpooling, Spooling
 from fairway.errors import BufferFull, Misuse
 from fairway.protocol.backoff import NS_PER_MS
-from fairway.protocol.frames import Bytes
 from fairway.protocol.pending import Receipt
 from fairway.protocol.waiters import Flush
+from fairway.world.buffers import Bytes
 from fairway.world.clock import Clock
 from fairway.world.loop_link import LoopLink
 from fairway.world.net import Net

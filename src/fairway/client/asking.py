@@ -19,11 +19,11 @@ from fairway.protocol import codec
 from fairway.protocol.admin import Describe, Redrive, RemoveGroup, RemoveSubject, Scan, Seek, Switch, Weigh
 from fairway.protocol.backoff import NS_PER_MS
 from fairway.protocol.delaying import Cancel, Pending, Reschedule, Resend, Tally
-from fairway.protocol.frames import Bytes
 from fairway.protocol.messages import Message
 from fairway.protocol.routing import Govern, Route
 from fairway.protocol.session import Answer, Ask, Lost, Outcome
 from fairway.protocol.tracing import Index, Names, Retrace
+from fairway.world.buffers import Bytes
 
 AnswerT = TypeVar("AnswerT", bound=Message)
 

@@ -35,9 +35,9 @@ from fairway.protocol.admin import (
     Switched,
     Weigh,
 )
-from fairway.protocol.frames import Bytes
 from fairway.protocol.messages import FIRST_REQUEST_VERB, Done, Message, Whence
 from fairway.protocol.page import DecodedBatches, Page
+from fairway.world.buffers import Bytes
 
 if TYPE_CHECKING:
     from fairway.groups import GroupConfig

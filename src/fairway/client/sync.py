@@ -57,10 +57,10 @@ from fairway.client.sync_way import SyncWay
 from fairway.errors import BufferFull, Misuse, Refused, Unreachable
 from fairway.protocol.admin import Configured, Depth, Described, Redriven, Removed, Sought, Switched
 from fairway.protocol.consuming import Consuming
-from fairway.protocol.frames import Bytes
 from fairway.protocol.line import Line
 from fairway.protocol.messages import Message
 from fairway.protocol.page import Page
+from fairway.world.buffers import Bytes
 from fairway.world.clock import Clock, RealClock
 from fairway.world.link import Link
 from fairway.world.rng import RealRng, Rng

@@ -18,9 +18,9 @@ from fairway.client.spool import SpoolOptions
 from fairway.client.spool_keeper import AnySpooling, FleetSpooling, Spooling
 from fairway.errors import BufferFull
 from fairway.protocol.backoff import NS_PER_MS
-from fairway.protocol.frames import Bytes
 from fairway.protocol.line import Line
 from fairway.protocol.waiters import Flush
+from fairway.world.buffers import Bytes
 from fairway.world.clock import Clock
 from fairway.world.link import Link
 from fairway.world.rng import Rng

@@ -24,10 +24,11 @@ from fairway.protocol.events import (
     ResponseReceived,
     Why,
 )
-from fairway.protocol.frames import Bytes, Frame, FrameReader, FrameTooLarge
+from fairway.protocol.frames import Frame, FrameReader, FrameTooLarge
 from fairway.protocol.handshake import Options
 from fairway.protocol.messages import Message, Verb
 from fairway.protocol.states import Role, State
+from fairway.world.buffers import Bytes
 
 __all__ = [
     "Bytes",

@@ -13,7 +13,7 @@ from typing import Final
 
 from fairway import batch
 from fairway.errors import Code, Refused, StoredRange
-from fairway.protocol.frames import Bytes
+from fairway.world.buffers import Bytes
 
 # Something else has the place, or the whole stream: another life of the sender, which a backup has undone; a stranger.
 TAKEN: Final = frozenset({Code.SEQUENCE_CONFLICT, Code.FOREIGN_STREAM})

@@ -32,12 +32,12 @@ from fairway.protocol.events import (
     ResponseReceived,
     Why,
 )
-from fairway.protocol.frames import REFUSED, RESPONSE, Bytes, Frame, FrameReader
+from fairway.protocol.frames import REFUSED, RESPONSE, Frame, FrameReader
 from fairway.protocol.handshake import GREETING_VERSION, Options
 from fairway.protocol.heartbeat import NEVER_NS, Beat, Pulse
 from fairway.protocol.messages import FIRST_REQUEST_VERB, Goodbye, Hello, Message, Ping, Pong, Verb
 from fairway.protocol.states import Heard, Move, Role, State
-from fairway.world.lazy_buffer import OnUnused
+from fairway.world.buffers import Bytes, OnUnused
 
 _VERBS = {int(verb): verb for verb in Verb}
 _BUSY_RETRY_AFTER_MS = 50  # a few group commits: by then some of the requests in flight are answered

@@ -43,7 +43,6 @@ from fairway.protocol.consumption import (
     Paused,
 )
 from fairway.protocol.delivery import After, Message, ack_all
-from fairway.protocol.frames import Bytes
 from fairway.protocol.lots import Hook, Ledger, Stale
 from fairway.protocol.messages import Done, Heartbeat, Join, Joined, Leave, Pull, Pulled, Renewed, SettleAll, Settled
 from fairway.protocol.messages import Message as Control
@@ -53,6 +52,7 @@ from fairway.protocol.session import Answer, Ask, Lost, Outcome
 from fairway.protocol.settling import Settler, Settling, dead_letters
 from fairway.protocol.terms import Terms
 from fairway.protocol.unpacking import Unpacker
+from fairway.world.buffers import Bytes
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
 

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import msgspec
 
 from fairway.errors import Code, Refused, RemoteProtocolError
-from fairway.protocol.frames import Bytes
 from fairway.protocol.messages import Message, Verb
+from fairway.world.buffers import Bytes
 
 
 class HandshakeDone(msgspec.Struct, frozen=True, gc=False):

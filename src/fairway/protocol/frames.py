@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -29,9 +29,7 @@ from fairway import limits
 from fairway.batch import HEADER_BYTES as BATCH_HEADER_BYTES
 from fairway.batch import checksum
 from fairway.errors import Misuse, RemoteProtocolError
-from fairway.world.lazy_buffer import LazyBuffer, OnUnused
-
-Bytes: TypeAlias = bytes | bytearray | memoryview
+from fairway.world.buffers import Bytes, LazyBuffer, OnUnused
 
 # length, verb, flags, version | correlation | control length || crc
 _COVERED: Final = struct.Struct("<IHBBQI")

@@ -26,10 +26,11 @@ from fairway.errors import Code, Misuse, Refused
 from fairway.protocol.backoff import NS_PER_MS, Backoff
 from fairway.protocol.connection import Connection
 from fairway.protocol.events import Closed, Event, HandshakeDone, PeerLeaving, RefusalReceived, ResponseReceived, Why
-from fairway.protocol.frames import Bytes, FrameTooLarge
+from fairway.protocol.frames import FrameTooLarge
 from fairway.protocol.handshake import Options
 from fairway.protocol.session import Answer, Ask, Lost, Outcome, Session
 from fairway.protocol.states import Role
+from fairway.world.buffers import Bytes
 from fairway.world.rng import Rng
 
 Errand = Callable[[], None]

@@ -15,7 +15,7 @@ from weakref import ref
 
 from fairway import limits
 from fairway.batch import Batch, Header, decode_verified, key_hashes, layout, verify
-from fairway.protocol.frames import Bytes
+from fairway.world.buffers import Bytes
 from fairway.world.gate import Lock
 
 

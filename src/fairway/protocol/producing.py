@@ -36,7 +36,6 @@ from fairway.protocol.backoff import NS_PER_MS, Backoff
 from fairway.protocol.breaker import Breaker
 from fairway.protocol.diversion import Diversion, Handed, Way
 from fairway.protocol.filling import Columns, Extras, Filling, check_extras, check_size
-from fairway.protocol.frames import Bytes
 from fairway.protocol.lane import NEVER_NS, Lane, Parcel, not_sent, request_of
 from fairway.protocol.lending import Borrowed, Repay
 from fairway.protocol.line import Errand
@@ -44,6 +43,7 @@ from fairway.protocol.messages import Produced
 from fairway.protocol.pending import BatchReceipt, Pending, PendingBatch
 from fairway.protocol.session import Answer, Ask, Outcome
 from fairway.protocol.waiters import Flush, RoomQueue
+from fairway.world.buffers import Bytes
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from fairway.errors import Refused
-from fairway.protocol.frames import Bytes
 from fairway.protocol.messages import Message
+from fairway.world.buffers import Bytes
 
 
 @dataclass(slots=True, frozen=True)

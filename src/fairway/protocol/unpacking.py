@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from fairway.batch import peek
 from fairway.errors import RemoteProtocolError
-from fairway.protocol.frames import Bytes
 from fairway.protocol.lots import ACK, LINKED, WAITING, Ledger, Lot, Shelf
 from fairway.protocol.messages import Pulled
 from fairway.protocol.page import DecodedBatches, Page
 from fairway.protocol.terms import Terms
+from fairway.world.buffers import Bytes
 
 
 class Run(NamedTuple):

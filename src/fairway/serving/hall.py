@@ -17,8 +17,8 @@ from fairway.serving.meters import Meters
 from fairway.serving.requests import Asker
 from fairway.serving.session import Session
 from fairway.serving.turnstile import Turnstile
+from fairway.world.buffers import LazyBuffer
 from fairway.world.clock import Clock
-from fairway.world.lazy_buffer import LazyBuffer
 
 _DOORWAY = 128  # connections beyond the bound that are told so; those beyond them are cut off without a word
 _RETRY_AFTER_MS = 1_000

@@ -18,7 +18,7 @@ from fairway.protocol.routing import Register, Route
 from fairway.protocol.tracing import Index, Retrace
 from fairway.scheduling import Account, Expiry, Processor, Scheduler
 from fairway.serving.budget import Allowance
-from fairway.world.lazy_buffer import LazyBuffer
+from fairway.world.buffers import LazyBuffer
 
 MessageT = TypeVar("MessageT", bound=Message)
 

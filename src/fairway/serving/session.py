@@ -35,8 +35,8 @@ from fairway.scheduling import Account
 from fairway.serving.budget import Budget
 from fairway.serving.frame_admission import FrameAdmission
 from fairway.serving.turnstile import Turnstile
+from fairway.world.buffers import LazyBuffer
 from fairway.world.clock import Clock
-from fairway.world.lazy_buffer import LazyBuffer
 
 if TYPE_CHECKING:
     from fairway.serving.requests import ServedRequest

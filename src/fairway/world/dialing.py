@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from fairway.world.clock import Clock
 
-Address: TypeAlias = tuple[str, int]
+Address: TypeAlias = tuple[str, int]  # host and port
 
 DIAL_S = 5.0  # for one address: a host that is up answers in well under a second
 

@@ -27,14 +27,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from fairway.errors import FairwayError, Misuse
+from fairway.world.buffers import Bytes
 from fairway.world.clock import Clock
 from fairway.world.dialing import Address, Dialer, silence
 from fairway.world.gate import Gate
-
-Bytes: TypeAlias = bytes | bytearray | memoryview
 
 READ_BYTES = 1 << 18  # one answer of a pull; larger ones come in a few reads
 PARTS_MAX = 512  # of one gathering write: systems refuse more than 1,024

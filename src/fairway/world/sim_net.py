@@ -19,10 +19,11 @@ from functools import partial
 from typing import TypeAlias, TypeVar
 
 from fairway.errors import CannotListen, Misuse, Unreachable
+from fairway.world.dialing import Address
 from fairway.world.loop import SimLoop
 from fairway.world.net import PORT_MAX, check_port
 from fairway.world.rng import SeededRng
-from fairway.world.sim_transport import Address, SimTransport
+from fairway.world.sim_transport import SimTransport
 from fairway.world.sim_wire import Conditions, Way
 
 P = TypeVar("P", bound=asyncio.Protocol)

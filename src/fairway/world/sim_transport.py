@@ -14,16 +14,16 @@ import asyncio
 import errno
 import zlib
 from collections.abc import Callable
-from typing import TypeAlias, TypeVarTuple
+from typing import TypeVarTuple
 
 from fairway.errors import InvariantViolated
 from fairway.limits import BATCH_RAW_BYTES_MAX, KIB
+from fairway.world.dialing import Address
 from fairway.world.loop import SimLoop
 from fairway.world.rng import SeededRng
 from fairway.world.sim_wire import Way, Wire
 
 Ts = TypeVarTuple("Ts")
-Address: TypeAlias = tuple[str, int]  # host and port
 
 HIGH_WATER_BYTES = 64 * KIB  # asyncio's default
 READ_BYTES_MAX = 256 * KIB  # asyncio's too: no data_received is larger

@@ -18,7 +18,7 @@ from fairway.scheduling import Account
 from fairway.serving.budget import Allowance
 from fairway.serving.requests import Asker, ServedRequest, admit
 from fairway.storage.store import Store
-from fairway.world.lazy_buffer import LazyBuffer
+from fairway.world.buffers import LazyBuffer
 from tests.support.raw import Raw
 from tests.unit.broker.scene import BROKER, PORT, SUBJECT, Scene, options_of
 from tests.unit.broker.test_batch_checks import PooledScene

@@ -18,7 +18,7 @@ from fairway.protocol import Message, Options, Why, codec
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned
 from fairway.scheduling import SchedulerOptions
-from fairway.world.lazy_buffer import LazyBuffer
+from fairway.world.buffers import LazyBuffer
 from fairway.world.sim_disk import SimDisk
 from tests.support.client import ConnectionEnded, Stream
 from tests.support.raw import PING, Raw, beginning_of_a_frame

@@ -10,8 +10,9 @@ from contextlib import closing, contextmanager
 import pytest
 
 from fairway.errors import Misuse
+from fairway.world.buffers import Bytes
 from fairway.world.clock import RealClock
-from fairway.world.link import Bytes, Link, LinkFailed
+from fairway.world.link import Link, LinkFailed
 
 WAIT_S = 30.0
 NS_PER_MS = 1_000_000

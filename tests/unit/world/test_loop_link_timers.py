@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from fairway.world.buffers import Bytes
 from fairway.world.clock import RealClock
-from fairway.world.link import Bytes
 from fairway.world.loop_link import LoopLink
 from fairway.world.net import RealNet
 from tests.unit.world.loops import LOOPS, on_loop

@@ -9,8 +9,9 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
+from fairway.world.buffers import Bytes
 from fairway.world.clock import RealClock
-from fairway.world.link import NOBODY, Bytes, Link
+from fairway.world.link import NOBODY, Link
 from fairway.world.loop_link import LoopLink
 from fairway.world.net import RealNet
 

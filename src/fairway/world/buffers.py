@@ -1,8 +1,8 @@
-"""A large buffer that takes memory only as bytes are written into it, and can be freed in steps.
+"""Buffers: the type of everything that holds bytes, and a large buffer that takes memory only as bytes are written.
 
-Frames of a MiB and more are gathered in one (`protocol.frames`): each piece is copied once, in the turn of the loop
-that brings it. To join 63 MiB of pieces, to copy the batch out of them and to free both held up a broker's loop for
-76 ms (bench/hostile).
+Frames of a MiB and more are gathered in a `LazyBuffer` (`protocol.frames`): each piece is copied once, in the turn of
+the loop that brings it. To join 63 MiB of pieces, to copy the batch out of them and to free both held up a broker's
+loop for 76 ms (bench/hostile).
 
 The memory is an anonymous mapping of the process. The system finds a page for it when the first byte is written there,
 so a header that announces 66 MiB costs nothing until the bytes come.
@@ -18,6 +18,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from fairway.limits import MIB
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
 
 _STEP_BYTES = MIB  # 0.1 ms
 _DONTNEED: int | None = getattr(mmap, "MADV_DONTNEED", None)  # absent where the platform has no madvise

@@ -334,10 +334,10 @@ async def large_batches(port: int, *, seconds: float = 3) -> None:
 
 async def large_frames(port: int, *, senders: int = 12) -> None:
     """Each sends one of the largest frames, all at once: they are read one after the other, and all are answered."""
-    data = Stream(random.Random().getrandbits(63)).batch([random.Random(6).randbytes(63 * MIB)])
+    payload = random.Random(6).randbytes(63 * MIB)
     raws = [await connect(port) for _ in range(senders)]
     for raw in raws:
-        raw.ask(m.Produce("large-frames"), (data,))
+        raw.ask(m.Produce("large-frames"), (Stream(random.Random().getrandbits(63)).batch([payload]),))
     async with asyncio.timeout(60):
         while not all(raw.answered or raw.is_lost for raw in raws):  # noqa: ASYNC110  a Raw does not say when
             await asyncio.sleep(0.1)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fairway.errors import BadName, Code, Misuse, Refused, RemoteProtocolError
-from fairway.limits import KIB, MIB
+from fairway.limits import KIB, LARGE_FRAME_BYTES, MIB
 from fairway.protocol import (
     Bytes,
     Connection,
@@ -142,7 +142,6 @@ class Session(asyncio.Protocol):
         self._read_ns = self._host.clock.monotonic_ns()
         if len(data) >= _HELPING_BYTES:
             self._queue_up()
-            self._host.turnstile.rest()
         self._read(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -287,6 +286,8 @@ class Session(asyncio.Protocol):
         if partial or arrived > len(data):
             frame_bytes = connection.partial_frame_bytes
             self._is_in_line = not self._host.incoming.note(self, frame_bytes, anew=partial != arrived)
+            if frame_bytes > LARGE_FRAME_BYTES and len(data) >= _HELPING_BYTES:
+                self._host.turnstile.rest()
         self._heed_bounds()
         self._flush()
 

@@ -3,9 +3,9 @@
 A loop serves every connection that has something, for as long as it has. So one that sends thousands of small requests
 at once, or a large frame as fast as it can, would hold up all others. Each is read a helping (`session` says how much),
 and whoever has more, or has used more of the loop than others, queues here. In every turn of the loop those that have
-used the least are served for a bounded time, and a bounded number of them is allowed to send on. After a large chunk
-the next turns are free: everybody else has the loop. A turn in which nobody sends anything takes some microseconds, so
-a sender of large frames on an idle broker is as fast as before.
+used the least are served for a bounded time, and a bounded number of them is allowed to send on. After a chunk of a
+large frame the next turns are free: everybody else has the loop. A turn in which nobody sends anything takes some
+microseconds, so a sender of large frames on an idle broker is as fast as without them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fairway.world.clock import Clock
 WaiterT = TypeVar("WaiterT")
 
 TURN_NS_MAX = 100_000  # half a slice of the actors: a small request of another client takes six turns of the loop
-FREE_TURNS = 2  # after a chunk of 64 KiB or more: a small request takes six turns, and waits for two chunks, not six
+FREE_TURNS = 2  # after a chunk of a large frame: a small request takes six turns, and waits for two chunks, not six
 SENDERS_MAX = 1  # per turn: it may then send a chunk, 256 KB, of which page faults make 0.3 ms (bench/hostile)
 
 
@@ -52,7 +52,8 @@ class Turnstile(Generic[WaiterT]):
         self._call()
 
     def rest(self) -> None:
-        """A large chunk was read: leave the next turns of the loop to everybody else."""
+        """A chunk of a large frame was read: leave the next turns of the loop to everybody else. Not so after a chunk
+        of small requests: those who have used more than their share wait here too, and would wait longer."""
         self._free_turns = FREE_TURNS
 
     def _call(self) -> None:

@@ -14,10 +14,12 @@ import pytest
 from fairway.broker.server import BrokerOptions
 from fairway.errors import Code, Misuse, Refused, Unreachable
 from fairway.limits import FRAME_BYTES_MAX, KIB, MIB
-from fairway.protocol import Message, Options, Why, codec
+from fairway.protocol import Message, Options, RequestReceived, Why, codec
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned
 from fairway.scheduling import SchedulerOptions
+from fairway.serving.session import Session
+from fairway.serving.turnstile import Turnstile
 from fairway.world.buffers import LazyBuffer
 from fairway.world.sim_disk import SimDisk
 from tests.support.client import ConnectionEnded, Stream
@@ -96,6 +98,40 @@ async def test_the_buffer_of_a_large_frame_is_freed_a_little_in_each_turn_of_the
     assert freed[-1] == 9, "eight parts, and one look at what is left"
     assert max(later - earlier for earlier, later in pairwise(freed)) == 1
     assert not any(buffer)
+
+
+@staged
+async def test_turns_are_left_free_after_a_chunk_of_a_large_frame_and_after_no_other(scene: Scene) -> None:
+    class Counted(Turnstile[Session]):
+        rests = 0
+
+        def rest(self) -> None:
+            self.rests += 1
+            super().rest()
+
+    hall, loop = scene.broker.hall, asyncio.get_running_loop()
+    counted = hall.turnstile = Counted(hall.clock, loop.call_soon, Session.go_on, lambda each: each.account.end_ns)
+    sessions: list[Session] = []
+    handle = hall.handle
+
+    def note(session: Session, received: RequestReceived) -> None:
+        sessions.append(session)
+        handle(session, received)
+
+    hall.handle = note
+    client = await raw(scene)
+    client.ask(m.Produce("small"), (Stream(5).batch([b"first"]),))
+    await asyncio.sleep(1)
+    batch = Stream(6).batch([b"x" * 1_000])
+    for _ in range(100):
+        client.connection.request(m.Produce("small"), [batch])
+    sessions[0].data_received(b"".join(client.connection.take()))  # in one chunk, as a large buffer of a socket has it
+    await asyncio.sleep(1)
+    assert (client.answered, counted.rests) == (101, 0)
+    sessions[0].data_received(beginning_of_a_frame(MIB, 100 * KIB))
+    assert counted.rests == 1
+    await asyncio.sleep(1)
+    client.abort()
 
 
 @staged_with(TIGHT)

@@ -1,7 +1,9 @@
 """What programs were told about their delayed messages, what arrived, and the judgement. Knows nothing of the server.
 
 A due time is a bound from below, as good as the program knows it: a reschedule whose answer is not known may have been
-done or not, and a cancel of three of which one was on its way says how many it stopped, not which.
+done or not, and a cancel of three of which one was on its way says how many it stopped, not which. A client repeats a
+question whose answer was lost. If days have passed on the server's clock by then, the server has carried out the first
+one and forgotten the message: then "unknown" is true, and the message may be cancelled.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from fairway.delay.forgetting import KEEP_MS
 
 
 class Promise(enum.Enum):
@@ -57,6 +61,7 @@ class Question:
     what: str
     names: list[str]
     due_ms: int
+    asked_ms: int
     fate: str = ""  # of its answer
     messages: int = 0
     told_ms: int = 0
@@ -114,7 +119,7 @@ class DelayLedger:
             self.letters[name].id = text
 
     def _asking(self, at_ms: int, number: str, what: str, names: list[str], due_ms: int) -> None:
-        self.questions[number] = Question(what, names, due_ms)
+        self.questions[number] = Question(what, names, due_ms, at_ms)
 
     def _unanswered(self, at_ms: int, number: str, why: str) -> None:
         """As if nobody had been there to hear it."""
@@ -126,6 +131,11 @@ class DelayLedger:
     def _seen(self, at_ms: int, messages: list[tuple[str, int, str, str, str | None, int]]) -> None:
         for subject, sequence, message_id, name, key, appended_ms in messages:
             self.seen[name][subject, sequence] = message_id, key, appended_ms
+
+    def _may_be_forgotten(self, question: Question) -> bool:
+        """Whether the server may have carried it out, and have forgotten its messages when it was asked again."""
+        elapsed_ms = self._shifts.at(question.told_ms) - self._shifts.at(question.asked_ms)
+        return question.fate == "unknown" and elapsed_ms > KEEP_MS
 
     # --- what is still awaited ---------------------------------------------------------------------------------------
 
@@ -143,6 +153,7 @@ class DelayLedger:
         for question in self.questions.values():
             is_whole = bool(question.fate) and (question.messages == len(question.names) or len(question.names) == 1)
             is_second = question.may_be_the_second and any(name in self.seen for name in question.names)
+            is_second = is_second or self._may_be_forgotten(question)
             for letter in (self.letters[name] for name in question.names):
                 if question.what == "cancel":
                     letter.is_cancelled |= question.fate == "cancelled" and is_whole
@@ -183,7 +194,7 @@ class DelayLedger:
 
     def _judge_answer(self, question: Question) -> None:
         arrived = [name for name in question.names if name in self.seen]
-        least = 1 if question.may_be_the_second else len(question.names)
+        least = 0 if self._may_be_forgotten(question) else 1 if question.may_be_the_second else len(question.names)
         who = ", ".join(question.names)
         match question.fate:
             case "cancelled" if len(arrived) + question.messages > len(question.names):

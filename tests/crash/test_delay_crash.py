@@ -115,6 +115,20 @@ def test_checker_judges(lines: list[list[Any]], promises: set[Promise], tmp_path
     assert judged(lines, tmp_path) == promises
 
 
+def test_a_repeated_cancel_may_find_its_message_forgotten(tmp_path: Path) -> None:
+    """The first one was carried out, its answer was lost, and days passed on the server's clock before the second."""
+    lines = [SENDING, RECEIPTS, seen("b"), asking("a"), told("unknown", at_ms=60)]
+    shifts = Shifts()
+    shifts.note(0, 0)
+    assert judged(lines, tmp_path, shifts) == {Promise.LOST, Promise.UNTRUE}
+    shifts.note(55, 86_400_000)
+    assert judged(lines, tmp_path, shifts) == set()
+    assert judged([*lines[:-1], told("already_dispatched", at_ms=60)], tmp_path, shifts) == {
+        Promise.LOST,
+        Promise.UNTRUE,
+    }
+
+
 def test_what_is_early_is_told_by_the_delay_servers_clock(tmp_path: Path) -> None:
     shifts = Shifts()
     shifts.note(0, 0)

@@ -49,6 +49,7 @@ _UNREAD_BYTES_MAX = 4 * MIB  # of answers to one client: then it gets no further
 _UNREAD_BY_BULK_BYTES_MAX = 256 * KIB  # the same for one that has asked for many at once
 _HELPING_FRAMES = 16  # read at once from one connection: about 0.1 ms of small requests,
 _HELPING_NS = 100_000  # and fewer, where its last ones took longer than this: half a slice of the actors
+_FRAME_NS = 25_000.0  # a frame of a connection that nobody knows yet
 _FRAME_SHARE = 0.25  # of the newest helping in how long a frame of its connection takes
 _HELPING_BYTES = 64 * KIB  # and so much: a loop would read 8 MB of a connection that has it before it reads another
 _RETRY_AFTER_MS = 1_000  # for one that was evicted: it comes back when others have had their turn
@@ -113,7 +114,7 @@ class Session(asyncio.Protocol):
         self._is_in_line = False  # there is no room for the frame that it has begun
         self._is_reading = True
         self._is_ahead = False  # it has used more than its share
-        self._frame_ns = 0.0  # what one of its frames takes to be read
+        self._frame_ns = _FRAME_NS  # what one of its frames takes to be read
         self._refused_ms = -1  # in the last helping something was refused that has time for so long; -1: nothing was
         self._is_ending = False
         self._is_flush_due = False

@@ -29,7 +29,7 @@ _MMAP_THRESHOLD, _MMAP_BYTES = -3, 4 * 1024 * 1024
 # How many more containers than before there must be for Python's collector to look at the newest ones, and how often it
 # looks at older ones. With its own choice (700, 10, 10) it took 25 ms at a time under a flood of requests, with
 # (1,000, 50, 20) 8 ms while clients made groups (bench/hostile): it should look at few at a time, and rarely at all.
-_COLLECT_AT = (1_000, 5, 200)
+_COLLECT_AT = (500, 3, 700)
 
 
 _DESCRIPTORS_LOOK_S = 0.5  # between two looks whether any is free: 5 µs each

@@ -19,6 +19,7 @@ from fairway.protocol import messages as m
 from fairway.protocol.admin import Lever, Scan, Scanned
 from fairway.protocol.routing import Asker, Route, Routed
 from fairway.protocol.tracing import Retrace, Retraced
+from fairway.serving.hall import _WITHDRAWN_PER_TURN
 from fairway.serving.requests import ServedRequest
 from tests.support.client import Client, Stream
 from tests.unit.broker.scene import GROUP, SUBJECT, Scene, options_of, staged, staged_with
@@ -235,3 +236,23 @@ async def test_produce_to_subjects_that_do_not_exist_has_one_actor(scene: Scene)
 async def test_what_is_refused_outright_has_a_tenth_of_the_time(scene: Scene) -> None:
     rests = [scene.broker.hall.rest_ms(1_000_000) for _ in range(10)]
     assert rests[-1] == 10 * limits.REFUSALS_SHARE, "over all connections"
+
+
+@staged
+async def test_the_requests_of_a_lost_connection_are_withdrawn_a_few_at_a_time(scene: Scene) -> None:
+    """A thousand at once took 6 ms, for which everybody else waited."""
+    await scene.send(b"a")
+    client = await scene.connect()
+    asked = [begin(scan(client)) for _ in range(100)]
+    await scene.sleep(0.1)
+    before = requests_in_memory()
+    hall = scene.broker.hall
+    [session] = [each for each in hall._sessions if len(each.waiting) == 100]
+    session.connection_lost(None)
+    assert len(hall._orphans) == 100
+    hall._withdraw_some()
+    assert len(hall._orphans) == 100 - _WITHDRAWN_PER_TURN
+    client.abort()
+    del session, asked
+    await scene.sleep(1)
+    assert requests_in_memory() <= before - 100

@@ -130,6 +130,12 @@ def _directory(data: str, low_water_bytes: int) -> Iterator[Check]:
     yield _room("disk room", free, is_full=free < low_water_bytes)
 
 
+def _disk(free_bytes: int, *, is_read_only: bool) -> Iterator[Check]:
+    """Of the broker. An older one does not say how much is free: 0."""
+    if free_bytes or is_read_only:
+        yield _room("broker's disk", free_bytes, is_full=is_read_only)
+
+
 def _room(name: str, free_bytes: int, *, is_full: bool) -> Check:
     found = f"{output.size(free_bytes)} free"
     if is_full:
@@ -178,8 +184,7 @@ def _broker(options: Options) -> Iterator[Check]:
         remedy = "set both by NTP: times of messages and what is deleted by age depend on it"
         is_ok = apart_ms <= _CLOCKS_APART_MS_MAX
         yield _verdict("clock", f"{output.age(apart_ms / 1_000)} from the broker's", is_ok=is_ok, remedy=remedy)
-    if state.free_bytes:
-        yield _room("broker's disk", state.free_bytes, is_full=state.is_read_only)
+    yield from _disk(state.free_bytes, is_read_only=state.is_read_only)
     if state.rotten_spans:
         remedy = "`fairway verify` shows what was in them; replace the disk"
         yield _verdict("broker's logs", f"{state.rotten_spans:,} spans have rotted", is_ok=False, remedy=remedy)

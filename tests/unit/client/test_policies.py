@@ -36,10 +36,11 @@ def taken(consumer: Consumer, most: int = 100, timeout: float = 1) -> list[str]:
 def test_a_consumer_makes_a_group_by_key(broker: MemoryBroker) -> None:
     fw = broker.connect()
     send(fw, "a1", "b1", "a2")
-    with fw.consumer(SUBJECT, "ledger", order="key") as ann, fw.consumer(SUBJECT, "ledger", order="key") as ben:
+    with fw.consumer(SUBJECT, "ledger", order="key") as ann:
         first = ann.take(10, 1)
         assert [message.payload for message in first] == [b"a1", b"b1"]
         assert all(message.fence for message in first)
+        ben = fw.consumer(SUBJECT, "ledger", order="key")
         assert ben.take(10, 0.1) == []
         first[0].ack()
         second = ann.take(10, 1)
@@ -49,6 +50,7 @@ def test_a_consumer_makes_a_group_by_key(broker: MemoryBroker) -> None:
         again = ben.take(10, 1)
         assert [message.payload for message in again] == [b"b1", b"a2"]
         assert all(message.fence > first[0].fence and message.attempt == 1 for message in again)
+        ben.close()
 
 
 def test_a_program_that_counts_on_another_order_does_not_begin(broker: MemoryBroker) -> None:

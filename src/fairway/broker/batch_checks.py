@@ -16,7 +16,6 @@ import msgspec
 
 from fairway import limits
 from fairway.batch import HEADER_BYTES, Header, check, checksum
-from fairway.batch.arrays import numpy_or_none
 from fairway.batch.layout import raw_length
 from fairway.errors import InvariantViolated
 from fairway.protocol import Bytes
@@ -67,7 +66,6 @@ class BatchChecks:
         self._pool = pool
         self._checks: dict[ServedRequest[Produce], _Check] = {}  # of requests that have not come to their end
         self.count = 0  # so far
-        numpy_or_none()  # now: its import in the first check would hold up the loop for 70 ms
 
     def is_large(self, view: Bytes) -> bool:
         """Whether a batch is to be checked here, before anything is known of it but what it says of itself."""

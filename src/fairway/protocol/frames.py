@@ -12,7 +12,7 @@ somebody else's message (0.2 µs per frame, bench/protocol).
 No length is trusted before it is bounded, and no memory is used on the word of a header. A frame that arrives in pieces
 is gathered as the pieces came, and joined when it is whole: a buffer that grows would be moved and moved again, a
 millisecond and more at a time (bench/hostile). Pieces of a large frame go into one buffer of its size, whose memory is
-used only as the pieces come (`lazy_buffer`). A frame that arrives whole is read where it lies. Small attachments are
+used only as the pieces come (`world.buffers`). A frame that arrives whole is read where it lies. Small attachments are
 handed out as bytes, large ones as views of what arrived: `fairway.batch.check` takes both.
 `codec` gives the control message its type, `connection` gives the frame its place in a conversation.
 """

@@ -25,10 +25,10 @@ from fairway.world.clock import Clock
 _DOORWAY = 128  # connections beyond the bound that are told so; those beyond them are cut off without a word
 _RETRY_AFTER_MS = 1_000
 _DISCARDED_PER_TURN = 2  # pieces of up to 256 KB: to free half of a large frame at once took 10 ms (bench/hostile)
+_DISCARDED_SHARE = 32  # or this part of all, where that is more: it must not pile up
 _BUFFERS_PER_STEP = 4  # a step of `free_some` in each turn, and one more for every four buffers that nobody uses
 _WITHDRAWN_PER_TURN = 16  # requests whose asker is gone: 0.1 ms; a thousand at once took 6 ms (bench/hostile)
 _WITHDRAWN_SHARE = 1_024  # or this part of all, where that is more: it must not pile up
-_DISCARDED_SHARE = 32  # or this part of all, where that is more: it must not pile up
 
 
 @dataclass(frozen=True, slots=True)

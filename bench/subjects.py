@@ -3,12 +3,16 @@
     python -m bench.subjects                0, 1,000, 10,000 and 50,000 subjects, about three minutes
     python -m bench.subjects --quick        up to 10,000
     python -m bench.subjects --json         the figures for a program
+    python -m bench.subjects --holder       one client that sends to one new subject after another, and holds all
     python -m bench.subjects --broker       a broker's table instead: introduction and restart with 100,000 subjects
 
 The meta server is a process of its own, before an SQLite registry and before a real ZooKeeper, with the session that it
 asks for by default. At each size: the time from its start to its word that it is ready, the CPU-seconds that it burns
 for a creation (of which the figures are to be flat: shown is each size ÷ the first), and, where there are 10,000
 subjects or more, the time from a `subject pause` until a broker that serves 10,000 subjects knows of it.
+
+With --holder: the CPU-seconds of the meta server, and of the client itself, for each of the first and of the last
+subjects that one client makes by its first message (the figures are to be flat: shown is the last part ÷ the first).
 
 With --broker: the time to introduce a subject into an empty table and into one that is nearly full (the figure is to be
 flat), and the time from opening the data directory to listening, of a broker with that many subjects with a message
@@ -33,7 +37,7 @@ from typing import Any
 from bench import machine
 from bench.client_rates import cpu_s
 from bench.cluster_groups import end, started
-from fairway import batch
+from fairway import aio, batch, limits
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.broker.switches import Switches
 from fairway.errors import FairwayError
@@ -253,6 +257,62 @@ def show(told: dict[str, Any]) -> None:
         )
 
 
+# --- one client that makes and holds many ----------------------------------------------------------------------------
+
+HELD = 4_000
+HELD_TINY = 60
+HELD_PARTS = 8  # the second and the last are compared: all but the first are made at the rate that creation has
+
+
+async def held_figures(folder: Path, number: int) -> dict[str, float]:
+    """CPU of the meta server and of the client for each subject that the client makes, at the start and at the end."""
+    meta_port = free_port()
+    url = f"meta://127.0.0.1:{meta_port}"
+    meta = started("meta", "--registry", f"sqlite:{folder / 'registry'}", "--port", str(meta_port))
+    broker = None
+    try:
+        broker = started(
+            "broker", "--data", str(folder / "data"), "--port", str(free_port()), "--registry", url, "--group", GROUP
+        )
+        async with aio.connect(url) as client:
+            for each in range(min(number, limits.SUBJECTS_CREATED_BURST // 2) + 1):
+                await client.send(f"first.{each}", b"x")  # faster than all others, which creation has a rate for
+            costs: list[tuple[float, float]] = []
+            for part in range(HELD_PARTS):
+                before_s = (cpu_s(meta.pid), time.process_time())
+                for each in range(number // HELD_PARTS):
+                    await client.send(f"held.{part}.{each}", b"x")
+                after_s = (cpu_s(meta.pid), time.process_time())
+                costs.append(((after_s[0] - before_s[0]), (after_s[1] - before_s[1])))
+    finally:
+        if broker is not None:
+            end(broker)
+        end(meta)
+    per_ms = 1e3 / (number // HELD_PARTS)
+    (first_meta, first_client), (last_meta, last_client) = costs[1], costs[-1]
+    return {
+        "meta_first_ms": first_meta * per_ms,
+        "meta_last_ms": last_meta * per_ms,
+        "client_first_ms": first_client * per_ms,
+        "client_last_ms": last_client * per_ms,
+    }
+
+
+def summarise_held(told: dict[str, float]) -> dict[str, Any]:
+    growth = told["meta_last_ms"] / max(told["meta_first_ms"], 1e-9)
+    client_growth = told["client_last_ms"] / max(told["client_first_ms"], 1e-9)
+    return {**told, "meta_growth": growth, "client_growth": client_growth, "met": max(growth, client_growth) <= FLAT}
+
+
+def show_held(told: dict[str, Any], number: int) -> None:
+    for who in ("meta", "client"):
+        print(
+            f"one client with {number:,} subjects, {who}: {told[f'{who}_first_ms']:.2f} ms of CPU for one of the first,"
+            f" {told[f'{who}_last_ms']:.2f} for one of the last: ÷ {told[f'{who}_growth']:.2f} (at most {FLAT})"
+        )
+    print("met" if told["met"] else "not met")
+
+
 # --- a broker --------------------------------------------------------------------------------------------------------
 
 BROKER_SUBJECTS = 100_000
@@ -319,8 +379,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", type=int, nargs="+", help="numbers of subjects, ascending")
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()), help="where; default: %(default)s")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--holder", action="store_true", help="one client that makes and holds many, instead")
     parser.add_argument("--broker", action="store_true", help="a broker's table instead of a meta server")
     options = parser.parse_args(argv)
+    if options.holder:
+        number = HELD_TINY if options.tiny else HELD // 2 if options.quick else HELD
+        with tempfile.TemporaryDirectory(prefix="fairway-subjects-", dir=options.data) as name:
+            held = summarise_held(asyncio.run(held_figures(Path(name), number)))
+        if options.json:
+            print(json.dumps({"holder": held, "machine": machine.describe(options.data)}))
+        else:
+            show_held(held, number)
+            print(machine.describe(options.data))
+        return 0
     if options.broker:
         number = BROKER_TINY if options.tiny else BROKER_SUBJECTS // 10 if options.quick else BROKER_SUBJECTS
         with tempfile.TemporaryDirectory(prefix="fairway-subjects-", dir=options.data) as name:

@@ -39,3 +39,18 @@ def test_each_goal_of_the_broker_counts() -> None:
     assert subjects.summarise_broker(told)["met"]
     for figure, value in (("last_us", 16.0), ("restart_cpu_s", 3.1), ("killed_cpu_s", 3.1)):
         assert not subjects.summarise_broker({**told, figure: value})["met"]
+
+
+@pytest.mark.slow
+def test_a_tiny_run_of_one_holder_prints_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert subjects.main(["--holder", "--tiny", "--json", "--data", str(tmp_path)]) == 0
+    told = json.loads(capsys.readouterr().out)["holder"]
+    assert told["meta_growth"] >= 0
+    assert told["client_first_ms"] > 0
+
+
+def test_each_goal_of_the_holder_counts() -> None:
+    told = {"meta_first_ms": 1.0, "meta_last_ms": 1.4, "client_first_ms": 1.0, "client_last_ms": 1.4}
+    assert subjects.summarise_held(told)["met"]
+    for figure in ("meta_last_ms", "client_last_ms"):
+        assert not subjects.summarise_held({**told, figure: 1.6})["met"]

@@ -81,6 +81,8 @@ HANDSHAKE_MS = 10_000  # from the connection to the end of the handshake; a slow
 REDRIVE_IDS_MAX = 10_000  # named in one request; 28 bytes each, so a control message holds them
 RETRACE_BYTES_MAX = 512 * KIB  # of a log in one answer, which a control message holds
 ROUTE_SUBJECTS_MAX = 5_000  # asked for in one request, long polls included: with the longest names 1 MB
+ROUTE_POLLS_MAX = 256  # of one kind of asker on one connection; with 500 subjects each, more than there can be subjects
+ROUTE_SUBJECT_BYTES = 600  # that a meta server holds for each subject of a poll, beside its name: 433 were measured
 NAMES_MAX = 1_000  # asked for in one request: with the longest ones a control message holds them
 
 # --- connections -----------------------------------------------------------------------------------------------------

@@ -223,7 +223,7 @@ class Fleet(Generic[WayT]):
                 return
             groups = [route for routes in self._routes.values() for route in routes.groups.values()]
             self._routed.update(route.name for route in groups)
-            spots = [*self._spots.values(), *self._due_spots.values()]
+            spots = self._spots_with_news()
             followers = [*self._followers]
         found = ((route.name, self._way_to(route)) for route in groups)
         ways = {name: way for name, way in found if way is not None}
@@ -236,6 +236,12 @@ class Fleet(Generic[WayT]):
         if self.on_routes is not None:
             self.on_routes()
         self.meta.link.stir()  # for those who wait for a place
+
+    def _spots_with_news(self) -> list[Spot[WayT]]:
+        """To look at all of them for each new subject would cost the n-th one n times as much (bench.subjects)."""
+        pairs = ((self._spots, Asker.PRODUCER), (self._due_spots, Asker.SCHEDULER))
+        named = ((spots, name) for spots, asker in pairs for name in self._routes[asker].take_news())
+        return [spots[name] for spots, name in named if name in spots]
 
     def _place(self, spot: Spot[WayT], ways: dict[str, WayT]) -> None:
         route = self._routes[Asker.SCHEDULER if spot.is_due else Asker.PRODUCER].subject(spot.subject)

@@ -16,6 +16,7 @@ WISHES_MAX = 1_000  # for subjects that cannot be made now; beyond it askers are
 WISH_S = 60  # a poll renews it every half minute
 _AGAIN_S = 1.0
 _NS = 1_000_000_000
+_SHORT_WAIT_S = 0.1  # for the rate of creation: the asker waits, instead of a refusal now and a change soon after
 
 
 @dataclass(slots=True)
@@ -100,9 +101,11 @@ class Founder:
                 try:
                     self._rate.check(wish.connection)
                 except Refused as refused:
+                    wait_s = (refused.retry_after_ms or 0) / 1_000
                     wish.trouble = refused.sentence
-                    wish.decided.set()
-                    await asyncio.sleep((refused.retry_after_ms or 0) / 1_000)
+                    if wait_s > _SHORT_WAIT_S:
+                        wish.decided.set()
+                    await asyncio.sleep(wait_s)
                 else:
                     self._rate.note(wish.connection)
                     return

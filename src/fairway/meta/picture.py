@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from fairway.meta.routing import DELAY, GroupView, base_of, group_route, missing_subject, subject_route
 from fairway.protocol.routing import Asker, Route, Routed, SubjectRoute
@@ -96,13 +96,13 @@ class Picture:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    def keys_of(self, route: Route) -> set[Key]:
-        """What an answer to this depends on."""
-        if route.asker is Asker.TOOL:
+    def keys_of(self, asker: Asker, subjects: Iterable[str]) -> set[Key]:
+        """What an answer about these subjects depends on."""
+        if asker is Asker.TOOL:
             return {ANYTHING}
-        names = {base_of(name) for name in route.subjects}
+        names = {base_of(name) for name in subjects}
         keys = {subject_key(name) for name in names}
-        if route.asker is Asker.SCHEDULER:
+        if asker is Asker.SCHEDULER:
             return keys | {ANY_DELAY}
         return keys | {group_key(group) for name in names if name in self.subjects for group in self._held(name)}
 
@@ -118,14 +118,23 @@ class Picture:
         """Whether anything has changed since the asker was told."""
         if route.asker is Asker.TOOL:
             return self.version > route.known
-        return any(self._stamps.get(key, 0) > route.known for key in self.keys_of(route))
+        return any(self.has_changed(route.asker, base_of(name), route.known) for name in route.subjects)
 
     def answer(
-        self, route: Route, *, policy: bool, is_old: bool = False, trouble_of: Callable[[str], str] = lambda _: ""
+        self,
+        route: Route,
+        names: list[str] | None = None,
+        *,
+        policy: bool,
+        is_old: bool = False,
+        trouble_of: Callable[[str], str] = lambda _: "",
     ) -> Routed:
-        """What the asker is told: all of it, or what is new to it. `trouble_of`: why a subject cannot be made yet."""
+        """What the asker is told: all of it, or what is new to it. `names`: the subjects that are new to it, where the
+        caller knows them. `trouble_of`: why a subject cannot be made yet."""
         is_tool = route.asker is Asker.TOOL
-        names, has_more = self._names(route)
+        has_more = False
+        if names is None:
+            names, has_more = self._names(route)
         subjects = [self._subject(route, name, policy=policy, trouble_of=trouble_of) for name in names]
         groups = {name: None for subject in subjects for name in (*subject.groups, *subject.writable)}
         if is_tool and not route.subjects:
@@ -149,15 +158,16 @@ class Picture:
         names = [*dict.fromkeys(route.subjects)]
         if not route.known or route.asker is Asker.TOOL:
             return names, False
-        return [name for name in names if self._has_changed(route, base_of(name))], False
+        return [name for name in names if self.has_changed(route.asker, base_of(name), route.known)], False
 
-    def _has_changed(self, route: Route, subject: str) -> bool:
+    def has_changed(self, asker: Asker, subject: str, known: int) -> bool:
+        """Whether what this asker is told of a subject is other than at version `known`."""
         keys = [subject_key(subject)]
-        if route.asker is Asker.SCHEDULER:
+        if asker is Asker.SCHEDULER:
             keys.append(ANY_DELAY)
         elif subject in self.subjects:
             keys += map(group_key, self._held(subject))
-        return any(self._stamps.get(key, 0) > route.known for key in keys)
+        return any(self._stamps.get(key, 0) > known for key in keys)
 
     def _subject(self, route: Route, name: str, *, policy: bool, trouble_of: Callable[[str], str]) -> SubjectRoute:
         base = base_of(name)

@@ -118,7 +118,9 @@ class MetaServer:
         self.governor = Governor(world.registry, self.picture, self._told, Creditors(masters), options.spread)
         self.creation_rate = CreationRate(world.clock)
         self._founder = Founder(self.governor, world.clock, self.creation_rate)
-        self.routes = RouteDesk(self.picture, self._founder, lambda: self.keeper.is_old, policy=options.create_subjects)
+        self.routes = RouteDesk(
+            self.picture, self._founder, lambda: self.keeper.is_old, self.waiting, policy=options.create_subjects
+        )
         self.unused_routes = UnusedRoutes(
             world.registry, self.picture, self.governor, masters, world.clock, self.routes.is_awaited
         )
@@ -205,7 +207,7 @@ class MetaServer:
             beside_bytes = limits.TASK_BYTES
         else:
             is_waiting = isinstance(message, Route) and message.wait_ms > 0
-            beside_bytes = 0
+            beside_bytes = len(message.subjects) * limits.ROUTE_SUBJECT_BYTES if isinstance(message, Route) else 0
         return admit(
             session,
             received,

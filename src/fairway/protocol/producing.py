@@ -128,6 +128,7 @@ class Producing(Generic[PendingT, BatchT]):
         self._lanes: dict[str, Lane] = {}
         self._due_lanes: dict[str, Lane] = {}  # of messages that wait for their time elsewhere
         self._ready: dict[Lane, None] = {}  # may have something to do now
+        self._in_use: dict[Lane, None] = {}  # those that may hold something unsettled
         self._alarms: list[tuple[int, int, Lane]] = []  # a heap; some ring for nothing
         self._alarm_numbers = count()
         self._waiters = RoomQueue(self._fits, self.room_for)
@@ -311,7 +312,7 @@ class Producing(Generic[PendingT, BatchT]):
         for lane in tuple(self._ready):
             leaving = self._work(lane, room - len(asks), now_ns)
             asks += [Ask(request_of(parcel), (parcel.data,), parcel) for parcel in leaving]
-            if len(asks) < room:
+            if len(asks) < room or lane.is_empty:
                 del self._ready[lane]
             self._set_alarm(lane, now_ns)
         return asks
@@ -383,6 +384,7 @@ class Producing(Generic[PendingT, BatchT]):
         if before is Way.DIRECT and way is not Way.DIRECT:
             for lanes in (self._lanes, self._due_lanes):
                 lanes.update({name: lane.succeed() for name, lane in lanes.items()})
+            self._in_use = dict.fromkeys(self._all_lanes())
         elif before is not Way.DIRECT and way is Way.DIRECT:
             for lane in self._all_lanes():
                 lane.restart()
@@ -415,6 +417,7 @@ class Producing(Generic[PendingT, BatchT]):
         if isinstance(fault, DiskFull):
             for parcel, was_sent in reversed(handed):
                 parcel.lane.take_back(parcel, was_sent=was_sent)
+                self._in_use[parcel.lane] = None
             return
         for parcel, _ in handed:
             if fault is None:
@@ -437,8 +440,8 @@ class Producing(Generic[PendingT, BatchT]):
 
     def unsettled(self) -> list[tuple[str, bool]]:
         """The subjects that something is buffered for, and whether it is due later."""
-        both = ((self._lanes, False), (self._due_lanes, True))
-        return [(name, is_due) for lanes, is_due in both for name, lane in lanes.items() if not lane.is_empty]
+        self._in_use = {lane: None for lane in self._in_use if not lane.is_empty}
+        return [(lane.subject, self._due_lanes.get(lane.subject) is lane) for lane in self._in_use]
 
     def lend(self, subject: str, *, is_due: bool) -> list[Parcel]:
         """All of a subject that is certainly not stored, in order, for another producer to bring to another broker. It
@@ -528,7 +531,7 @@ class Producing(Generic[PendingT, BatchT]):
         self._stir(lane)
 
     def _stir(self, lane: Lane) -> None:
-        self._ready[lane] = None
+        self._ready[lane] = self._in_use[lane] = None
         self.is_stirred = True
 
     def _work(self, lane: Lane, room: int, now_ns: int) -> list[Parcel]:

@@ -19,8 +19,9 @@ class Asker(enum.IntEnum):
 class Route(Message, frozen=True):
     """Where are these subjects? With `known`, only what has changed since; answered when something has, or in time.
 
-    A second one from the same kind of asker over the same connection takes the place of one that waits, which is
-    answered at once.
+    A question that waits for a change is a poll. A second question with the same asker and poll number over the same
+    connection replaces the poll that waits, which the server answers at once. A question with a poll number that does
+    not wait adds its subjects to the poll of that number instead.
     """
 
     asker: Asker
@@ -29,6 +30,7 @@ class Route(Message, frozen=True):
     wait_ms: Natural = 0
     may_create: bool = False  # a subject that nobody knows is assigned to broker groups, where policy allows it
     after: str = ""  # of all subjects: those behind this name
+    poll: Natural = 0  # above 0 only where `polls_max` of an answer allows it
 
 
 class Copy(Message, frozen=True):
@@ -83,6 +85,8 @@ class Routed(Message, frozen=True):
     is_old: bool = False  # the registry cannot be reached: this is how it was
     metas: list[str] = []  # noqa: RUF012  # for tools: the meta servers that live
     has_more: bool = False  # of all subjects: ask again behind the last one
+    joined: Natural = 0  # the poll that tells of changes of these subjects from this version on; 0: none does
+    polls_max: Natural = 0  # poll numbers that an asker may use on one connection, from 1 on; older servers: none
 
 
 class Change(enum.IntEnum):

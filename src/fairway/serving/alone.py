@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fairway import limits
 from fairway.errors import Code, Refused
 from fairway.names import Subject
 from fairway.protocol.admin import BrokerState
@@ -53,7 +54,7 @@ class LoneRoutes:
         self._where = where
         self._has_delay = has_delay
         self._is_alone = is_alone
-        self._latest: dict[tuple[Session, Asker], Asked] = {}  # who waits
+        self._latest: dict[tuple[Session, Asker, int], Asked] = {}  # who waits, by the number of the poll
 
     def key_of(self, message: Message) -> tuple[str, ...]:
         """The actor that serves it; `Refused` where nobody does."""
@@ -72,20 +73,23 @@ class LoneRoutes:
                 return Verdict.AGAIN
             request.respond(self._answer(request, route))
             return Verdict.DONE
-        before = self._latest.get((request.session, route.asker))
+        poll = (request.session, route.asker, route.poll)
+        before = self._latest.get(poll)
         if before is not None and before.correlation > request.correlation:
             request.respond(Routed(VERSION, [], []))
             return Verdict.DONE
         if before is not request:
-            self._latest[request.session, route.asker] = request
+            self._latest[poll] = request
             if before is not None:
                 self._scheduler.wake(actor.key)
         return Verdict.WAIT
 
     def expire(self, request: Asked, expiry: Expiry) -> None:
         route = request.message
-        if isinstance(route, Route) and self._latest.get((request.session, route.asker)) is request:
-            del self._latest[request.session, route.asker]
+        if isinstance(route, Route):
+            poll = (request.session, route.asker, route.poll)
+            if self._latest.get(poll) is request:
+                del self._latest[poll]
         if expiry is Expiry.WAITED:
             request.respond(Routed(VERSION, [], []))
         else:
@@ -106,7 +110,15 @@ class LoneRoutes:
         subjects = [SubjectRoute(name, groups, groups, why=why) for name in names[:_PAGE]]
         here = request.session.here or self._where()
         group = self._group(here, is_tool=is_tool)
-        return Routed(VERSION, subjects, [group], metas=[here] if is_tool else [], has_more=len(names) > _PAGE)
+        return Routed(
+            VERSION,
+            subjects,
+            [group],
+            metas=[here] if is_tool else [],
+            has_more=len(names) > _PAGE,
+            joined=route.poll,  # nothing ever changes, so every poll tells of all changes
+            polls_max=limits.ROUTE_POLLS_MAX,
+        )
 
     def _group(self, here: str, *, is_tool: bool) -> GroupRoute:
         state = self._state()

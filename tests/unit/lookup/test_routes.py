@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairway.errors import Code, Refused
-from fairway.lookup.routes import DOUBT_MS, LOOK_SUBJECTS_MAX, Routes
+from fairway.lookup.routes import DOUBT_MS, LOOK_SUBJECTS_MAX, POLL_SUBJECTS, Routes
 from fairway.protocol.routing import Asker, GroupRoute, Route, Routed, SubjectRoute
 from fairway.protocol.session import Answer, Ask, Lost
 from fairway.world.rng import SeededRng
@@ -41,8 +41,18 @@ class Stage:
         assert isinstance(ask.message, Route)
         return ask, ask.message
 
-    def answer(self, ask: Ask, version: int, subjects: list[SubjectRoute], groups: list[GroupRoute]) -> None:
-        self.routes.answered(ask.token, Answer(Routed(version, subjects, groups)), self.now_ns)
+    def answer(
+        self,
+        ask: Ask,
+        version: int,
+        subjects: list[SubjectRoute],
+        groups: list[GroupRoute],
+        *,
+        joined: int = 0,
+        polls_max: int = 0,
+    ) -> None:
+        routed = Routed(version, subjects, groups, joined=joined, polls_max=polls_max)
+        self.routes.answered(ask.token, Answer(routed), self.now_ns)
 
     def polling(self) -> Ask:
         """Looked up, and in its long poll."""
@@ -211,3 +221,117 @@ def test_a_program_that_begins_with_subject_after_subject_does_not_name_all_of_t
     assert due_ns <= stage.now_ns + 500_000_000
     stage.now_ns = due_ns
     assert len(stage.one()[1].subjects) == 1_000
+
+
+# --- meta servers that know several polls -----------------------------------------------------------------------------
+
+
+class ManyPolls:
+    """A meta server that knows poll numbers: it holds polls, lets subjects join them, and tells of changes."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.version = 7
+        self.polls: dict[int, tuple[Ask, set[str]]] = {}
+        self.named = 0  # subjects in all requests
+
+    def serve(self) -> None:
+        """Answer look-ups until nothing is left to ask, and keep the polls."""
+        while asks := self.stage.asks():
+            for ask in asks:
+                assert isinstance(ask.message, Route)
+                self.named += len(ask.message.subjects)
+                if ask.message.wait_ms:
+                    self._park(ask, ask.message)
+                else:
+                    self._look_up(ask, ask.message)
+
+    def _park(self, ask: Ask, route: Route) -> None:
+        before = self.polls.pop(route.poll, None)
+        if before is not None:
+            self.stage.answer(before[0], self.version, [], [], polls_max=4)
+        self.polls[route.poll] = (ask, set(route.subjects))
+
+    def _look_up(self, ask: Ask, route: Route) -> None:
+        joined = route.poll if route.poll in self.polls else 0
+        if joined:
+            self.polls[joined][1].update(route.subjects)
+        told = [subject(name, "g1") for name in route.subjects]
+        self.stage.answer(ask, self.version, told, [group("g1")], joined=joined, polls_max=4)
+
+    def change(self, name: str, *groups: str) -> None:
+        self.version += 1
+        for number, (ask, names) in [*self.polls.items()]:
+            if name in names:
+                del self.polls[number]
+                told = [group(each) for each in groups]
+                self.stage.answer(ask, self.version, [subject(name, *groups)], told, polls_max=4)
+
+
+def test_a_subject_joins_a_poll_that_waits_by_its_look_up() -> None:
+    stage = Stage(Asker.PRODUCER, "orders")
+    server = ManyPolls(stage)
+    server.serve()
+    assert {number: names for number, (_, names) in server.polls.items()} == {1: {"orders"}}
+    for number in range(400):
+        stage.routes.want(f"s{number}")
+        server.serve()
+    assert server.named == 402, "each subject once, and the first one in its poll"
+    server.change("s7", "g2")
+    assert stage.routes.subject("s7") == subject("s7", "g2")
+    server.serve()
+    assert len(server.polls[1][1]) == 401
+    ask, _ = server.polls[1]
+    assert isinstance(ask.message, Route)
+    assert ask.message.known == 8
+
+
+def test_many_subjects_are_in_polls_of_a_bounded_size() -> None:
+    stage = Stage(Asker.CONSUMER, *(f"s{number}" for number in range(3 * POLL_SUBJECTS)))
+    server = ManyPolls(stage)
+    server.serve()
+    assert sorted(server.polls) == [1, 2, 3]
+    assert {len(names) for _, names in server.polls.values()} == {POLL_SUBJECTS}
+    for number in range(2 * POLL_SUBJECTS):
+        stage.routes.want(f"t{number}")
+        server.serve()
+    assert sorted(server.polls) == [1, 2, 3, 4], "the server allows four: the last one holds the rest"
+    assert len(server.polls[4][1]) == 2 * POLL_SUBJECTS
+
+
+def test_a_poll_that_was_answered_before_the_look_up_is_asked_again_with_the_new_subject() -> None:
+    stage = Stage(Asker.PRODUCER, "orders")
+    server = ManyPolls(stage)
+    server.serve()
+    stage.routes.want("mails")
+    look, asked = stage.one()
+    assert asked.poll == 1
+    server.change("orders", "g2")
+    stage.answer(look, 8, [subject("mails", "g1")], [group("g1")], polls_max=4)
+    _, asked = stage.one()
+    assert (asked.subjects, asked.known, asked.poll) == (["orders", "mails"], 8, 1)
+
+
+def test_a_subject_that_could_not_join_does_not_let_the_poll_go_on_without_it() -> None:
+    stage = Stage(Asker.PRODUCER, "orders")
+    server = ManyPolls(stage)
+    server.serve()
+    stage.routes.want("mails")
+    look, _ = stage.one()
+    stage.answer(look, 8, [subject("mails", "g1")], [group("g1")], polls_max=4)  # there was no room
+    server.version = 12
+    server.change("orders", "g2")
+    _, asked = stage.one()
+    assert (asked.subjects, asked.known) == (["orders", "mails"], 7), "mails may have changed since 8"
+
+
+def test_another_meta_server_may_know_no_poll_numbers() -> None:
+    stage = Stage(Asker.PRODUCER, *(f"s{number}" for number in range(2 * POLL_SUBJECTS)))
+    ManyPolls(stage).serve()
+    stage.routes.opened(0)
+    for _ in range(2):
+        look, asked = stage.one()
+        stage.answer(look, 3, [subject(name, "g1") for name in asked.subjects], [group("g1")])
+    _, asked = stage.one()
+    assert (len(asked.subjects), asked.poll) == (2 * POLL_SUBJECTS, 0)
+    assert stage.asks() == []

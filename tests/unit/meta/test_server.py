@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from fairway import limits
 from fairway.errors import Code, Misuse, Refused
 from fairway.meta.server import MetaOptions
 from fairway.protocol import messages as m
@@ -101,6 +102,83 @@ async def test_one_poll_of_a_kind_waits_on_a_connection(scene: Scene) -> None:
     assert len(scene.metas["m1"].routes) == 2
     second.cancel()
     other.cancel()
+
+
+@staged()
+async def test_a_subject_that_joins_a_poll_is_told_by_it(scene: Scene) -> None:
+    await scene.lead("g1")
+    await scene.lead("g2")
+    await scene.write(layout.subject_path("orders"), ON_G1)
+    await scene.settle()
+    first = await scene.route(Asker.PRODUCER, "orders")
+    assert (first.joined, first.polls_max) == (0, limits.ROUTE_POLLS_MAX)
+    assert (await scene.route(Asker.PRODUCER, "mails", poll=1)).joined == 0, "no poll waits"
+    poll = asyncio.ensure_future(scene.route(Asker.PRODUCER, "orders", known=first.version, wait_ms=30_000, poll=1))
+    other = asyncio.ensure_future(scene.route(Asker.PRODUCER, "orders", known=first.version, wait_ms=30_000, poll=2))
+    await asyncio.sleep(0.1)
+    held_bytes = scene.metas["m1"].waiting.taken_bytes
+    made = await scene.route(Asker.PRODUCER, "mails", may_create=True, poll=1)
+    assert (made.joined, made.subjects[0].name) == (1, "mails")
+    await asyncio.sleep(1)
+    assert not poll.done(), "it is told of changes after the answer alone"
+    assert scene.metas["m1"].waiting.taken_bytes > held_bytes + limits.ROUTE_SUBJECT_BYTES
+    record = await scene.subject("mails")
+    await scene.write(layout.subject_path("mails"), SubjectRecord(["g1", "g2"], record.writable))
+    told = await poll
+    assert [each.name for each in told.subjects] == ["mails"]
+    assert told.subjects[0].groups == ["g1", "g2"]
+    assert not other.done()
+    other.cancel()
+
+
+@staged()
+async def test_a_change_of_the_group_of_a_joined_subject_is_told(scene: Scene) -> None:
+    await scene.lead("g1")
+    await scene.lead("g2")
+    await scene.write(layout.subject_path("orders"), ON_G1)
+    await scene.write(layout.subject_path("mails"), SubjectRecord(["g2"], ["g2"]))
+    await scene.settle()
+    known = (await scene.route(Asker.PRODUCER, "orders")).version
+    poll = asyncio.ensure_future(scene.route(Asker.PRODUCER, "orders", known=known, wait_ms=30_000, poll=1))
+    await asyncio.sleep(0.1)
+    assert (await scene.route(Asker.PRODUCER, "mails", poll=1)).joined == 1
+    await scene.die("g2")
+    told = await poll
+    assert [each.name for each in told.subjects] == ["mails"]
+    assert [each.name for each in told.groups] == ["g2"]
+
+
+@staged()
+async def test_polls_hold_no_more_subjects_than_a_request_and_no_memory_beyond_the_allowance(scene: Scene) -> None:
+    await scene.lead("g1")
+    meta = scene.metas["m1"]
+    client = await scene.dial()
+    names = [f"s{number}" for number in range(limits.ROUTE_SUBJECTS_MAX)]
+    first = await scene.route(Asker.CONSUMER, *names[:-1], client=client)
+    polls = [
+        asyncio.ensure_future(
+            scene.route(Asker.CONSUMER, *names[:-1], client=client, known=first.version, wait_ms=30_000, poll=1)
+        )
+    ]
+    await asyncio.sleep(0.1)
+    assert (await scene.route(Asker.CONSUMER, "last", client=client, poll=1)).joined == 1
+    assert (await scene.route(Asker.CONSUMER, "last", client=client, poll=1)).joined == 1, "it is in it already"
+    assert (await scene.route(Asker.CONSUMER, "beyond", client=client, poll=1)).joined == 0
+    assert meta.waiting.taken_bytes > limits.ROUTE_SUBJECTS_MAX * limits.ROUTE_SUBJECT_BYTES
+    with pytest.raises(Refused, match="numbers go to 256"):
+        await scene.route(Asker.CONSUMER, "last", client=client, poll=limits.ROUTE_POLLS_MAX + 1)
+    more = scene.route(Asker.CONSUMER, "x", client=client, known=first.version, wait_ms=9_000, poll=2)
+    polls.append(asyncio.ensure_future(more))
+    await asyncio.sleep(0.1)
+    meta.waiting.bytes_max = (
+        3 * meta.waiting.taken_bytes
+    )  # of which polls may have half: there is room for answers only
+    assert (await scene.route(Asker.CONSUMER, "y", client=client, poll=2)).joined == 0
+    client.abort()
+    await asyncio.sleep(1)
+    assert meta.waiting.taken_bytes == 0
+    assert len(meta.routes) == 0
+    await asyncio.gather(*polls, return_exceptions=True)
 
 
 @staged()

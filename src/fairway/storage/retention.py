@@ -9,12 +9,15 @@ than until that age after it was put right."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fairway.errors import Code, Refused
 from fairway.storage import log_time
 from fairway.storage.segment import Segment
 
+_log = logging.getLogger("fairway.store")
 _ACTION_SEGMENTS = 3  # fewer are not worth a segment of messages
 _SEGMENTS_OF_AGE = 7  # with 168 hours, a segment of messages is complete after a day at the latest
 
@@ -74,3 +77,19 @@ def plan(
         if is_owed:
             lost.append(segment.base)
     return Plan(tuple(doomed), tuple(lost))
+
+
+def nearly_full() -> Refused:
+    """What a producer is told while there is no room."""
+    return Refused(Code.READ_ONLY, "the disk is nearly full: make room, or shorten retention", retry_after_ms=1_000)
+
+
+def note_room(*, before: bool, now: bool) -> bool:
+    """Tell the operator that the disk is nearly full, or has room again; returns `now`."""
+    if now and not before:
+        _log.warning("the disk has room again: messages are taken")
+    elif before and not now:
+        _log.warning(
+            "the disk is nearly full: messages are refused, acknowledgements are taken; make room, or keep less"
+        )
+    return now

@@ -1,6 +1,5 @@
-"""The store: both logs of one data directory, opened, kept healthy and closed.
-
-It owns what concerns both logs: directory, recovery, checkpoint, room on the disk, retention, and the first fault."""
+"""The store of one data directory. It owns what concerns both logs: directory, recovery, checkpoint, room on the disk,
+retention, and the first fault."""
 
 from __future__ import annotations
 
@@ -298,16 +297,15 @@ class Store(Copies):
         if self.follows:
             raise Refused(Code.NOT_MASTER, "this is a copy: its master is the one who writes")
         if not self.has_room and not self._check_room():
-            raise Refused(
-                Code.READ_ONLY, "the disk is nearly full: make room, or shorten retention", retry_after_ms=1_000
-            )
+            raise retention.nearly_full()
 
     def _check_room(self) -> bool:
         """Whether produce may go on: room above the low-water mark, and the room for actions safely reserved."""
         if not self.actions.has_ballast:
             self.actions.take_ballast()
-        self.has_room = self.actions.has_ballast and self._disk.free_bytes() >= self._options.low_water_bytes
-        return self.has_room
+        has_room = self.actions.has_ballast and self._disk.free_bytes() >= self._options.low_water_bytes
+        self.has_room = retention.note_room(before=self.has_room, now=has_room)
+        return has_room
 
     def sync(self) -> None:
         """Durability `memory`: sync soon what was answered so far. To be called every so often."""
@@ -337,6 +335,8 @@ class Store(Copies):
         """A full disk undid what a copy had taken in: whoever sends must begin again."""
         if self.follows:
             self.poison(DiskFull("the disk of this copy is full: make room, then it goes on"))
+        else:
+            self._check_room()
 
     def _actions_undone(self, position: int) -> None:
         """A full disk undid actions that a view has taken in already: only a restart brings the two together again."""

@@ -79,14 +79,18 @@ def test_the_reserved_room_is_claimed_again_after_a_restart(cut: str) -> None:
             world.act(ack(number, detail=b"d" * 400))
 
 
-def test_produce_goes_on_when_room_returns() -> None:
+def test_produce_goes_on_when_room_returns(caplog: pytest.LogCaptureFixture) -> None:
     with World("returns", options=OPTIONS, capacity_bytes=CAPACITY) as world:
         world.produce([b"a"])
         fill_up(world)
         assert produce_until_refused(world) is Code.READ_ONLY
+        with pytest.raises(Refused):
+            world.send([b"x"])
+        assert ["nearly full" in line for line in caplog.messages] == [True], "said when it happens, and once"
         world.disk.remove("filler")
         world.sequences[1] = len(messages(world.store))
         world.produce([b"d"])
+        assert "room again" in caplog.messages[-1]
         assert world.store.actions.has_ballast
         assert b"d" in messages(world.reopen()).values()
 

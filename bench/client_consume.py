@@ -25,7 +25,7 @@ from bench.presenting import present
 from fairway import batch
 from fairway.protocol.consuming import Consuming
 from fairway.protocol.consumption import ConsumingOptions
-from fairway.protocol.messages import AttachedBatch, Joined, Lot, Pull, Pulled, SettleAll, Settled, Span
+from fairway.protocol.messages import AttachedBatch, Joined, Pull, Pulled, SequenceRange, SettleAll, Settled, WireLot
 from fairway.protocol.session import Answer
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
@@ -56,7 +56,7 @@ class Stage:
             if isinstance(ask.message, Pull):
                 first = self.number * MESSAGES
                 self.number += 1
-                lots = [Lot(first, 1, [Span(first, MESSAGES)])]
+                lots = [WireLot(first, 1, [SequenceRange(first, MESSAGES)])]
                 pulled = Pulled(self.number, lots, [AttachedBatch(first, 1)])
                 self.session.answered(ask.token, Answer(pulled, [self.data]), 0)
             elif isinstance(ask.message, SettleAll):

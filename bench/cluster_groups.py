@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bench.client_rates import cpu_s
-from fairway.registry.layout import MASTER, GroupRecord, Member
+from fairway.registry.layout import MASTER, GroupRecord, RegisteredCopy
 from fairway.world.process import Child
 from tests.crash.cluster_view import View
 from tests.support.ports import free_port
@@ -110,7 +110,7 @@ class BrokerGroup:
             time.sleep(0.05)
         raise RuntimeError(f"nobody takes over in group {self.name}")
 
-    def _await(self, is_so: Callable[[GroupRecord], bool]) -> tuple[GroupRecord, dict[str, Member]]:
+    def _await(self, is_so: Callable[[GroupRecord], bool]) -> tuple[GroupRecord, dict[str, RegisteredCopy]]:
         view = View(self._zookeeper.hosts, self.name)
         deadline = time.monotonic() + START_S
         try:

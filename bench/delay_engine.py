@@ -35,7 +35,7 @@ from fairway import batch
 from fairway.delay.engine import Engine
 from fairway.errors import Code, Refused
 from fairway.names import Subject
-from fairway.storage.message_log import Receipt
+from fairway.storage.message_log import AppendReceipt
 from fairway.world.clock import RealClock
 from fairway.world.real_disk import RealDisk
 from fairway.world.rng import RealRng
@@ -131,7 +131,7 @@ class Feeder:
     async def schedule(self, which: int, size: int, due_ms: NDArray[np.int64]) -> None:
         await self._engine.store.durable(await self._send(which, self.batch(which, size, due_ms)))
 
-    async def _send(self, which: int, data: bytes) -> Receipt:
+    async def _send(self, which: int, data: bytes) -> AppendReceipt:
         while True:
             try:
                 return self._engine.schedule(SUBJECTS[which], data)

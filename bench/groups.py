@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.presenting import present
-from fairway.groups import Decision, Group, GroupConfig, Handout, Outcome, Verdict
-from fairway.names import Consumer
+from fairway.groups import GroupConfig, GroupDecision, GroupOutcome, GroupStateMachine, Handout, SettleVerdict
+from fairway.names import ConsumerName
 
 IN_FLIGHT = (1_000, 99_000)
 BEHIND = 10_000_000
@@ -38,17 +38,17 @@ class Stage:
 
     def __init__(self, in_flight: int, lot_messages: int) -> None:
         self.lot_messages = lot_messages
-        self.group = Group()
+        self.group = GroupStateMachine()
         self._apply(self.group.configure(0, GroupConfig(), now_ms=NOW_MS))
         self._apply(self.group.seek(BEHIND, now_ms=NOW_MS))
-        self.names = [Consumer.parse(f"consumer-{number}") for number in range(CONSUMERS)]
+        self.names = [ConsumerName.parse(f"consumer-{number}") for number in range(CONSUMERS)]
         self.arrived = [0] * CONSUMERS
         for name in self.names:
             self._apply(self.group.join(name, version=0, arrived=0, resume_at=0, now_ns=0, now_ms=NOW_MS))
         for turn in range(in_flight):
             self.pull(turn)
 
-    def _apply(self, decision: Decision) -> None:
+    def _apply(self, decision: GroupDecision) -> None:
         for event in decision.events:
             self.group.apply(event, 0)
 
@@ -66,10 +66,10 @@ class Stage:
         self.arrived[who] = decision.number
         return decision.lots[0]
 
-    def settle(self, turn: int, verdict: Verdict, lot: Handout) -> None:
+    def settle(self, turn: int, verdict: SettleVerdict, lot: Handout) -> None:
         name = self.names[turn % CONSUMERS]
         decision = self.group.settle(name, verdict, lot.first, lot.attempt, lot.ranges, now_ms=NOW_MS, after_ms=0)
-        if decision.outcome is not Outcome.DONE or decision.stale:
+        if decision.outcome is not GroupOutcome.DONE or decision.stale:
             raise RuntimeError(f"the bench is wrong: {decision}")
         self._apply(decision)
 
@@ -86,10 +86,10 @@ def one_round(stage: Stage) -> dict[str, float]:
     """Pulls, retries of what was pulled, pulls of that again, acks: afterwards as much is in flight as before."""
     lots: list[Handout] = []
     figures = {"pull": nanoseconds(lambda turn: lots.append(stage.pull(turn)))}
-    figures["retry"] = nanoseconds(lambda turn: stage.settle(turn, Verdict.RETRY, lots[turn]))
+    figures["retry"] = nanoseconds(lambda turn: stage.settle(turn, SettleVerdict.RETRY, lots[turn]))
     lots.clear()
     figures["pull again"] = nanoseconds(lambda turn: lots.append(stage.pull(turn)))
-    figures["ack"] = nanoseconds(lambda turn: stage.settle(turn, Verdict.ACK, lots[turn]))
+    figures["ack"] = nanoseconds(lambda turn: stage.settle(turn, SettleVerdict.ACK, lots[turn]))
     return figures
 
 

@@ -15,7 +15,7 @@ from bench.processes import Child, commands
 from bench.wire import Wire
 from fairway import batch
 from fairway.errors import Code, Refused
-from fairway.protocol import Message
+from fairway.protocol import ControlMessage
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Seek, Sought
 from fairway.world.rng import RealRng
@@ -82,7 +82,7 @@ class _Consumer:
         pull = m.Pull(*self._place, crowd.messages_max, crowd.bytes_max, crowd.wait_ms, self._arrived)
         self._wire.request(pull, self._pulled)
 
-    def _pulled(self, answer: Message | Exception) -> None:
+    def _pulled(self, answer: ControlMessage | Exception) -> None:
         self._is_under_way = False
         if isinstance(answer, m.Pulled):
             self._arrived = max(self._arrived, answer.number)
@@ -97,7 +97,7 @@ class _Consumer:
             self._tally["refused"] += 1
             self._loop.call_later(0.05, self.go)
 
-    def _settled(self, answer: Message | Exception) -> None:
+    def _settled(self, answer: ControlMessage | Exception) -> None:
         if isinstance(answer, Exception):
             self._tally["refused"] += 1
 
@@ -248,7 +248,7 @@ async def _run_produce(port: int, subject: str, per_s: int, pipe: Pipe) -> None:
     window = asyncio.Semaphore(IN_FLIGHT)
     slowest_s = 0.0
 
-    def answered(asked_s: float, _answer: Message | Exception) -> None:
+    def answered(asked_s: float, _answer: ControlMessage | Exception) -> None:
         nonlocal slowest_s
         slowest_s = max(slowest_s, time.perf_counter() - asked_s)
         window.release()

@@ -23,7 +23,7 @@ from bench.presenting import present
 from fairway import limits
 from fairway.batch import encode
 from fairway.protocol import Connection, FrameReader, RequestReceived, Role, codec, frames
-from fairway.protocol.messages import Produce, Produced, Pull, Settle, SettleAll, Settlement, Span
+from fairway.protocol.messages import Produce, Produced, Pull, SequenceRange, Settle, SettleAll, Settlement
 
 FRAMES = 100
 ROUNDS = 9
@@ -35,7 +35,9 @@ _PREFIX = struct.Struct("<IHBBQII")
 PRODUCE = Produce("order.changed")
 PRODUCED = Produced(4_200, 100, 1_700_000_000_000, False, 1)
 PULL = Pull("order.changed", "billing", "billing-1", 1_000, 262_144, 30_000, 7)
-SETTLE = SettleAll("order.changed", "billing", "billing-1", [Settle(Settlement.ACK, 4_200, 1, [Span(4_200, 100)])], 7)
+SETTLE = SettleAll(
+    "order.changed", "billing", "billing-1", [Settle(Settlement.ACK, 4_200, 1, [SequenceRange(4_200, 100)])], 7
+)
 
 
 def cut(chunk: bytes) -> list[bytes]:

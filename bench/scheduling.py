@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, Verdict
+from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult
 from fairway.world.clock import RealClock
 
 ACTORS = (1, 70, 10_000)
@@ -49,8 +49,8 @@ class Request:
 class Idle:
     """A processor that does nothing."""
 
-    def process(self, request: Request, actor: Actor) -> Verdict:
-        return Verdict.DONE
+    def process(self, request: Request, actor: Actor) -> TurnResult:
+        return TurnResult.DONE
 
     def expire(self, request: Request, expiry: Expiry) -> None:
         raise AssertionError(expiry)
@@ -70,14 +70,14 @@ class Busy(Idle):
         self.left = count
         self.all_done = asyncio.get_running_loop().create_future()
 
-    def process(self, request: Request, actor: Actor) -> Verdict:
+    def process(self, request: Request, actor: Actor) -> TurnResult:
         end_ns = time.monotonic_ns() + BUSY_NS
         while time.monotonic_ns() < end_ns:
             pass
         self.left -= 1
         if not self.left:
             self.all_done.set_result(None)
-        return Verdict.DONE
+        return TurnResult.DONE
 
 
 class Callbacks:

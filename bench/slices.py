@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, Verdict
+from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult
 from fairway.scheduling.order import CREDIT_NS, VirtualTime
 from fairway.world.clock import SimClock
 from fairway.world.loop import SimLoop
@@ -83,13 +83,13 @@ class _Stage:
     def _about_one(self) -> float:
         return 0.5 + self._rng.uniform()
 
-    def process(self, request: _Pull, _actor: Actor) -> Verdict:
+    def process(self, request: _Pull, _actor: Actor) -> TurnResult:
         if request.group == "paced":
             self.waits_ms.append((self._loop.now_ns() - request.asked_ns) / 1e6)
         else:
             self._loop.call_later(AWAY_S * self._about_one(), self._ask, request.group)
         self._loop.spend(round(request.cost_s * 1e9))
-        return Verdict.DONE
+        return TurnResult.DONE
 
     def expire(self, request: _Pull, expiry: Expiry) -> None:
         raise AssertionError(f"a pull of {request.group} ended as {expiry.value}")

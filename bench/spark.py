@@ -183,7 +183,7 @@ def _archive(spark: SparkSession, url: str, path: Path) -> None:
     from fairway.spark.jobs import archive
 
     shutil.rmtree(path, ignore_errors=True)
-    archive.run(spark, archive.Options(str(path), (SUBJECT,), url=url, once=True))
+    archive.run(spark, archive.ArchiveOptions(str(path), (SUBJECT,), url=url, once=True))
 
 
 def _to_noop(frame: DataFrame) -> None:

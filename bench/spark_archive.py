@@ -26,7 +26,7 @@ from fairway.world.process import Child
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from fairway.spark.jobs.archive import Archived, Options
+    from fairway.spark.jobs.archive import Archived, ArchiveOptions
 
 MESSAGES = 20  # per subject and run
 RUNS = 8  # the last of which compacts
@@ -87,7 +87,7 @@ def _round(
     from fairway.spark.jobs import archive
 
     path = home / prefix
-    options = archive.Options(str(path), (f"{prefix}.*",), url=url, once=True)
+    options = archive.ArchiveOptions(str(path), (f"{prefix}.*",), url=url, once=True)
     with fairway.connect(url) as client:
         for run in range(1 if told.no_compaction else RUNS):
             for subject in range(subjects):
@@ -104,7 +104,7 @@ def _round(
     shutil.rmtree(path)
 
 
-def _timed(spark: SparkSession, options: Options) -> tuple[Archived, Taken]:
+def _timed(spark: SparkSession, options: ArchiveOptions) -> tuple[Archived, Taken]:
     from fairway.spark.jobs import archive
 
     tree = Tree()

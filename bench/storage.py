@@ -38,7 +38,7 @@ from fairway.names import Subject
 from fairway.storage import checkpoint, directory, index_file, message_log
 from fairway.storage.store import Store, StoreOptions
 from fairway.world.clock import RealClock
-from fairway.world.disk import Done, File, Part
+from fairway.world.disk import Completion, File, Part
 from fairway.world.real_disk import RealDisk
 from fairway.world.real_file import write_all
 from fairway.world.rng import RealRng
@@ -92,7 +92,7 @@ class RecordingDisk(RealDisk):
 
     chunks: list[list[Part]]
 
-    def commit(self, file: File, parts: Sequence[Part], done: Done, *, sync: bool = True) -> None:
+    def commit(self, file: File, parts: Sequence[Part], done: Completion, *, sync: bool = True) -> None:
         if file.name.startswith(message_log.DIRECTORY):
             self.chunks.append(list(parts))
         super().commit(file, parts, done, sync=sync)

@@ -43,10 +43,10 @@ from fairway.broker.switches import Switches
 from fairway.errors import FairwayError
 from fairway.lookup.asking import Inquirer
 from fairway.lookup.opening import open_registry, parse_meta
-from fairway.names import Group, Subject
-from fairway.protocol.routing import Change, Govern, Governed
+from fairway.names import GroupName, Subject
+from fairway.protocol.routing import Govern, Governed, RouteChange
 from fairway.registry import layout
-from fairway.registry.layout import MASTER, GroupRecord, Member, SubjectRecord
+from fairway.registry.layout import MASTER, GroupRecord, RegisteredCopy, SubjectRecord
 from fairway.registry.port import Exists, Registry
 from fairway.registry.sqlite import SqliteRegistry
 from fairway.world.clock import RealClock
@@ -143,7 +143,7 @@ async def fill(registry: Registry, first: int, after: int) -> None:
 async def living(url: str) -> AsyncIterator[Registry]:
     """A session whose node says that the group has a master."""
     registry = await open_registry(url, RealNet(), RealClock(), RealRng())
-    member = Member(COPY, "127.0.0.1", 1, MASTER, 1)
+    member = RegisteredCopy(COPY, "127.0.0.1", 1, MASTER, 1)
     path = layout.member_path(GROUP, layout.place_name(COPY, registry.session_id))
     try:
         await registry.create(path, layout.pack(member), is_ephemeral=True)
@@ -155,14 +155,14 @@ async def living(url: str) -> AsyncIterator[Registry]:
 async def create(inquirer: Inquirer, label: str, number: int) -> None:
     """So many subjects, one after the other; the first may find the group without a master."""
     for each in range(number):
-        await inquirer.ask(Govern(Change.CREATE, f"new.{label}.{each}"), Governed, ANSWER_S)
+        await inquirer.ask(Govern(RouteChange.CREATE, f"new.{label}.{each}"), Governed, ANSWER_S)
 
 
 async def until_led(inquirer: Inquirer, label: str) -> None:
     deadline = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline:
         with suppress(FairwayError):
-            await inquirer.ask(Govern(Change.CREATE, f"first.{label}"), Governed, ANSWER_S)
+            await inquirer.ask(Govern(RouteChange.CREATE, f"first.{label}"), Governed, ANSWER_S)
             return
         await asyncio.sleep(0.1)
     raise RuntimeError("the meta server makes no subject")
@@ -172,7 +172,7 @@ async def seen_s(inquirer: Inquirer, registry: Registry, served: int) -> float:
     """The longest time from the order to pause until a broker of so many subjects knows of it."""
     switches = Switches(registry, RealClock())
     subjects = [Subject.parse(name_of(number)) for number in range(served)]
-    group = Group.parse("all")
+    group = GroupName.parse("all")
     task = asyncio.ensure_future(switches.run())
     longest = 0.0
     try:
@@ -181,7 +181,7 @@ async def seen_s(inquirer: Inquirer, registry: Registry, served: int) -> float:
         await asyncio.sleep(SEEN_S_MAX)
         for subject in subjects[:: max(served // PAUSES, 1)]:
             began = time.monotonic()
-            await inquirer.ask(Govern(Change.PAUSE, str(subject), ["all"]), Governed, ANSWER_S)
+            await inquirer.ask(Govern(RouteChange.PAUSE, str(subject), ["all"]), Governed, ANSWER_S)
             while not switches.is_off(subject, group) and time.monotonic() - began < ANSWER_S:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             longest = max(longest, time.monotonic() - began)

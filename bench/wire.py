@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from fairway.protocol import Bytes, Connection, HandshakeDone, Message, RefusalReceived, ResponseReceived, Role
+from fairway.protocol import Bytes, Connection, ControlMessage, HandshakeDone, RefusalReceived, ResponseReceived, Role
 from fairway.world.clock import RealClock
 from fairway.world.net import RealNet
 
-Answered: TypeAlias = Callable[[Message | Exception], None]
+Answered: TypeAlias = Callable[[ControlMessage | Exception], None]
 
 _CLOCK = RealClock()
 
@@ -54,15 +54,15 @@ class Wire(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.lost()
 
-    def request(self, message: Message, answered: Answered, attachments: Sequence[Bytes] = ()) -> None:
+    def request(self, message: ControlMessage, answered: Answered, attachments: Sequence[Bytes] = ()) -> None:
         self._waiting[self._connection.request(message, attachments)] = answered
         if not self._is_feeding:
             self._flush()
 
-    async def ask(self, message: Message, attachments: Sequence[Bytes] = ()) -> Message:
-        told: asyncio.Future[Message] = self._loop.create_future()
+    async def ask(self, message: ControlMessage, attachments: Sequence[Bytes] = ()) -> ControlMessage:
+        told: asyncio.Future[ControlMessage] = self._loop.create_future()
 
-        def answered(answer: Message | Exception) -> None:
+        def answered(answer: ControlMessage | Exception) -> None:
             if told.done():
                 return
             if isinstance(answer, Exception):

@@ -17,15 +17,15 @@ from __future__ import annotations
 from fairway.batch import MessageId
 from fairway.career import Candidacy, Career, Mandate, elect
 from fairway.client.app import App
-from fairway.client.coalescing import CoalescingStatistics, Standing
+from fairway.client.coalescing import CoalescingStatistics, RequestStatus
 from fairway.client.coalescing_threads import QueueCoordinator, Turn
 from fairway.client.consumer import Consumer
 from fairway.client.core import ClientOptions
-from fairway.client.delaying import Decision, DelayedMessage, InTransit, Redirection
+from fairway.client.delaying import DelayedMessage, DelayedOutcome, InTransit, Redirection
 from fairway.client.forwarder import Forwarder
-from fairway.client.forwarder_items import ForwarderCounts, ForwarderOptions, Outgoing, SetAside
+from fairway.client.forwarder_items import FailedItem, ForwarderCounts, ForwarderOptions, Outgoing
 from fairway.client.handling import Reject, Retry
-from fairway.client.idempotence_expiring import AsyncExpiringStore, Claim, ExpiringInbox, ExpiringStore
+from fairway.client.idempotence_expiring import AsyncExpiringStore, ClaimState, ExpiringInbox, ExpiringStore
 from fairway.client.idempotence_memory import MemoryInbox
 from fairway.client.pending import SyncPending as Pending
 from fairway.client.spool import SpoolOptions, SpoolState
@@ -62,18 +62,19 @@ __all__ = [
     "Candidacy",
     "Career",
     "CircuitOpen",
-    "Claim",
+    "ClaimState",
     "Client",
     "ClientOptions",
     "CoalescingStatistics",
     "Code",
     "Consumer",
     "ConsumingOptions",
-    "Decision",
     "DelayedMessage",
+    "DelayedOutcome",
     "Deposed",
     "ExpiringInbox",
     "ExpiringStore",
+    "FailedItem",
     "FairwayError",
     "Forwarder",
     "ForwarderCounts",
@@ -96,13 +97,12 @@ __all__ = [
     "Refused",
     "Reject",
     "RemoteProtocolError",
+    "RequestStatus",
     "Retry",
-    "SetAside",
     "SpoolBatchReceipt",
     "SpoolOptions",
     "SpoolReceipt",
     "SpoolState",
-    "Standing",
     "StorageFault",
     "Turn",
     "Unreachable",

@@ -38,7 +38,7 @@ from fairway.errors import InvariantViolated
 Who = TypeVar("Who")
 
 
-class State(enum.IntEnum):
+class CoalescingState(enum.IntEnum):
     """(Integers here and below: they are looked up for every message, and their hash costs a tenth.)"""
 
     INIT = 0
@@ -47,14 +47,14 @@ class State(enum.IntEnum):
     DECLINE = 3
 
 
-class Event(enum.IntEnum):
+class CoalescingEvent(enum.IntEnum):
     ENQUEUE = 0  # a request has come
     DEQUEUE = 1  # the head has ended, or is given up for dead
     WITHDRAW = 2  # the tail does not want to wait any longer
     SETTLE = 3  # of itself, once it is decided who is declined
 
 
-class Answer(enum.IntEnum):
+class CoalescingAnswer(enum.IntEnum):
     ACCEPT = 0  # you are the head: go
     WAIT = 1  # you are the tail: wait for the head
     DECLINE = 2  # one is at work and one waits: drop it
@@ -72,28 +72,33 @@ class Keep(enum.Enum):
     LATEST = "latest"
 
 
-TABLE: Final[dict[tuple[State, Event], tuple[State, Answer]]] = {
-    (State.INIT, Event.ENQUEUE): (State.PROCESS, Answer.ACCEPT),
-    (State.PROCESS, Event.ENQUEUE): (State.BLOCK, Answer.WAIT),
-    (State.PROCESS, Event.DEQUEUE): (State.INIT, Answer.FREED),
-    (State.BLOCK, Event.ENQUEUE): (State.DECLINE, Answer.DECLINE),
-    (State.BLOCK, Event.DEQUEUE): (State.PROCESS, Answer.PROMOTED),
-    (State.BLOCK, Event.WITHDRAW): (State.PROCESS, Answer.WITHDRAWN),
-    (State.DECLINE, Event.SETTLE): (State.BLOCK, Answer.SETTLED),
+TABLE: Final[dict[tuple[CoalescingState, CoalescingEvent], tuple[CoalescingState, CoalescingAnswer]]] = {
+    (CoalescingState.INIT, CoalescingEvent.ENQUEUE): (CoalescingState.PROCESS, CoalescingAnswer.ACCEPT),
+    (CoalescingState.PROCESS, CoalescingEvent.ENQUEUE): (CoalescingState.BLOCK, CoalescingAnswer.WAIT),
+    (CoalescingState.PROCESS, CoalescingEvent.DEQUEUE): (CoalescingState.INIT, CoalescingAnswer.FREED),
+    (CoalescingState.BLOCK, CoalescingEvent.ENQUEUE): (CoalescingState.DECLINE, CoalescingAnswer.DECLINE),
+    (CoalescingState.BLOCK, CoalescingEvent.DEQUEUE): (CoalescingState.PROCESS, CoalescingAnswer.PROMOTED),
+    (CoalescingState.BLOCK, CoalescingEvent.WITHDRAW): (CoalescingState.PROCESS, CoalescingAnswer.WITHDRAWN),
+    (CoalescingState.DECLINE, CoalescingEvent.SETTLE): (CoalescingState.BLOCK, CoalescingAnswer.SETTLED),
 }
 
 
-class Entry(NamedTuple, Generic[Who]):
+class EnqueueResult(NamedTuple, Generic[Who]):
     """What comes of a request that enqueues: its own answer, and who is declined, if anybody."""
 
-    answer: Answer
+    answer: CoalescingAnswer
     declined: Who | None
 
 
 # Looked up for every message: a name of the module costs a third of a member of an enumeration.
-_INIT, _ENQUEUE, _DEQUEUE, _ACCEPT = State.INIT, Event.ENQUEUE, Event.DEQUEUE, Answer.ACCEPT
-_ACCEPTED: Final[Entry[Any]] = Entry(Answer.ACCEPT, None)
-_WAITING: Final[Entry[Any]] = Entry(Answer.WAIT, None)
+_INIT, _ENQUEUE, _DEQUEUE, _ACCEPT = (
+    CoalescingState.INIT,
+    CoalescingEvent.ENQUEUE,
+    CoalescingEvent.DEQUEUE,
+    CoalescingAnswer.ACCEPT,
+)
+_ACCEPTED: Final[EnqueueResult[Any]] = EnqueueResult(CoalescingAnswer.ACCEPT, None)
+_WAITING: Final[EnqueueResult[Any]] = EnqueueResult(CoalescingAnswer.WAIT, None)
 
 
 class Machine(Generic[Who]):
@@ -107,11 +112,11 @@ class Machine(Generic[Who]):
         self.tail = tail
         self.state = _INIT
         if head is not None:
-            self.state = State.PROCESS if tail is None else State.BLOCK
+            self.state = CoalescingState.PROCESS if tail is None else CoalescingState.BLOCK
         elif tail is not None:
             raise InvariantViolated("nobody waits for nobody")
 
-    def enqueue(self, who: Who, keep: Keep = Keep.FIRST) -> Entry[Who]:
+    def enqueue(self, who: Who, keep: Keep = Keep.FIRST) -> EnqueueResult[Who]:
         """Ask for a place. One that has a place already is told so again, and takes no second one."""
         if who == self.head:
             return _ACCEPTED
@@ -121,36 +126,36 @@ class Machine(Generic[Who]):
         if answer is _ACCEPT:
             self.head = who
             return _ACCEPTED
-        if answer is Answer.WAIT:
+        if answer is CoalescingAnswer.WAIT:
             self.tail = who
             return _WAITING
         return self._decline(who, keep)
 
-    def dequeue(self, who: Who) -> Answer:
+    def dequeue(self, who: Who) -> CoalescingAnswer:
         """The head has ended: FREED, or PROMOTED. From anybody else: IGNORED."""
         if who != self.head or self.head is None:
-            return Answer.IGNORED
+            return CoalescingAnswer.IGNORED
         answer = self._move(_DEQUEUE)
         self.head, self.tail = self.tail, None
         return answer
 
-    def withdraw(self, who: Who) -> Answer:
+    def withdraw(self, who: Who) -> CoalescingAnswer:
         """The tail gives up its place: WITHDRAWN. From anybody else: IGNORED."""
         if who != self.tail or self.tail is None:
-            return Answer.IGNORED
+            return CoalescingAnswer.IGNORED
         self.tail = None
-        return self._move(Event.WITHDRAW)
+        return self._move(CoalescingEvent.WITHDRAW)
 
-    def _decline(self, who: Who, keep: Keep) -> Entry[Who]:
+    def _decline(self, who: Who, keep: Keep) -> EnqueueResult[Who]:
         """Both places are taken: one of those who want to wait goes, and the machine settles."""
-        entry: Entry[Who] = Entry(Answer.DECLINE, who)
+        entry: EnqueueResult[Who] = EnqueueResult(CoalescingAnswer.DECLINE, who)
         if keep is Keep.LATEST:
-            entry = Entry(Answer.WAIT, self.tail)
+            entry = EnqueueResult(CoalescingAnswer.WAIT, self.tail)
             self.tail = who
-        self._move(Event.SETTLE)
+        self._move(CoalescingEvent.SETTLE)
         return entry
 
-    def _move(self, event: Event) -> Answer:
+    def _move(self, event: CoalescingEvent) -> CoalescingAnswer:
         found = TABLE.get((self.state, event))
         if found is None:
             raise InvariantViolated(f"a machine in {self.state.name} has no way on when it hears {event.name}")

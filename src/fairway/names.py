@@ -45,7 +45,7 @@ class _Name(str):
     def parse(cls, raw: str) -> Self:
         if type(raw) is str and len(raw) <= limits.NAME_CHARS_MAX and _NAME.fullmatch(raw):
             return cls(raw)
-        kind = cls.__name__.lower()
+        kind = cls.__name__.removesuffix("Name").lower()
         if not isinstance(raw, str):
             raise BadName(f"a {kind} name is a str, not {type(raw).__name__}")
         if len(raw) > limits.NAME_CHARS_MAX:
@@ -66,7 +66,7 @@ def _internal(raw: object) -> re.Match[str] | None:
     return found if is_bounded else None
 
 
-class Group(_Name):
+class GroupName(_Name):
     """The name of a consumer group."""
 
     __slots__ = ()
@@ -98,20 +98,20 @@ class Subject(_Name):
         return name
 
     @classmethod
-    def parse_inbox(cls, raw: str) -> tuple[Group, Self]:
+    def parse_inbox(cls, raw: str) -> tuple[GroupName, Self]:
         """The name of a group's inbox: which group, and on which subject."""
         found = _internal(raw)
         if found is None or found[1] != _INBOX:
             raise BadName(f"{raw[: limits.NAME_CHARS_MAX]!r} is no inbox: that is {_INBOX}:<group>:<subject>")
-        return Group(found[2]), cls(raw[found.end(2) + 1 :])
+        return GroupName(found[2]), cls(raw[found.end(2) + 1 :])
 
     @classmethod
-    def dead_letters(cls, group: Group, subject: Subject) -> Self:
+    def dead_letters(cls, group: GroupName, subject: Subject) -> Self:
         """Where messages of the subject go when they have had their last attempt in the group."""
         return cls(f"{_DEAD}:{group}:{subject}")
 
     @classmethod
-    def inbox(cls, group: Group, subject: Subject) -> Self:
+    def inbox(cls, group: GroupName, subject: Subject) -> Self:
         """What only this group is to get."""
         return cls(f"{_INBOX}:{group}:{subject}")
 
@@ -148,7 +148,7 @@ class Subject(_Name):
         return self.startswith(f"{_INBOX}:")
 
 
-class Consumer(_Name):
+class ConsumerName(_Name):
     """The name of one member of a group."""
 
     __slots__ = ()

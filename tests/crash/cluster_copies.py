@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from fairway.errors import FairwayError
-from fairway.registry.layout import Member
+from fairway.registry.layout import RegisteredCopy
 from tests.crash.broker_rounds import START_S_MAX, Process
 from tests.crash.cluster_server import Orders
 from tests.crash.cluster_view import View
@@ -134,7 +134,7 @@ class Copies:
         places = ("{}:{}".format(*self._wires.client_address(copy.number)) for copy in self.all)
         return f"fairway://{','.join(places)}"
 
-    def of(self, member: Member) -> Copy:
+    def of(self, member: RegisteredCopy) -> Copy:
         return next(copy for copy in self.all if copy.address == (member.host, member.port))
 
     def master(self) -> Copy:

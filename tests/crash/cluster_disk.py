@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fairway.batch import decode
 from fairway.storage import segment
-from fairway.storage.recovery import ASIDE, Verdict
+from fairway.storage.recovery import ASIDE, DamageVerdict
 from fairway.storage.store import Store
 from fairway.world.clock import RealClock
 from fairway.world.real_disk import RealDisk
@@ -92,7 +92,7 @@ async def _stored(root: Path, found: Compared) -> Named:
     try:
         store.confirm(*store.ends())
         found.sentences += [
-            f"{root.name}: rotten: {each.damage}" for each in store.findings if each.verdict is Verdict.ROTTEN
+            f"{root.name}: rotten: {each.damage}" for each in store.findings if each.verdict is DamageVerdict.ROTTEN
         ]
         return {
             state.name: {

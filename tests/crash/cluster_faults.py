@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tests.crash.cluster_copies import Copies, Copy
 from tests.support.wires import FORMS, LINKS, Wires
-from tests.support.zookeeper import Ensemble, Server
+from tests.support.zookeeper import Ensemble, ZooKeeperServer
 
 FLAPS = (4, 9)  # from, below
 
@@ -23,7 +23,7 @@ class Field:
     wires: Wires
     zookeeper: Ensemble
     rng: random.Random
-    dead: list[Server] = field(default_factory=list)  # of ZooKeeper
+    dead: list[ZooKeeperServer] = field(default_factory=list)  # of ZooKeeper
 
     def pause(self, from_s: float, to_s: float) -> None:
         time.sleep(self.rng.uniform(from_s, to_s))

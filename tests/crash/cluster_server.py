@@ -14,7 +14,7 @@ import msgspec
 
 from fairway.cli import member
 from fairway.cli.broker import broker_options
-from fairway.cli.options import Options
+from fairway.cli.options import CliOptions
 from fairway.world import service
 from tests.crash.broker_server import STORE
 
@@ -33,9 +33,9 @@ class Orders(msgspec.Struct, frozen=True):
     flaw: str = ""  # planted, one of `cluster_planted`
 
     @property
-    def options(self) -> Options:
+    def options(self) -> CliOptions:
         host, port = self.listens
-        return Options(
+        return CliOptions(
             data=self.root,
             host=host,
             port=port,

@@ -13,7 +13,15 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
-from fairway.registry.layout import GroupRecord, Member, by_directory, group_path, member_path, members_path, unpack
+from fairway.registry.layout import (
+    GroupRecord,
+    RegisteredCopy,
+    by_directory,
+    group_path,
+    member_path,
+    members_path,
+    unpack,
+)
 
 POLL_S = 0.025
 PAUSE_S = 1.0  # between two looks that are to be 25 ms apart: the machine did nothing, or something else
@@ -65,7 +73,7 @@ class View:
     def epoch(self) -> int:
         return 0 if self.record is None else self.record.epoch
 
-    def members(self) -> dict[str, Member]:
+    def members(self) -> dict[str, RegisteredCopy]:
         """Who lives, by directory; nobody where ZooKeeper does not answer."""
         try:
             names = self._client.get_children_async(members_path(self._group)).get(timeout=ANSWER_S)
@@ -74,7 +82,7 @@ class View:
                 path = member_path(self._group, name)
                 with contextlib.suppress(NoNodeError):
                     value, _ = self._client.get_async(path).get(timeout=ANSWER_S)
-                    found.append(unpack(Member, path, value))
+                    found.append(unpack(RegisteredCopy, path, value))
         except (KazooException, KazooTimeoutError):
             return {}
         return by_directory(found)

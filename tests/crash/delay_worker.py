@@ -174,7 +174,7 @@ class Producer:
 
     def _ask(
         self, client: fairway.Client, id: str | None, subject: str, key: str, new_ms: int | None
-    ) -> fairway.Decision:
+    ) -> fairway.DelayedOutcome:
         delayed = client.delayed
         if new_ms is None:
             return delayed.cancel(id) if id is not None else delayed.cancel(subject=subject, key=key)

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from fairway.storage import action_log, segment
 from fairway.storage.message_log import StoredBatch
-from fairway.storage.record import Kind, Record
-from fairway.storage.recovery import Verdict
-from fairway.storage.scan import Scan
+from fairway.storage.record import Record, RecordKind
+from fairway.storage.recovery import DamageVerdict
+from fairway.storage.scan import SegmentScan
 from fairway.storage.store import Store
 from fairway.world.clock import RealClock
 from fairway.world.real_disk import RealDisk
@@ -127,7 +127,7 @@ async def _judge(root: Path, ledger: Ledger) -> Judgement:
         store = Store.open(disk, RealClock(), RealRng(), defer=loop.call_soon, options=OPTIONS)
         judgement = Judgement()
         for finding in store.findings:
-            if finding.verdict is Verdict.ROTTEN:
+            if finding.verdict is DamageVerdict.ROTTEN:
                 judgement.note("rotten", f"{finding.log} {finding.damage}")
             else:
                 judgement.torn += 1
@@ -187,6 +187,6 @@ def _judge_actions(store: Store, ledger: Ledger, judgement: Judgement) -> None:
 def _actions(store: Store) -> Iterator[action_log.Action]:
     log = store.actions.log
     for each in log.segments:
-        for found in Scan(log.file(each), each.base, each.base + segment.HEADER_BYTES, log.log_id):
-            if isinstance(found, Record) and found.header.kind == Kind.ACTIONS:
+        for found in SegmentScan(log.file(each), each.base, each.base + segment.HEADER_BYTES, log.log_id):
+            if isinstance(found, Record) and found.header.kind == RecordKind.ACTIONS:
                 yield from action_log.unpack(found.body)

@@ -24,10 +24,10 @@ from collections.abc import Sequence
 import msgspec
 
 from fairway.storage import retention
-from fairway.storage.message_log import Receipt
+from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store, StoreOptions
 from fairway.world.clock import RealClock
-from fairway.world.disk import Done, File, Part
+from fairway.world.disk import Completion, File, Part
 from fairway.world.real_disk import RealDisk
 from fairway.world.rng import RealRng
 from tests.crash.streams import action_at, batch_at, subject_of
@@ -82,7 +82,7 @@ class Fate:
 class UnsyncedDisk(RealDisk):
     """The planted bug: commits are answered without a sync. A kill does not show it, a power cut does."""
 
-    def commit(self, file: File, parts: Sequence[Part], done: Done, *, sync: bool = True) -> None:
+    def commit(self, file: File, parts: Sequence[Part], done: Completion, *, sync: bool = True) -> None:
         super().commit(file, parts, done, sync=False)
 
 
@@ -108,7 +108,7 @@ class Writer:
     async def _feed(self, producer_id: int, first: int) -> None:
         subject = subject_of(producer_id)
         while True:
-            flight: list[tuple[int, Receipt]] = []
+            flight: list[tuple[int, AppendReceipt]] = []
             for _ in range(self._rng.randint(1, IN_FLIGHT_MAX)):
                 data = batch_at(self._orders.seed, producer_id, first)
                 say("sent", producer_id, first)

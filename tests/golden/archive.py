@@ -23,7 +23,7 @@ from fairway.client.sync import Client
 from fairway.spark import session
 from fairway.spark.jobs import archive, columns, compacting
 from fairway.spark.jobs.files import Files
-from fairway.spark.jobs.ledger import Ledger
+from fairway.spark.jobs.ledger import ArchiveRunRecord
 
 HOME = Path(__file__).parent
 FOLDER, KILLED, EXPECTED = HOME / "archive_v1", HOME / "archive_v1_killed", HOME / "archive_v1.json"
@@ -62,7 +62,7 @@ def send(client: Client, subject: str, first: int, count: int) -> None:
 
 def write(spark: SparkSession, url: str) -> None:
     path = Path(tempfile.mkdtemp()) / "archive"
-    options = archive.Options(str(path), ("orders",), url, once=True, compact=False)
+    options = archive.ArchiveOptions(str(path), ("orders",), url, once=True, compact=False)
     with fairway.connect(url) as client:
         for number in range(compacting.FAN_IN):
             send(client, "orders", 3 * number, 3)
@@ -70,14 +70,14 @@ def write(spark: SparkSession, url: str) -> None:
         shutil.copytree(path, KILLED.with_name("before"))
         try:
             with columns.settings(spark):
-                compacting.run(spark, Ledger(Dying(spark, str(path))))
+                compacting.run(spark, ArchiveRunRecord(Dying(spark, str(path))))
         except Killed:
             shutil.copytree(path, KILLED)
         shutil.rmtree(path)
         shutil.move(KILLED.with_name("before"), path)
         send(client, "bills.EU-1_x", 0, 4)
         send(client, "orders", 3 * compacting.FAN_IN, 2)
-        both = archive.Options(str(path), ("orders", "bills.*"), url, once=True)
+        both = archive.ArchiveOptions(str(path), ("orders", "bills.*"), url, once=True)
         archive.run(spark, both)
         send(client, "orders", 3 * compacting.FAN_IN + 2, 2)
         archive.run(spark, both)

@@ -24,7 +24,7 @@ from fairway.protocol.admin import (
     Depth,
     Describe,
     Described,
-    GroupState,
+    GroupDescription,
     Lever,
     Redrive,
     Redriven,
@@ -35,7 +35,7 @@ from fairway.protocol.admin import (
     Scanned,
     Seek,
     Sought,
-    SubjectState,
+    SubjectDescription,
     Switch,
     Switched,
     Weigh,
@@ -47,11 +47,11 @@ from fairway.protocol.delaying import (
     Fate,
     History,
     HistoryPage,
-    InTransit,
+    TransitReport,
     PastEvent,
     PastKind,
-    Pending,
-    PendingBatch,
+    PendingListed,
+    DelayedBatch,
     PendingMessage,
     PendingPage,
     Reschedule,
@@ -59,7 +59,7 @@ from fairway.protocol.delaying import (
     Resent,
     Stretch,
     Tallied,
-    Tally,
+    DelayTally,
     Which,
 )
 from fairway.protocol.frames import REFUSED, RESPONSE
@@ -72,8 +72,8 @@ from fairway.protocol.messages import (
     Join,
     Joined,
     Leave,
-    Lot,
-    Message,
+    WireLot,
+    ControlMessage,
     Ping,
     Pong,
     Produce,
@@ -85,7 +85,7 @@ from fairway.protocol.messages import (
     SettleAll,
     Settled,
     Settlement,
-    Span,
+    SequenceRange,
     Verb,
     Welcome,
     Whence,
@@ -94,14 +94,14 @@ from fairway.protocol.replicating import (
     Chunk,
     Compare,
     Compared,
-    Extent,
+    LogExtent,
     Fetch,
     Fetched,
     Follow,
     Followed,
     Give,
     Given,
-    Mark,
+    RecordMark,
     Mend,
     Mended,
     Replicate,
@@ -113,8 +113,8 @@ from fairway.protocol.replicating import (
 )
 from fairway.protocol.routing import (
     Act,
-    Asker,
-    Change,
+    ClientRole,
+    RouteChange,
     Copy,
     Govern,
     Governed,
@@ -137,7 +137,7 @@ CONFIG = b"\x80"
 ID = "0000000000000G00000000000Z"
 MEMBER = ("order.changed", "billing", "billing-1")
 
-ASKED: list[Message] = [
+ASKED: list[ControlMessage] = [
     Hello(1, 1, [], "example 1.0", 69_206_016),
     Ping(),
     Produce("order.changed"),
@@ -146,8 +146,8 @@ ASKED: list[Message] = [
     SettleAll(
         *MEMBER,
         [
-            Settle(Settlement.ACK, 4_200, 1, [Span(4_200, 40), Span(4_241, 59)]),
-            Settle(Settlement.RETRY, 4_200, 1, [Span(4_240, 1)], 60_000, "no stock", False, 3),
+            Settle(Settlement.ACK, 4_200, 1, [SequenceRange(4_200, 40), SequenceRange(4_241, 59)]),
+            Settle(Settlement.RETRY, 4_200, 1, [SequenceRange(4_240, 1)], 60_000, "no stock", False, 3),
         ],
         7,
     ),
@@ -164,16 +164,16 @@ ASKED: list[Message] = [
     RemoveGroup("order.changed", "billing", True, True, True),
     Cancel("order.changed", None, "order-17"),
     Reschedule("", ID, None, DUE_MS),
-    Pending(Which("order.changed", "order-", APPENDED_MS, DUE_MS + 1), "a;b", 100, True),
-    Tally(Which(), 3_600_000),
+    PendingListed(Which("order.changed", "order-", APPENDED_MS, DUE_MS + 1), "a;b", 100, True),
+    DelayTally(Which(), 3_600_000),
     Resend("west"),
     Retrace(Whence.SEQUENCE, 4_200, 524_288, 78, 1_000),
     Names([1], [3], [NumberedConsumer(3, 7)]),
     Index("order.changed", Whence.SEQUENCE, 4_200, 5_000, 8_192, 77, True),
     History(Chronicle.DECIDED, Whence.SEQUENCE, 4_200, 5_000, 3, 700, 79),
-    Route(Asker.PRODUCER, ["order.changed"], 7, 30_000, True, "order.cancelled"),
+    Route(ClientRole.PRODUCER, ["order.changed"], 7, 30_000, True, "order.cancelled"),
     Register(Act.CREATE, 77, "/fairway/metas/m", b"{}", 3, True, True, 30_000),
-    Govern(Change.EXTEND, "order.changed", ["east", "west"], 2, True, False, {"ordered": "true"}),
+    Govern(RouteChange.EXTEND, "order.changed", ["east", "west"], 2, True, False, {"ordered": "true"}),
     Follow("east", 3, 161),
     Compare(0, [4_200, 8_400]),
     Replicate("east", 3, 161, 1, [8_400, 96], [8_400, 96], 1_000),
@@ -185,21 +185,21 @@ ASKED: list[Message] = [
 
 CONSUMER = ConsumerState("billing-1", 100, 2, 7, 14_000, 3, False, "127.0.0.1:50000")
 ACTOR = ActorState("ready", 2, 0, 1_000, 5_000_000, 0, 6_000_000)
-GROUP = GroupState("billing", 4_300, 4_200, 12, 100, 0, 1, 0, 2, 0, 0, 2, 2.5, False, 3, 1, [CONSUMER], ACTOR)
+GROUP = GroupDescription("billing", 4_300, 4_200, 12, 100, 0, 1, 0, 2, 0, 0, 2, 2.5, False, 3, 1, [CONSUMER], ACTOR)
 BROKER = BrokerState("fairway 1.0", 77, 1, True, False, APPENDED_MS, 12)
 
-ANSWERED: list[tuple[Verb, Message]] = [
+ANSWERED: list[tuple[Verb, ControlMessage]] = [
     (Verb.HELLO, Welcome(1, [], "fairway 1.0", 69_206_016, 10_000, 1_024)),
     (Verb.PING, Pong()),
     (Verb.PRODUCE, Produced(4_200, 1, APPENDED_MS, False, 1)),
     (Verb.JOIN, Joined(CONFIG, 3, 15_000, True)),
-    (Verb.PULL, Pulled(7, [Lot(4_200, 1, [Span(4_200, 1)], 3)], [AttachedBatch(4_200, APPENDED_MS)], True)),
+    (Verb.PULL, Pulled(7, [WireLot(4_200, 1, [SequenceRange(4_200, 1)], 3)], [AttachedBatch(4_200, APPENDED_MS)], True)),
     (Verb.SETTLE, Settled(99, 1)),
     (Verb.HEARTBEAT, Renewed(15_000, 3, True)),
     (Verb.LEAVE, Done()),
     (Verb.SEEK, Sought(4_200, 4_300, 100, 1, 0)),
     (Verb.SCAN, Scanned([AttachedBatch(4_200, APPENDED_MS)], 4_201, 17, 4_312, 77, 1)),
-    (Verb.DESCRIBE, Described(BROKER, [SubjectState("order.changed", 17, 4_312, False, 70, [GROUP])], "a;b")),
+    (Verb.DESCRIBE, Described(BROKER, [SubjectDescription("order.changed", 17, 4_312, False, 70, [GROUP])], "a;b")),
     (Verb.CONFIGURE, Configured(3)),
     (Verb.SWITCH, Switched(False)),
     (Verb.REDRIVE, Redriven(0, [ID])),
@@ -211,7 +211,7 @@ ANSWERED: list[tuple[Verb, Message]] = [
     (
         Verb.PENDING,
         PendingPage(
-            [PendingMessage("order.changed", ID, "order-17", DUE_MS, 4)], "a;c", [PendingBatch("order.changed", 1)]
+            [PendingMessage("order.changed", ID, "order-17", DUE_MS, 4)], "a;c", [DelayedBatch("order.changed", 1)]
         ),
     ),
     (Verb.TALLY, Tallied(3, [Stretch(1_749_999_600_000, 3)])),
@@ -243,8 +243,8 @@ ANSWERED += [
     (Verb.ROUTE, Routed(9, [ORDERS], [EAST], True, ["10.0.0.9:20882"], True)),
     (Verb.REGISTER, Registered("stale", "/fairway/metas/m0000000003", b"{}", 4, 77, ["a", "b"], 5, True)),
     (Verb.GOVERN, Governed("subject order.changed is on east, west", ["east", "west"])),
-    (Verb.FOLLOW, Followed(3, [Extent(77, 4_096, 8_400, 8_320), Extent(78, 0, 96, 96)])),
-    (Verb.COMPARE, Compared([Mark(2, 3_735_928_559), Mark(0, 0)])),
+    (Verb.FOLLOW, Followed(3, [LogExtent(77, 4_096, 8_400, 8_320), LogExtent(78, 0, 96, 96)])),
+    (Verb.COMPARE, Compared([RecordMark(2, 3_735_928_559), RecordMark(0, 0)])),
     (Verb.REPLICATE, Replicated(3, [Chunk(0, 4_096, 8_400)], [8_400, 96], [4_096, 0])),
     (Verb.MEND, Mended(4_200)),
     (Verb.GIVE, Given(4_280)),
@@ -257,7 +257,7 @@ TIMED = Described(
     msgspec.structs.replace(
         BROKER, now_ms=APPENDED_MS + 1, durability="sync", free_bytes=5_000_000_000, connections_max=10_000
     ),
-    [SubjectState("order.changed", 17, 4_312, False, 70, [msgspec.structs.replace(GROUP, oldest_ms=APPENDED_MS)])],
+    [SubjectDescription("order.changed", 17, 4_312, False, 70, [msgspec.structs.replace(GROUP, oldest_ms=APPENDED_MS)])],
 )
 WAITING = Scan("order.changed", Whence.SEQUENCE, 4_312, None, 1_048_576, 77, 1_000, ["paid"], True)
 MEASURED = Scanned([AttachedBatch(4_200, APPENDED_MS)], 4_201, 17, 4_312, 77, 1, len(BATCH))
@@ -276,11 +276,11 @@ ORDERED = msgspec.structs.replace(
     config=CONFIG,
 )
 DEEP = msgspec.structs.replace(
-    TIMED, subjects=[SubjectState("order.changed", 17, 4_312, False, 70, [ORDERED])], next="a;b"
+    TIMED, subjects=[SubjectDescription("order.changed", 17, 4_312, False, 70, [ORDERED])], next="a;b"
 )
 SPOILED = msgspec.structs.replace(DEEP, broker=msgspec.structs.replace(DEEP.broker, rotten_spans=2))
-RUN = Pulled(7, [Lot(4_200, 1, [Span(4_200, 1)], 3, True)], [AttachedBatch(4_200, APPENDED_MS)], True)
-LED = Pulled(7, [Lot(4_200, 1, [Span(4_200, 1)], 3, True)], [AttachedBatch(4_200, APPENDED_MS)], False, 5_500)
+RUN = Pulled(7, [WireLot(4_200, 1, [SequenceRange(4_200, 1)], 3, True)], [AttachedBatch(4_200, APPENDED_MS)], True)
+LED = Pulled(7, [WireLot(4_200, 1, [SequenceRange(4_200, 1)], 3, True)], [AttachedBatch(4_200, APPENDED_MS)], False, 5_500)
 POLICIES = msgspec.msgpack.encode({"order": "key", "rate_per_s": 12.5})
 OUTGROWN = frozenset(  # nobody writes these any more
     {
@@ -327,7 +327,7 @@ CONFLICT = Refused(
 CORRELATION = 258  # 02 01 on the wire, so that the order of bytes shows
 
 
-def _frame(verb: int, flags: int, message: Message) -> bytes:
+def _frame(verb: int, flags: int, message: ControlMessage) -> bytes:
     """What one side writes, before (HELLO) or after the handshake."""
     is_own = verb < messages.FIRST_REQUEST_VERB
     attachments = attached_to(message)
@@ -337,7 +337,7 @@ def _frame(verb: int, flags: int, message: Message) -> bytes:
     return b"".join(parts)
 
 
-CASES: dict[str, tuple[int, int, Message]] = {
+CASES: dict[str, tuple[int, int, ControlMessage]] = {
     **{f"{codec.REQUESTS[type(asked)].name.lower()}": (codec.REQUESTS[type(asked)], 0, asked) for asked in ASKED},
     **{f"{verb.name.lower()}-answer": (verb, RESPONSE, answered) for verb, answered in ANSWERED},
     "produce-refused": (Verb.PRODUCE, RESPONSE | REFUSED, codec.refusal_of(BUSY)),
@@ -364,7 +364,7 @@ CASES: dict[str, tuple[int, int, Message]] = {
     "tally-answer-transit": (
         Verb.TALLY,
         RESPONSE,
-        Tallied(3, [Stretch(1_749_999_600_000, 3)], [InTransit("west", 5, is_reachable=False)]),
+        Tallied(3, [Stretch(1_749_999_600_000, 3)], [TransitReport("west", 5, is_reachable=False)]),
     ),
     "produce-secret": (Verb.PRODUCE, 0, Produce("order.changed", secret=bytes(range(16)))),
     "produce-inbox-secret": (Verb.PRODUCE, 0, Produce("inbox:billing:order.changed", is_pinned=True, secret=bytes(range(16)))),
@@ -375,11 +375,11 @@ CASES: dict[str, tuple[int, int, Message]] = {
         Replicated(3, [Chunk(0, 4_096, 8_400)], [8_400, 96], [4_096, 0], [Want(1, 4_200, 80)]),
     ),
     "compare-rotten": (Verb.COMPARE, 0, Compare(0, [4_200, 8_400], True)),
-    "compare-answer-rotten": (Verb.COMPARE, RESPONSE, Compared([Mark(2, 3_735_928_559), Mark(0, 1)])),
+    "compare-answer-rotten": (Verb.COMPARE, RESPONSE, Compared([RecordMark(2, 3_735_928_559), RecordMark(0, 1)])),
     "follow-secret": (Verb.FOLLOW, 0, Follow("east", 3, 161, bytes(range(16)))),
     "follow-without-secret": (Verb.FOLLOW, 0, Follow("east", 3, 161)),
-    "route-joining": (Verb.ROUTE, 0, Route(Asker.PRODUCER, ["order.changed"], may_create=True, poll=2)),
-    "route-polling": (Verb.ROUTE, 0, Route(Asker.CONSUMER, ["order.changed", "order.paid"], 9, 30_000, poll=2)),
+    "route-joining": (Verb.ROUTE, 0, Route(ClientRole.PRODUCER, ["order.changed"], may_create=True, poll=2)),
+    "route-polling": (Verb.ROUTE, 0, Route(ClientRole.CONSUMER, ["order.changed", "order.paid"], 9, 30_000, poll=2)),
     "route-answer-joined": (
         Verb.ROUTE,
         RESPONSE,
@@ -404,7 +404,7 @@ def write(folder: Path) -> None:
         print(f"{name}: {file.stat().st_size} bytes written")
 
 
-def attached_to(message: Message) -> list[bytes]:
+def attached_to(message: ControlMessage) -> list[bytes]:
     """A batch for each that goes with it, or a stretch of a log."""
     attached = frames.stretch(STRETCH) if isinstance(message, Replicated | Mended | Give | Fetched) else BATCH
     return [attached] * codec.attachments_of(message)

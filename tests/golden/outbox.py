@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from fairway.sql.making import make
 from fairway.sql.tables import PARKED_MS, outbox_table
-from fairway.sql.writing import Writer
+from fairway.sql.writing import OutboxWriter
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
 
@@ -30,14 +30,14 @@ def dump(path: Path) -> str:
     table = outbox_table(sa.MetaData())
     make(engine, table)
     clock = ManualClock(START_MS)
-    sending = Writer(engine, table, clock, SeededRng("golden"), grace_ms=0, on_committed=lambda _: None)
+    sending = OutboxWriter(engine, table, clock, SeededRng("golden"), grace_ms=0, on_committed=lambda _: None)
     for payloads in ([b"lone 0"], [b"lone 1"], [b"one of three", b"two of three", b"three of three"], [b"set aside"]):
         with engine.begin() as connection:
             for payload in payloads:
                 sending.send(connection, "orders", payload, key="k", tags=["paid"], headers={"trace": "7"})
         clock.advance(1_000)
     sending.close()
-    writing = Writer(engine, table, clock, SeededRng("relays choose"), grace_ms=0, on_committed=None)
+    writing = OutboxWriter(engine, table, clock, SeededRng("relays choose"), grace_ms=0, on_committed=None)
     with engine.begin() as connection:
         writing.send(connection, "orders", b"unstamped")
     writing.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fairway import batch
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import Entry, Placed
+from fairway.client.spool_record import SpoolEntry, PlacementRecord
 from fairway.protocol.diversion import Handed
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
@@ -57,8 +57,8 @@ class Desk:
         self.journal.keep(handed, nobody)
         self.settle()
 
-    def load(self) -> list[Entry]:
-        loaded: list[Entry] = []
+    def load(self) -> list[SpoolEntry]:
+        loaded: list[SpoolEntry] = []
         self.journal.load(loaded.extend)
         self.settle()
         return loaded
@@ -101,12 +101,12 @@ def cluster_files(key: bytes = b"") -> dict[str, bytes]:
     desk.keep(Handed("orders", 2, True, data(0, b"a", b"b"), "east"))
     desk.keep(Handed("bills.EU-1_x", 1, False, data(2, b"c")), Handed("orders", 1, False, data(3, b""), "east"))
     loaded = desk.load()
-    desk.journal.place([Placed(1, "west-2", 77, 2), Placed(2, "west-2", 0xFFEEDDCCBBAA9988, 0)], nobody)
+    desk.journal.place([PlacementRecord(1, "west-2", 77, 2), PlacementRecord(2, "west-2", 0xFFEEDDCCBBAA9988, 0)], nobody)
     desk.settle()
     desk.keep(Handed("orders", 1, False, data(4, b"d" * 300), "west-2"))
     desk.keep(Handed("orders", 1, False, data(5, b"e"), "east"))
     desk.journal.set_aside(loaded[1], "BAD_NAME: no", 77, False, nobody)
-    desk.journal.place([Placed(2, "east", 79, 0)], nobody)
+    desk.journal.place([PlacementRecord(2, "east", 79, 0)], nobody)
     desk.settle()
     return desk.files()
 

@@ -18,7 +18,7 @@ from fairway import batch
 from fairway.names import Subject
 from fairway.storage import action_log, scan, segment
 from fairway.storage.action_log import Action, ActionKind
-from fairway.storage.record import Kind, Record
+from fairway.storage.record import RecordKind, Record
 from fairway.storage.store import Store, StoreOptions
 from fairway.world.clock import ManualClock
 from fairway.world.disk import Disk
@@ -185,7 +185,7 @@ def _batches(store: Store, subject_id: int) -> list[dict[str, Any]]:
 
 def _actions(disk: Disk, log_id: int) -> Iterator[Action]:
     for found in records(disk, action_log.DIRECTORY, log_id):
-        if found.header.kind == Kind.ACTIONS:
+        if found.header.kind == RecordKind.ACTIONS:
             yield from action_log.unpack(found.body)
 
 
@@ -204,7 +204,7 @@ def records(disk: Disk, log: str, log_id: int) -> Iterator[Record]:
         base = segment.base_of(name)
         if base is not None:
             file = disk.open(f"{log}/{name}")
-            for found in scan.Scan(file, base, base + segment.HEADER_BYTES, log_id):
+            for found in scan.SegmentScan(file, base, base + segment.HEADER_BYTES, log_id):
                 if isinstance(found, scan.Damage):
                     raise AssertionError(f"{name} is damaged at {found.start}: {found.why}")
                 yield found

@@ -12,12 +12,12 @@ import pytest
 
 from fairway.batch.secret import consumer_verifier_of
 from fairway.broker.groups import Groups
-from fairway.groups import Claim, Group, GroupConfig, Joined, Kind, Outcome
-from fairway.names import Consumer
-from fairway.names import Group as GroupName
+from fairway.groups import JoinClaim, GroupStateMachine, GroupConfig, JoinDecision, GroupEventKind, GroupOutcome
+from fairway.names import ConsumerName
+from fairway.names import GroupName
 from fairway.storage.action_log import ActionKind, pack, unpack
-from fairway.storage.record import Header, Record
-from fairway.storage.record import Kind as RecordKind
+from fairway.storage.record import RecordHeader, Record
+from fairway.storage.record import RecordKind
 
 FOLDER = Path(__file__).parent
 ACTIONS = FOLDER / "actions-record-v1-secrets.bin"
@@ -31,7 +31,7 @@ def actions_body() -> bytes:
     """What this version writes."""
     groups = Groups()
     host = groups.introduce(SUBJECT_ID, GroupName("billing"))
-    claims = {"ann": Claim(consumer_verifier_of(SECRET, "ann")), "ben": Claim()}
+    claims = {"ann": JoinClaim(consumer_verifier_of(SECRET, "ann")), "ben": JoinClaim()}
     decisions = [host.law.configure(0, GroupConfig(), now_ms=TIME_MS), host.law.seek(0, now_ms=TIME_MS)]
     happened = [event for decision in decisions for event in decision.events]
     host.law.apply_all(happened)
@@ -42,16 +42,16 @@ def actions_body() -> bytes:
     return pack(map(host.action, happened))
 
 
-def join(law: Group, name: str, claim: Claim) -> Joined:
+def join(law: GroupStateMachine, name: str, claim: JoinClaim) -> JoinDecision:
     return law.join(
-        Consumer(name), version=0, arrived=0, resume_at=0, now_ns=0, now_ms=TIME_MS, claim=claim
+        ConsumerName(name), version=0, arrived=0, resume_at=0, now_ns=0, now_ms=TIME_MS, claim=claim
     )
 
 
 def replayed() -> Groups:
     body = ACTIONS.read_bytes()
     groups = Groups()
-    groups.replay(Record(Header(RecordKind.ACTIONS, 0, 64, 64, 1, 0, TIME_MS, 0, len(body), 0), body))
+    groups.replay(Record(RecordHeader(RecordKind.ACTIONS, 0, 64, 64, 1, 0, TIME_MS, 0, len(body), 0), body))
     return groups
 
 
@@ -74,9 +74,9 @@ def test_the_picture_is_written_as_it_always_was() -> None:
 @pytest.mark.parametrize("read", [replayed, restored])
 def test_who_shows_the_secret_resumes_and_nobody_else(read: object) -> None:
     [host] = read()  # type: ignore[operator]
-    for stranger in (Claim(), Claim(consumer_verifier_of(SECRET[::-1], "ann"))):
-        assert join(host.law, "ann", stranger).outcome is Outcome.BUSY
-    resumed = join(host.law, "ann", Claim(consumer_verifier_of(SECRET, "ann")))
-    assert (resumed.outcome, resumed.events) == (Outcome.DONE, ())
-    secured = join(host.law, "ben", Claim(consumer_verifier_of(SECRET, "ben")))
-    assert [event.kind for event in secured.events] == [Kind.VERIFIER]
+    for stranger in (JoinClaim(), JoinClaim(consumer_verifier_of(SECRET[::-1], "ann"))):
+        assert join(host.law, "ann", stranger).outcome is GroupOutcome.BUSY
+    resumed = join(host.law, "ann", JoinClaim(consumer_verifier_of(SECRET, "ann")))
+    assert (resumed.outcome, resumed.events) == (GroupOutcome.DONE, ())
+    secured = join(host.law, "ben", JoinClaim(consumer_verifier_of(SECRET, "ben")))
+    assert [event.kind for event in secured.events] == [GroupEventKind.VERIFIER]

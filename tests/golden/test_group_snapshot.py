@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from fairway.batch.secret import consumer_verifier_of
-from fairway.groups import Claim, Group, Verdict
+from fairway.groups import JoinClaim, GroupStateMachine, SettleVerdict
 from tests.unit.groups.scene import Scene
 from tests.unit.groups.test_recovery import busy_scene
 
@@ -26,33 +26,33 @@ def failing_scene() -> Scene:
     scene.expire()
     scene.join("dee")
     for _ in range(3):
-        scene.settle("dee", Verdict.RETRY, scene.lot("dee", 2), after_ms=0, reason="no such hotel")
+        scene.settle("dee", SettleVerdict.RETRY, scene.lot("dee", 2), after_ms=0, reason="no such hotel")
     scene.pull("dee", 3)
     return scene
 
 
 def test_a_snapshot_from_before_attempts_were_kept_is_read_and_written_alike() -> None:
     data = BEFORE.read_bytes()
-    assert Group.restore(data).snapshot() == data
+    assert GroupStateMachine.restore(data).snapshot() == data
     assert data == msgspec.msgpack.encode(msgspec.msgpack.decode(busy_scene().group.snapshot())[:15])
 
 
 def test_a_snapshot_with_attempts_is_read_and_written_alike() -> None:
     data = KEPT.read_bytes()
-    assert Group.restore(data).snapshot() == data == failing_scene().group.snapshot()
+    assert GroupStateMachine.restore(data).snapshot() == data == failing_scene().group.snapshot()
 
 
 def secured_scene() -> Scene:
     """The same, and one consumer that has shown the secret of its session."""
     scene = busy_scene()
-    scene.join("eve", claim=Claim(consumer_verifier_of(bytes(range(16)), "eve")))
+    scene.join("eve", claim=JoinClaim(consumer_verifier_of(bytes(range(16)), "eve")))
     scene.pull("eve", 3)
     return scene
 
 
 def test_a_snapshot_with_secrets_is_read_and_written_alike() -> None:
     data = SECURED.read_bytes()
-    assert Group.restore(data).snapshot() == data == secured_scene().group.snapshot()
+    assert GroupStateMachine.restore(data).snapshot() == data == secured_scene().group.snapshot()
 
 
 def test_only_a_consumer_that_has_a_secret_is_written_in_another_form() -> None:
@@ -67,4 +67,4 @@ def test_no_part_of_it_is_taken_for_the_whole(path: Path) -> None:
     data = path.read_bytes()
     for end in range(len(data)):
         with pytest.raises(Exception, match="a group's snapshot cannot be read"):
-            Group.restore(data[:end])
+            GroupStateMachine.restore(data[:end])

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import google_crc32c
 
-from fairway.delay.installing import MOVE_IN, Plan, pack, unpack
-from fairway.storage.directory import Identity
+from fairway.delay.installing import MOVE_IN, InstallPlan, pack, unpack
+from fairway.storage.directory import DirectoryIdentity
 
 FILE = Path(__file__).parent / "installing-v1.bin"
-PLAN = Plan(0x1111_2222_3333_4444, Identity(0x5555, 0x6666, 0x7777), 3, MOVE_IN)
+PLAN = InstallPlan(0x1111_2222_3333_4444, DirectoryIdentity(0x5555, 0x6666, 0x7777), 3, MOVE_IN)
 
 
 def u(data: bytes, at: int, size: int) -> int:

@@ -9,7 +9,7 @@ import google_crc32c
 
 from fairway.batch import checksum
 from fairway.storage import action_log, record, retention_choice
-from fairway.storage.record import Header, Kind
+from fairway.storage.record import RecordHeader, RecordKind
 
 FOLDER = Path(__file__).parent
 WEEK_MS = 604_800_000
@@ -33,8 +33,8 @@ def test_the_record_that_states_the_groups_is_read_and_written_alike() -> None:
     header = record.parse_header(data, 0, POSITION, LOG_ID)
     body = data[record.HEADER_BYTES :]
     record.check_body(header, body)
-    assert (header.kind, header.count, u(data, 5, 1)) == (Kind.GROUPS, 0, 10)
+    assert (header.kind, header.count, u(data, 5, 1)) == (RecordKind.GROUPS, 0, 10)
     assert action_log.unpack_groups(body) == PICTURE == body[8 : 8 + u(body, 0, 8)]
     packed = action_log.pack_groups(PICTURE)
-    made = Header(Kind.GROUPS, 0, POSITION, 4_000, 7, 0, 1_700_000_000_000, 0, len(packed), checksum(packed))
+    made = RecordHeader(RecordKind.GROUPS, 0, POSITION, 4_000, 7, 0, 1_700_000_000_000, 0, len(packed), checksum(packed))
     assert record.pack_header(made, LOG_ID) + packed == data

@@ -10,7 +10,7 @@ import google_crc32c
 import pytest
 
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import Entry, Placed
+from fairway.client.spool_record import SpoolEntry, PlacementRecord
 from fairway.world.clock import ManualClock
 from fairway.world.real_disk import RealDisk
 from tests.golden.spool import (
@@ -34,14 +34,14 @@ def stored(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.glob("*/*"))}
 
 
-def opened(folder: Path, copy: Path) -> tuple[Journal, list[Entry]]:
+def opened(folder: Path, copy: Path) -> tuple[Journal, list[SpoolEntry]]:
     """A copy of it, and all that is not done."""
     shutil.copytree(folder, copy)
     disk = RealDisk(copy, post=lambda callback, *args: callback(*args))
     journal = Journal.open(disk, NUMBER, ManualClock(START_MS))
-    loaded: list[Entry] = []
+    loaded: list[SpoolEntry] = []
     while journal.has_more:
-        found: SimpleQueue[list[Entry]] = SimpleQueue()
+        found: SimpleQueue[list[SpoolEntry]] = SimpleQueue()
         journal.load(found.put)
         loaded += found.get(timeout=30)
     asides = [(each.number, each.subject, each.reason) for each in journal.asides()]
@@ -74,9 +74,9 @@ def test_the_secrets_of_its_streams_follow_from_its_key(tmp_path: Path, folder: 
 def test_it_is_opened_and_says_what_it_said(tmp_path: Path, folder: Path) -> None:
     journal, loaded = opened(folder, tmp_path / "journal")
     assert loaded == [
-        Entry(2, "orders", 1, False, data(3, b"")),
-        Entry(3, "orders", 1, False, data(4, b"d" * 300)),
-        Entry(4, "orders", 1, False, data(5, b"e")),
+        SpoolEntry(2, "orders", 1, False, data(3, b"")),
+        SpoolEntry(3, "orders", 1, False, data(4, b"d" * 300)),
+        SpoolEntry(4, "orders", 1, False, data(5, b"e")),
     ]
     assert (journal.sent_before, journal.messages, journal.since_ms) == (4, 3, START_MS)
     assert [journal.identity(77, sequence) for sequence in (2, 3, 5)] == [(77, 2), (78, 0), (78, 2)]
@@ -87,13 +87,13 @@ def test_it_is_opened_and_says_what_it_said(tmp_path: Path, folder: Path) -> Non
 def test_that_of_a_cluster_says_where_its_entries_were_sent(tmp_path: Path, folder: Path) -> None:
     journal, loaded = opened(folder, tmp_path / "journal")
     assert loaded == [
-        Entry(0, "orders", 2, True, data(0, b"a", b"b"), "east"),
-        Entry(2, "orders", 1, False, data(3, b""), "east"),
-        Entry(3, "orders", 1, False, data(4, b"d" * 300), "west-2"),
-        Entry(4, "orders", 1, False, data(5, b"e"), "east"),
+        SpoolEntry(0, "orders", 2, True, data(0, b"a", b"b"), "east"),
+        SpoolEntry(2, "orders", 1, False, data(3, b""), "east"),
+        SpoolEntry(3, "orders", 1, False, data(4, b"d" * 300), "west-2"),
+        SpoolEntry(4, "orders", 1, False, data(5, b"e"), "east"),
     ]
     assert journal.is_cluster
-    assert journal.placed == {2: Placed(2, "east", 79, 0)}
+    assert journal.placed == {2: PlacementRecord(2, "east", 79, 0)}
     assert journal.pinned() == {"east": 3}
     assert [journal.may_be_stored(entry) for entry in loaded] == [True, True, False, False]
 

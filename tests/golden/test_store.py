@@ -91,7 +91,7 @@ def expected() -> dict[str, Any]:
     return held
 
 
-def identity() -> directory.Identity:
+def identity() -> directory.DirectoryIdentity:
     found = directory.identify(RealDisk(FOLDER))
     assert found is not None
     return found

@@ -22,7 +22,7 @@ from typing import Any
 
 import zstandard
 
-from fairway.batch import Batch, Codec, Header, MessageId, arrays, check, checksum, decode, encode, layout, peek
+from fairway.batch import Batch, BatchHeader, Codec, MessageId, arrays, check, checksum, decode, encode, layout, peek
 from fairway.errors import RemoteProtocolError
 from tests.hostile import fuzzing
 
@@ -282,7 +282,7 @@ def _try_one(data: bytes, report: Report, has_arrow: bool) -> None:
             plain = verdict(check, data)
         if plain != header:
             raise AssertionError("with and without numpy the door decides differently")
-    if not isinstance(header, Header) or not isinstance(batch, Batch):
+    if not isinstance(header, BatchHeader) or not isinstance(batch, Batch):
         if header is not batch:
             raise AssertionError("check and decode disagree")
         report.refused += 1

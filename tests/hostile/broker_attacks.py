@@ -263,11 +263,11 @@ async def false_consumers(port: int, *, connections: int = 10, seconds: float = 
     await asyncio.gather(*map(one_of_them, range(connections)))
 
 
-def _connected_consumers(seen: Described) -> list[tuple[tuple[str, str, str], list[m.Lot]]]:
+def _connected_consumers(seen: Described) -> list[tuple[tuple[str, str, str], list[m.WireLot]]]:
     """The places of good clients' consumers that have a connection, and all that their group has handed out. Consumers
     of other attacks renew no lease: their places fall free."""
     return [
-        ((subject.name, group.name, consumer.name), [m.Lot(0, 1, [m.Span(0, max(group.cursor, 1))])])
+        ((subject.name, group.name, consumer.name), [m.WireLot(0, 1, [m.SequenceRange(0, max(group.cursor, 1))])])
         for subject in seen.subjects
         if subject.name.startswith(GOOD)
         for group in subject.groups

@@ -21,7 +21,18 @@ from dataclasses import dataclass, field
 from fairway import limits
 from fairway.batch import checksum, encode
 from fairway.errors import RemoteProtocolError
-from fairway.protocol import Connection, FrameReader, Message, Options, Role, Verb, Why, codec, frames, messages
+from fairway.protocol import (
+    Connection,
+    ConnectionOptions,
+    ControlMessage,
+    FrameReader,
+    Role,
+    Verb,
+    Why,
+    codec,
+    frames,
+    messages,
+)
 from tests.golden.frames import ANSWERED, ASKED, BATCH, CASES, encoded
 from tests.hostile import fuzzing
 
@@ -102,9 +113,9 @@ def seeds() -> Corpus:
     """One sound frame of every kind, some with large and with many batches."""
     large = encode([b"x" * 20_000], producer_id=1, first_sequence=0, created_ms=0)
     small = encode([b""], producer_id=1, first_sequence=0, created_ms=0)
-    answers: list[tuple[Verb, Message]] = [each for each in ANSWERED if each[0] in CORRELATIONS]
+    answers: list[tuple[Verb, ControlMessage]] = [each for each in ANSWERED if each[0] in CORRELATIONS]
     answers.append((Verb.PULL, messages.Pulled(1, [], [messages.AttachedBatch(0, 0)] * 5)))
-    spans = [messages.Span(number, 1) for number in range(200)]
+    spans = [messages.SequenceRange(number, 1) for number in range(200)]
     settle = messages.SettleAll("s", "g", "c", [messages.Settle(messages.Settlement.ACK, 0, 1, spans)], 0)
     to_server = [
         _frame(codec.REQUESTS[type(message)], 0, 1 << 20, message, batch)
@@ -119,7 +130,7 @@ def seeds() -> Corpus:
     return Corpus(to_server, to_client, [*to_server, *to_client, *map(encoded, CASES)])
 
 
-def _frame(verb: Verb, flags: int, correlation: int, message: Message, batch: bytes) -> bytes:
+def _frame(verb: Verb, flags: int, correlation: int, message: ControlMessage, batch: bytes) -> bytes:
     attachments = [batch] * codec.attachments_of(message)
     return b"".join(frames.write(verb, flags, 1, correlation, codec.encode(message), attachments))
 
@@ -242,7 +253,7 @@ def read(
 
 def connection(rng: random.Random, role: Role) -> Connection:
     """A client that has asked for everything, or a server; now and then still greeting, or leaving."""
-    client, server = Connection(Role.CLIENT, 0), Connection(Role.SERVER, 0, Options(requests_max=100))
+    client, server = Connection(Role.CLIENT, 0), Connection(Role.SERVER, 0, ConnectionOptions(requests_max=100))
     us = client if role is Role.CLIENT else server
     if rng.random() < 0.1:
         return us

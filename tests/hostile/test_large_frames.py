@@ -7,7 +7,7 @@ import random
 
 from fairway import batch
 from fairway.limits import KIB, MIB
-from fairway.protocol import Options
+from fairway.protocol import ConnectionOptions
 from fairway.protocol.messages import Produce
 from tests.support.raw import Raw, beginning_of_a_frame
 from tests.unit.broker.scene import BROKER, PORT, Scene, options_of, staged_with
@@ -16,7 +16,7 @@ from tests.unit.serving.test_session import large_disk
 SENDERS = 12
 PAYLOAD_BYTES = 900 * KIB
 TIGHT = options_of(
-    connection=Options(frame_bytes_max=MIB),
+    connection=ConnectionOptions(frame_bytes_max=MIB),
     partial_bytes_max=2 * MIB,
     unsent_bytes_max=2 * MIB,
     waiting_bytes_max=16 * MIB,

@@ -6,7 +6,7 @@ import asyncio
 
 from fairway.broker import describe
 from fairway.protocol.admin import Depth, Describe, Described
-from fairway.protocol.routing import Asker, Route, Routed
+from fairway.protocol.routing import ClientRole, Route, Routed
 from tests.support.client import Stream
 from tests.unit.broker.scene import Scene, staged
 
@@ -77,7 +77,7 @@ async def test_subjects_are_listed_by_a_broker_alone_without_sorting_them(scene:
     names: list[str] = []
     more = True
     while more:
-        routed, _ = await client.ask(Route(Asker.TOOL, [], after=names[-1] if names else ""), Routed)
+        routed, _ = await client.ask(Route(ClientRole.TOOL, [], after=names[-1] if names else ""), Routed)
         names += [subject.name for subject in routed.subjects]
         more = routed.has_more
     assert names == ["orders", *(f"subject-{number:03}" for number in range(SUBJECTS))]

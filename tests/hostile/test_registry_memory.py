@@ -15,7 +15,7 @@ from fairway.errors import Refused
 from fairway.limits import MIB
 from fairway.protocol.routing import Act, Register, Registered
 from fairway.registry import layout
-from fairway.registry.layout import Member
+from fairway.registry.layout import RegisteredCopy
 from fairway.world.clock import RealClock
 from fairway.world.net import RealNet
 from fairway.world.process import Child
@@ -45,7 +45,7 @@ async def _fill(port: int, seconds: float) -> list[Client]:
                 session = await _session(one)
                 for number in range(8):
                     directory = f"{random.getrandbits(64):016x}"
-                    value = layout.pack(Member(directory, "127.0.0.1", 7, why_read_only=LARGE))
+                    value = layout.pack(RegisteredCopy(directory, "127.0.0.1", 7, why_read_only=LARGE))
                     place = layout.member_path(f"group-{number}", layout.place_name(directory, session))
                     created = Register(Act.CREATE, session, place, value, is_ephemeral=True)
                     await one.ask(created, Registered)
@@ -65,7 +65,7 @@ async def _story(port: int, pages: str) -> None:
     newcomer = await connect(port, 60_000)
     for registry, directory in ((good, "00000000000000a1"), (newcomer, "00000000000000b2")):
         path = layout.member_path("good", layout.place_name(directory, registry.session_id))
-        await registry.create(path, layout.pack(Member(directory, "127.0.0.1", 7)), is_ephemeral=True)
+        await registry.create(path, layout.pack(RegisteredCopy(directory, "127.0.0.1", 7)), is_ephemeral=True)
         await registry.close()
     for one in strangers:
         one.abort()

@@ -16,10 +16,10 @@ from fairway import limits
 from fairway.errors import Code, Refused
 from fairway.lookup.remote import RemoteRegistry
 from fairway.meta.server import MetaServer
-from fairway.protocol.messages import Message
-from fairway.protocol.routing import Act, Asker, Change, Govern, Governed, Register, Registered, Route
+from fairway.protocol.messages import ControlMessage
+from fairway.protocol.routing import Act, ClientRole, Govern, Governed, Register, Registered, Route, RouteChange
 from fairway.registry import layout
-from fairway.registry.layout import GroupRecord, Member
+from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.serving.requests import ServedRequest
 from fairway.world.clock import RealClock
 from fairway.world.net import RealNet
@@ -32,7 +32,7 @@ MASTER, REPLICA, STRANGER = "00000000000000a1", "00000000000000b2", "00000000000
 
 
 def member(directory: str, port: int = 7, **more: Any) -> bytes:
-    return layout.pack(Member(directory, "127.0.0.1", port, **more))
+    return layout.pack(RegisteredCopy(directory, "127.0.0.1", port, **more))
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Scene:
     async def ask_as(self, session: int, act: Act, path: str = "", value: bytes = b"", **more: Any) -> Registered:
         return (await self.stranger.ask(Register(act, session, path, value, **more), Registered))[0]
 
-    async def govern(self, message: Message) -> str:
+    async def govern(self, message: ControlMessage) -> str:
         return (await self.stranger.ask(message, Governed))[0].sentence
 
     def place(self, directory: str, session: int = 0) -> str:
@@ -235,8 +235,8 @@ def test_a_member_that_cannot_be_is_refused(tmp_path: Path) -> None:
             (member(MASTER), "is of another directory"),
             (member(STRANGER, 0), "cannot be"),
             (member(STRANGER, 65_536), "cannot be"),
-            (layout.pack(Member(STRANGER, "", 1)), "cannot be"),
-            (layout.pack(Member(STRANGER, "h" * 300, 1)), "cannot be"),
+            (layout.pack(RegisteredCopy(STRANGER, "", 1)), "cannot be"),
+            (layout.pack(RegisteredCopy(STRANGER, "h" * 300, 1)), "cannot be"),
             (member(STRANGER, kind="queen"), "cannot be"),
             (member(STRANGER, kind="delay"), "group east is of kind broker"),
         ):
@@ -349,9 +349,9 @@ def test_a_copy_takes_over_when_its_master_is_gone_and_not_before(tmp_path: Path
 def test_another_master_is_named_by_an_operators_decision(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         record, _ = await scene.record()
-        await refused(scene.govern(Govern(Change.PROMOTE, GROUP, [STRANGER])), "does not live")
-        await refused(scene.govern(Govern(Change.PROMOTE, GROUP, [MASTER, REPLICA])), "one leads")
-        told = await scene.govern(Govern(Change.PROMOTE, GROUP))
+        await refused(scene.govern(Govern(RouteChange.PROMOTE, GROUP, [STRANGER])), "does not live")
+        await refused(scene.govern(Govern(RouteChange.PROMOTE, GROUP, [MASTER, REPLICA])), "one leads")
+        told = await scene.govern(Govern(RouteChange.PROMOTE, GROUP))
         assert told == f"{REPLICA} leads group {GROUP} from now on, under epoch 4 or a later one"
         after, version = await scene.record()
         assert (after.master, after.epoch) == (REPLICA, 4)
@@ -387,7 +387,7 @@ def test_every_kind_of_node_has_a_bound_and_the_sentence_a_remedy(
         await refused(stand(scene, "billing", "a"), "this session has 3 nodes")
         await scene.ask(Act.REMOVE, made.path)
         await refused(join(scene, "north", 3), "this registry has 2 groups of servers.*decommission GROUP")
-        assert "is forgotten" in await scene.govern(Govern(Change.DECOMMISSION, "west"))
+        assert "is forgotten" in await scene.govern(Govern(RouteChange.DECOMMISSION, "west"))
         made = await join(scene, "north", 3)
         await scene.ask(Act.REMOVE, made.path)
         candidate = await stand(scene, "billing", "a")
@@ -419,11 +419,11 @@ def test_questions_that_wait_are_forgotten_with_their_connection(tmp_path: Path)
 
     async def story(scene: Scene) -> None:
         before = requests_in_memory()
-        questions: list[Message] = [Route(asker, ["orders"], 1_000_000, 60_000) for asker in Asker]
+        questions: list[ControlMessage] = [Route(asker, ["orders"], 1_000_000, 60_000) for asker in ClientRole]
         seen = await scene.ask(Act.WATCH, layout.group_path(GROUP))
         questions.append(Register(Act.WATCH, scene.session, seen.path, number=seen.number, wait_ms=60_000))
         for question in questions:
-            asking = asyncio.ensure_future(scene.stranger.ask(question, Message))
+            asking = asyncio.ensure_future(scene.stranger.ask(question, ControlMessage))
             asking.add_done_callback(lambda done: done.cancelled() or done.exception())
         await until(lambda: requests_in_memory() >= before + len(questions))
         scene.stranger.abort()

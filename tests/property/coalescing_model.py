@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from fairway.client.coalescing import Book, Place, Standing
+from fairway.client.coalescing import CoalescedRequest, CoalescingTable, RequestStatus
 from fairway.errors import Refused
 
 TIMEOUT_S = 1.0
@@ -25,15 +25,15 @@ class Naive:
         self.keep = keep
         self.there: dict[str, list[int]] = {}
         self.due: dict[str, int] = {}
-        self.standing: dict[int, Standing] = {}
+        self.standing: dict[int, RequestStatus] = {}
         self.counts: Counter[str] = Counter()
 
-    def drop_head(self, key: str, standing: Standing, now_ns: int) -> None:
+    def drop_head(self, key: str, standing: RequestStatus, now_ns: int) -> None:
         queue = self.there[key]
         self.standing[queue.pop(0)] = standing
         if queue:
             self.counts["promoted"] += 1
-            self.standing[queue[0]] = Standing.ACCEPTED
+            self.standing[queue[0]] = RequestStatus.ACCEPTED
             self.due[key] = now_ns + TIMEOUT_NS
         else:
             del self.there[key], self.due[key]
@@ -41,25 +41,25 @@ class Naive:
     def evict_overdue(self, key: str, now_ns: int) -> None:
         if key in self.there and self.due[key] <= now_ns:
             self.counts["evicted"] += 1
-            self.drop_head(key, Standing.EVICTED, now_ns)
+            self.drop_head(key, RequestStatus.EVICTED, now_ns)
 
     def ask(self, who: int, key: str, now_ns: int) -> None:
         queue = self.there.setdefault(key, [])
         if not queue:
-            self.standing[who] = Standing.ACCEPTED
+            self.standing[who] = RequestStatus.ACCEPTED
             self.counts["accepted"] += 1
             self.due[key] = now_ns + TIMEOUT_NS
             queue.append(who)
         elif len(queue) == 1:
-            self.standing[who] = Standing.WAITING
+            self.standing[who] = RequestStatus.WAITING
             self.counts["waited"] += 1
             queue.append(who)
         elif self.keep == "first":
-            self.standing[who] = Standing.DECLINED
+            self.standing[who] = RequestStatus.DECLINED
             self.counts["declined"] += 1
         else:
-            self.standing[queue[1]] = Standing.DECLINED
-            self.standing[who] = Standing.WAITING
+            self.standing[queue[1]] = RequestStatus.DECLINED
+            self.standing[who] = RequestStatus.WAITING
             self.counts["declined"] += 1
             self.counts["waited"] += 1
             queue[1] = who
@@ -68,7 +68,7 @@ class Naive:
 class BookMachine(RuleBasedStateMachine):
     """Requests that come, end, give up, come back too late; time that passes in leaps."""
 
-    book_type: type[Book[str]] = Book
+    book_type: type[CoalescingTable[str]] = CoalescingTable
     places = Bundle("places")
 
     @initialize(keep=st.sampled_from(["first", "latest"]))
@@ -77,12 +77,12 @@ class BookMachine(RuleBasedStateMachine):
         self.model = Naive(keep)
         self.now_ns = 0
         self.swept_at_ns = 0
-        self.asked: list[Place[str]] = []
+        self.asked: list[CoalescedRequest[str]] = []
         self.rung: Counter[int] = Counter()
 
     @rule(key=KEYS, target=places)
     def ask(self, key: str) -> int:
-        who, place = len(self.asked), Place(key)
+        who, place = len(self.asked), CoalescedRequest(key)
         place.bell = lambda: self.rung.update([who])
         self.asked.append(place)
         self.model.evict_overdue(key, self.now_ns)
@@ -90,7 +90,7 @@ class BookMachine(RuleBasedStateMachine):
         if is_new and (self.now_ns >= self.swept_at_ns or len(self.model.there) >= KEYS_MAX):
             self._sweep_model()
         if is_new and len(self.model.there) >= KEYS_MAX:
-            self.model.standing[who] = Standing.DECLINED
+            self.model.standing[who] = RequestStatus.DECLINED
             self.model.counts["refused"] += 1
             with pytest.raises(Refused) as refused:
                 self.book.ask(place, self.now_ns)
@@ -107,7 +107,7 @@ class BookMachine(RuleBasedStateMachine):
         is_head = self.model.there.get(key, [None])[0] == who
         assert self.book.end(self.asked[who], self.now_ns) == is_head
         if is_head:
-            self.model.drop_head(key, Standing.RELEASED, self.now_ns)
+            self.model.drop_head(key, RequestStatus.RELEASED, self.now_ns)
 
     @rule(who=places)
     def withdraw(self, who: int) -> None:
@@ -116,7 +116,7 @@ class BookMachine(RuleBasedStateMachine):
         assert self.book.withdraw(self.asked[who]) == is_tail
         if is_tail:
             queue.remove(who)
-            self.model.standing[who] = Standing.WITHDRAWN
+            self.model.standing[who] = RequestStatus.WITHDRAWN
             self.model.counts["withdrawn"] += 1
 
     @rule(who=consumes(places))
@@ -125,10 +125,10 @@ class BookMachine(RuleBasedStateMachine):
         queue = self.model.there.get(key, [])
         self.book.leave(self.asked[who], self.now_ns)
         if who in queue[:1]:
-            self.model.drop_head(key, Standing.RELEASED, self.now_ns)
+            self.model.drop_head(key, RequestStatus.RELEASED, self.now_ns)
         elif who in queue:
             queue.remove(who)
-            self.model.standing[who] = Standing.WITHDRAWN
+            self.model.standing[who] = RequestStatus.WITHDRAWN
             self.model.counts["withdrawn"] += 1
 
     @rule(who=places)
@@ -143,7 +143,7 @@ class BookMachine(RuleBasedStateMachine):
     def look(self, who: int) -> None:
         key = self.asked[who].key
         wait_ns = self.book.look(self.asked[who], self.now_ns)
-        if self.model.standing[who] is Standing.WAITING:
+        if self.model.standing[who] is RequestStatus.WAITING:
             assert wait_ns == max(self.model.due[key] - self.now_ns, 0)
             self.model.evict_overdue(key, self.now_ns)
         else:
@@ -183,6 +183,6 @@ class BookMachine(RuleBasedStateMachine):
     def one_works_and_one_waits(self) -> None:
         """The two aims of the machine, seen from outside."""
         if hasattr(self, "book"):
-            for standing in (Standing.ACCEPTED, Standing.WAITING):
+            for standing in (RequestStatus.ACCEPTED, RequestStatus.WAITING):
                 per_key = Counter(place.key for place in self.asked if place.standing is standing)
                 assert all(count == 1 for count in per_key.values()), (standing, per_key)

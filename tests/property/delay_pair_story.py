@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from fairway.delay.rows import State
+from fairway.delay.rows import RowState
 from fairway.errors import Refused
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk
 from tests.property.delay_model import KEYS, Line, Modelled, check_empty
-from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, Answer
+from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, CancelOutcome
 from tests.unit.delay.pair import Pair, Side
 
 
@@ -90,12 +90,12 @@ class PairStory(Modelled):
             assert not self.pair.engine.is_loaded
             return
         if self.rng.below(4) == 0:
-            line.may_be_cancelled = line.may_be_cancelled or decision.answer is Answer.CANCELLED
+            line.may_be_cancelled = line.may_be_cancelled or decision.answer is CancelOutcome.CANCELLED
             self._change()  # before the answer
             return
         answer = self.pair.decide(decision)
         self._believe(message_id, answer, before)
-        if answer is Answer.CANCELLED:
+        if answer is CancelOutcome.CANCELLED:
             line.is_cancelled = True
 
     def _reschedule(self) -> None:
@@ -110,7 +110,7 @@ class PairStory(Modelled):
         except Refused:
             assert not self.pair.engine.is_loaded
             return
-        if decision.answer is not Answer.RESCHEDULED:
+        if decision.answer is not CancelOutcome.RESCHEDULED:
             return
         assert message_id not in before, "what was delivered is not put off"
         line.due_ms = line.due_ms | {due_ms}
@@ -210,4 +210,4 @@ class PairStory(Modelled):
         self._check_all()
         for side in (pair.master, pair.copy):
             check_empty(side.engine, side.files)
-            assert side.engine.rows.count(State.FREE) == side.engine.rows.end
+            assert side.engine.rows.count(RowState.FREE) == side.engine.rows.end

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from fairway.batch import MessageId
-from fairway.delay.rows import State
+from fairway.delay.rows import RowState
 from fairway.errors import Code, Refused
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimulatedPowerCut
 from tests.property.delay_model import KEYS, Line, Modelled, check_empty
-from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, Answer, World
+from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, CancelOutcome, World
 
 
 @dataclass(slots=True)
@@ -102,12 +102,12 @@ class Story(Modelled):
         if len(ids) == 1:
             self._believe(message_id, answer, before)
         for each in ids:
-            if answer is Answer.CANCELLED and each not in before:
+            if answer is CancelOutcome.CANCELLED and each not in before:
                 self._note_cancelled(each)
 
     def _note_cancelled(self, message_id: MessageId) -> None:
         """It is cancelled, or was on its way: an intent that is not sent yet is not seen from here."""
-        if self._state(message_id) == {State.CANCELLED}:
+        if self._state(message_id) == {RowState.CANCELLED}:
             self.lines[message_id].is_cancelled = True
 
     def _reschedule(self) -> None:
@@ -120,14 +120,14 @@ class Story(Modelled):
         try:
             if line.key is not None and self.rng.below(2):
                 ids = [each for each, of in self.lines.items() if (of.key, of.subject) == (line.key, line.subject)]
-                pending = [each for each in ids if self._state(each) == {State.PENDING}]
+                pending = [each for each in ids if self._state(each) == {RowState.PENDING}]
                 decision = self.world.engine.reschedule_key(line.subject, line.key, due_ms)
             else:
                 pending, decision = [message_id], self.world.engine.reschedule(message_id, due_ms)
         except Refused:  # it is still loading
             assert not self.world.engine.is_loaded
             return
-        if decision.answer is not Answer.RESCHEDULED:
+        if decision.answer is not CancelOutcome.RESCHEDULED:
             return
         assert not before.intersection(pending), "what was delivered is not put off"
         if self.rng.below(5) == 0:

@@ -75,7 +75,7 @@ class ModelBroker:
         self.streams.setdefault(header.producer_id, []).append(stored)
         return answer, end
 
-    def judge(self, header: batch.Header) -> Stored | None:
+    def judge(self, header: batch.BatchHeader) -> Stored | None:
         """None: the batch is new. Else the original."""
         stream = self.streams.get(header.producer_id)
         first = header.first_sequence

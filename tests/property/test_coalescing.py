@@ -6,32 +6,32 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from fairway.client.coalescing import Book, Place, Standing, _Desk
+from fairway.client.coalescing import CoalescedRequest, CoalescingTable, RequestStatus, _Desk
 from tests.property.coalescing_model import BookMachine
 
 TestBook = BookMachine.TestCase
 TestBook.settings = settings(max_examples=60, stateful_step_count=40)
 
 
-class EndsForAnybody(Book[str]):
+class EndsForAnybody(CoalescingTable[str]):
     """As the machine was first written down: whoever calls it, the head is gone."""
 
-    def end(self, place: Place[str], now_ns: int) -> bool:
+    def end(self, place: CoalescedRequest[str], now_ns: int) -> bool:
         desk = self._desks.get(place.key)
         return desk is not None and desk.head is not None and super().end(desk.head, now_ns)
 
 
-class NeverEvicts(Book[str]):
+class NeverEvicts(CoalescingTable[str]):
     def _evict(self, key: str, desk: _Desk[str], now_ns: int) -> None:
         desk.due_ns = now_ns + 1
 
 
-class KeepsIdleMachines(Book[str]):
+class KeepsIdleMachines(CoalescingTable[str]):
     def sweep(self, now_ns: int) -> int:
         return 0
 
 
-class ForgetsWhoWaits(Book[str]):
+class ForgetsWhoWaits(CoalescingTable[str]):
     """The head takes the tail with it."""
 
     def _dequeue(self, key: str, desk: _Desk[str], now_ns: int) -> None:
@@ -40,14 +40,14 @@ class ForgetsWhoWaits(Book[str]):
         super()._dequeue(key, desk, now_ns)
 
 
-class LetsANewHeadInheritTheDeadline(Book[str]):
+class LetsANewHeadInheritTheDeadline(CoalescingTable[str]):
     def _lead(self, key: str, desk: _Desk[str], now_ns: int) -> None:
         """Nothing."""
 
 
-class WithdrawsTheHead(Book[str]):
-    def withdraw(self, place: Place[str]) -> bool:
-        return super().withdraw(place) or (place.standing is Standing.ACCEPTED and self.end(place, 0))
+class WithdrawsTheHead(CoalescingTable[str]):
+    def withdraw(self, place: CoalescedRequest[str]) -> bool:
+        return super().withdraw(place) or (place.standing is RequestStatus.ACCEPTED and self.end(place, 0))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ class WithdrawsTheHead(Book[str]):
         WithdrawsTheHead,
     ],
 )
-def test_model_finds_a_planted_fault(planted: type[Book[str]]) -> None:
+def test_model_finds_a_planted_fault(planted: type[CoalescingTable[str]]) -> None:
     machine = type(f"With{planted.__name__}", (BookMachine,), {"book_type": planted})
     chosen = settings(
         max_examples=500,

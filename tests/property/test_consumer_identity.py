@@ -16,7 +16,7 @@ from fairway.errors import Code, Refused
 from fairway.groups import GroupConfig
 from fairway.protocol import messages as m
 from fairway.protocol.session import Answer
-from fairway.protocol.session import Outcome as Told
+from fairway.protocol.session import RequestOutcome as Told
 from tests.support.mini_broker import MiniBroker
 
 PLACE = ("orders", "billing", "ann")
@@ -33,14 +33,14 @@ class Life:
     broker: MiniBroker = field(default_factory=lambda: MiniBroker(GroupConfig(lease_ms=LEASE_MS, lot_messages_max=8)))
     connection: object = None
     answers: list[Told] = field(default_factory=list)
-    lots: list[m.Lot] = field(default_factory=list)
+    lots: list[m.WireLot] = field(default_factory=list)
     arrived: int = 0
 
     def __post_init__(self) -> None:
         self.broker.produce([b"%d" % number for number in range(MESSAGES)])
         self.reconnect()
 
-    def ask(self, message: m.Message) -> Told:
+    def ask(self, message: m.ControlMessage) -> Told:
         told = self.broker.handle(message, self.connection)
         self.answers.append(told)
         return told
@@ -86,7 +86,7 @@ STEPS = st.one_of(
     st.tuples(st.just("pass_time"), st.integers(0, LEASE_MS - 1)),
 )
 SECRETS = st.sampled_from([b"", OTHER])
-SPANS = st.lists(st.builds(m.Span, st.integers(0, MESSAGES), st.integers(1, MESSAGES)), min_size=1, max_size=3)
+SPANS = st.lists(st.builds(m.SequenceRange, st.integers(0, MESSAGES), st.integers(1, MESSAGES)), min_size=1, max_size=3)
 SETTLES = st.builds(
     m.Settle, st.sampled_from(list(m.Settlement)), st.integers(0, MESSAGES), st.integers(1, 3), SPANS, st.just(0)
 )
@@ -122,7 +122,7 @@ def live(life: Life, step: Step) -> None:
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(STEPS, STRANGERS), max_size=25))
-def test_a_stranger_changes_nothing(history: list[tuple[Step, list[m.Message]]]) -> None:
+def test_a_stranger_changes_nothing(history: list[tuple[Step, list[m.ControlMessage]]]) -> None:
     alone, beside = Life(), Life()
     stranger = object()
     for step, tries in history:

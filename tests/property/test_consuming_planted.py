@@ -11,9 +11,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from fairway.errors import InvariantViolated
 from fairway.protocol.consuming import Consuming
 from fairway.protocol.lease import Lease
-from fairway.protocol.lots import Lot
+from fairway.protocol.lots import ConsumerLot
 from fairway.protocol.messages import Joined
-from fairway.protocol.session import Lost, Outcome
+from fairway.protocol.session import ConnectionLost, RequestOutcome
 from fairway.protocol.settling import Settling
 from tests.property.test_consuming_model import Consumers
 
@@ -25,15 +25,15 @@ class HandsOutWhatIsHeld(Consuming):
         super().__init__(*args, **kwargs)
         self._shelf.overlapping = self._none  # type: ignore[method-assign]
 
-    def _none(self, lot: Lot) -> list[Lot]:
+    def _none(self, lot: ConsumerLot) -> list[ConsumerLot]:
         return [lot][:0]
 
 
 class ForgetsLostAcks(Consuming):
     """An ack whose answer was lost is taken to have arrived."""
 
-    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
-        if isinstance(token, Settling) and isinstance(outcome, Lost):
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
+        if isinstance(token, Settling) and isinstance(outcome, ConnectionLost):
             for piece in token.pieces:
                 self._shelf.confirm(piece)
             token.pieces.clear()

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fairway.errors import DiskFull, StorageFault
 from fairway.names import Subject
 from fairway.storage.flusher import Flusher
-from fairway.storage.recovery import Verdict
+from fairway.storage.recovery import DamageVerdict
 from fairway.storage.store import Store
 from fairway.world.sim_disk import SimDisk
 from tests.simulation.checks import picture
@@ -122,7 +122,7 @@ class Model(RuleBasedStateMachine):
     def copy_dies(self, how: object) -> None:
         self._end(self.pair.copy, how)
         store = self.pair.copy.open(follows=True, adopt=self.pair.master.store.identity)
-        assert all(each.verdict is Verdict.TORN for each in store.findings)
+        assert all(each.verdict is DamageVerdict.TORN for each in store.findings)
 
     @rule()
     def copy_finds_no_room(self) -> None:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from fairway.delay.dispatching import Intent
 from fairway.delay.engine import Engine
-from fairway.delay.following import Following
-from fairway.delay.housekeeping import Housekeeper
+from fairway.delay.following import DelayReplica
+from fairway.delay.housekeeping import DelayMaintenance
 from fairway.delay.recovering import Recovery
-from fairway.delay.rows import State
+from fairway.delay.rows import RowState
 from fairway.errors import FairwayError
 from fairway.storage.record import Record
 from tests.property.delay_pair_story import PairStory
@@ -35,7 +35,7 @@ def test_the_same_in_longer_lives(seed: int) -> None:
     PairStory(seed).run(steps=150)
 
 
-class _ImpatientFollowing(Following):
+class _ImpatientFollowing(DelayReplica):
     def _next(self, now_ms: int) -> tuple[list[Record], int]:
         log = self._store.messages.log
         committed_end, log.flusher.committed_end = log.committed_end, log.synced_end
@@ -56,7 +56,7 @@ class MovesWhatIsNotCommitted(Engine):
         return super().on_time()
 
 
-class _Hasty(Following):
+class _Hasty(DelayReplica):
     def _prune(self) -> None:
         for subject_id in self._ledger.subjects:
             self._ledger.prune(subject_id, 1 << 62)
@@ -69,7 +69,7 @@ class DropsDecisionsWhoseMessagesAreNotHere(Engine):
         return super().on_time()
 
 
-class _Twice(Following):
+class _Twice(DelayReplica):
     def _known_of(self, found: Iterable[Record]) -> dict[int, NDArray[np.uint64]]:
         return {}
 
@@ -109,7 +109,7 @@ class SendsBeforeTheCopyHasIt(Engine):
         self.store.actions.log.flusher.when_synced(end, synced)
 
 
-class _Trusting(Housekeeper):
+class _Trusting(DelayMaintenance):
     def _settled_end(self) -> int:
         return self._store.actions.log.end
 
@@ -143,9 +143,9 @@ class PicturesOnlyRows(Engine):
         return super().on_time()
 
 
-class _Deaf(Following):
+class _Deaf(DelayReplica):
     def _begin(self) -> None:
-        self._journal.heard = [each for each in self._journal.heard or () if each.state is not State.PENDING]
+        self._journal.heard = [each for each in self._journal.heard or () if each.state is not RowState.PENDING]
         super()._begin()
 
 

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from fairway.delay.bucket_file import BucketFile
-from fairway.delay.buckets import Span
+from fairway.delay.buckets import TimeRange
 from fairway.delay.catalogue import Catalogue
 from fairway.delay.dispatch_log import EventKind
 from fairway.delay.dispatching import Dispatcher, Intent
 from fairway.delay.engine import Engine
-from fairway.delay.forgetting import Memory, _Lot
+from fairway.delay.forgetting import Memory, _ForgottenLot
 from fairway.delay.loader import Loader
 from fairway.delay.moving import Mover
-from fairway.delay.pending import Pending
+from fairway.delay.pending import PendingMessages
 from fairway.delay.schedule_log import ScheduleLog
-from fairway.delay.splitting import Split
-from fairway.delay.wheel import RowNumbers, Times
+from fairway.delay.splitting import BucketSplit
+from fairway.delay.wheel import DueTimes, RowNumbers
 from fairway.errors import FairwayError
 from fairway.world.timekeeper import Timekeeper
 from tests.property.delay_story import Story
@@ -67,7 +67,7 @@ class IsEarly(Engine):
         return super().on_time()
 
 
-class _CancelsInMemory(Pending):
+class _CancelsInMemory(PendingMessages):
     def _append(self, kind: EventKind, chosen: RowNumbers, time_ms: int) -> int:
         return self._journal.end
 
@@ -75,7 +75,7 @@ class _CancelsInMemory(Pending):
 class ForgetsCancels(Engine):
     """Cancelled, until the next crash."""
 
-    def _questions(self) -> Pending:
+    def _questions(self) -> PendingMessages:
         self._pending.__class__ = _CancelsInMemory
         return super()._questions()
 
@@ -94,7 +94,7 @@ class CountsAsMovedWhatIsNotSynced(Engine):
 
 
 class _ListsAtOnce(ScheduleLog):
-    def create(self, span: Span, *, of_split: bool = False) -> BucketFile:
+    def create(self, span: TimeRange, *, of_split: bool = False) -> BucketFile:
         return super().create(span)
 
 
@@ -106,7 +106,7 @@ class ListsBothSidesOfASplit(Engine):
         return super().on_time()
 
 
-class _Hasty(Split):
+class _Hasty(BucketSplit):
     def step(self, now_ms: int, moved_end: int) -> None:
         super().step(now_ms, moved_end)
         self._todo = self._todo[:0] if self._todo is not None and self._gatherings else self._todo
@@ -134,7 +134,7 @@ class RemakesIntentsUnderAnotherName(Engine):
 
 
 class NotesSentInMemory(Engine):
-    def sent(self, number: int) -> Times:
+    def sent(self, number: int) -> DueTimes:
         self._journal.intents.pop(number, None)
         return np.zeros(0, np.int64)
 
@@ -155,7 +155,7 @@ class ForgetsWhatItSent(Engine):
 
 class _Careless(Memory):
     def note(self, rows: RowNumbers, now_ms: int) -> None:
-        self._lots.append(_Lot(now_ms, 0, rows))
+        self._lots.append(_ForgottenLot(now_ms, 0, rows))
         self.count += len(rows)
 
 

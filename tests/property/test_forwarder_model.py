@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairway.client.forwarder_items import ForwarderOptions, Item
-from fairway.client.forwarder_stock import Stock
+from fairway.client.forwarder_stock import ForwarderBuffer
 from fairway.client.spool_journal import Journal
 from fairway.errors import BufferFull
 from fairway.world.clock import ManualClock
@@ -59,7 +59,7 @@ class ForwarderWorld:
             attempts=2,
             backoff_first_ms=1,
         )
-        self.stock = Stock(
+        self.stock = ForwarderBuffer(
             options,
             self.clock,
             rng.child("stock"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import msgspec
 from hypothesis import note, settings
@@ -18,26 +19,27 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fairway.groups import (
     AfterDead,
     Coalesce,
-    Decision,
     Dying,
-    Event,
-    Group,
     GroupConfig,
+    GroupDecision,
+    GroupEvent,
+    GroupEventKind,
+    GroupOutcome,
+    GroupStateMachine,
     Handout,
-    Kind,
     Order,
-    Outcome,
-    Pulled,
+    PullDecision,
     Range,
-    Verdict,
+    SettleVerdict,
 )
 from fairway.groups.lot import ranges_of
-from fairway.names import Consumer
+from fairway.names import ConsumerName
 from tests.property.group_model import MS_NS, Held, Model, Moment, failed_of, response_of, sequences
 
 NAMES = ("ann", "bob", "cid")
 LEASE_MS = 1_000
-UNAWAITED = {Kind.PULL, Kind.EXPIRE, Kind.CURSOR, Kind.PARK}
+Ranges: TypeAlias = Sequence[Range]
+UNAWAITED = {GroupEventKind.PULL, GroupEventKind.EXPIRE, GroupEventKind.CURSOR, GroupEventKind.PARK}
 KEYS = (0, 1, 1, 2, 2, 3, 4, 5, 6, 7)  # of messages: some have none, and two come often
 RUNS = (1, 2, 100)  # messages of one key that a consumer keeps apart by itself
 
@@ -51,7 +53,7 @@ class Client:
 
 
 class GroupMachine(RuleBasedStateMachine):
-    group_class: type[Group] = Group
+    group_class: type[GroupStateMachine] = GroupStateMachine
     orders: tuple[Order, ...] = (Order.NONE,)
     mergers: tuple[Coalesce, ...] = (Coalesce.NONE,)
     rates: tuple[float, ...] = (0, 2)  # per key
@@ -62,7 +64,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.now_ms = 1_000_000
         self.end = 0
         self.group = self.group_class()
-        self.events: list[Event] = []
+        self.events: list[GroupEvent] = []
         self.clients = {name: Client() for name in NAMES}
         self.dying: list[Dying] = []
         self.said: list[Handout] = []  # every lot that was ever handed out
@@ -118,7 +120,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     # --- helpers
 
-    def happen(self, decision: Decision) -> None:
+    def happen(self, decision: GroupDecision) -> None:
         self.group.apply_all(decision.events, self.now_ns)
         self.events += decision.events
         self.dying += decision.dying
@@ -131,13 +133,13 @@ class GroupMachine(RuleBasedStateMachine):
 
     def speak(self, name: str) -> bool:
         """A heartbeat; a consumer that is told so joins again."""
-        decision = self.group.heartbeat(Consumer(name), arrived=self.clients[name].arrived, now_ns=self.now_ns)
-        assert (decision.outcome is Outcome.DONE) == (name in self.model.members)
+        decision = self.group.heartbeat(ConsumerName(name), arrived=self.clients[name].arrived, now_ns=self.now_ns)
+        assert (decision.outcome is GroupOutcome.DONE) == (name in self.model.members)
         if name in self.model.members:
             self.model.hear(name, self.clients[name].arrived, self.now_ns)
         return name in self.model.members
 
-    def take_in(self, name: str, pulled: Pulled) -> None:
+    def take_in(self, name: str, pulled: PullDecision) -> None:
         """A response reaches its consumer."""
         client = self.clients[name]
         if pulled.number > client.arrived:
@@ -175,9 +177,9 @@ class GroupMachine(RuleBasedStateMachine):
             self.clients[name] = Client()
         arrived = self.clients[name].arrived
         decision = self.group.join(
-            Consumer(name), version=0, arrived=arrived, resume_at=0, now_ns=self.now_ns, now_ms=self.now_ms
+            ConsumerName(name), version=0, arrived=arrived, resume_at=0, now_ns=self.now_ns, now_ms=self.now_ms
         )
-        assert decision.outcome is Outcome.DONE
+        assert decision.outcome is GroupOutcome.DONE
         self.happen(decision)
         self.model.join(name, arrived, self.now_ns)
         self.remember(is_awaited=True)
@@ -190,12 +192,12 @@ class GroupMachine(RuleBasedStateMachine):
     def pull_and_lose(self, name: str, most: int) -> None:
         self.pull_some(name, most, 0, RUNS[most % len(RUNS)])
 
-    def pull_some(self, name: str, most: int, skip: int, run_max: int) -> Pulled:
+    def pull_some(self, name: str, most: int, skip: int, run_max: int) -> PullDecision:
         first = min(self.group.cursor + (skip if skip > 1 else 0), max(self.end, self.group.cursor))
         fresh = (first, max(self.end - first, 0))
         client = self.clients[name]
         pulled = self.group.pull(
-            Consumer(name),
+            ConsumerName(name),
             arrived=client.arrived,
             messages_max=most,
             fresh=fresh,
@@ -212,14 +214,14 @@ class GroupMachine(RuleBasedStateMachine):
         self.said += pulled.lots
         return pulled
 
-    def check_pulled(self, name: str, pulled: Pulled, most: int, first: int, run_max: int) -> None:
+    def check_pulled(self, name: str, pulled: PullDecision, most: int, first: int, run_max: int) -> None:
         model = self.model
         if name not in model.members:
-            assert pulled.outcome is Outcome.NOT_A_MEMBER
+            assert pulled.outcome is GroupOutcome.NOT_A_MEMBER
             return
         model.hear(name, self.clients[name].arrived, self.now_ns)
         if model.members[name].version != model.config.version:
-            assert pulled.outcome is Outcome.OTHER_VERSION
+            assert pulled.outcome is GroupOutcome.OTHER_VERSION
             return
         handed = {at for lot in pulled.lots for at in sequences(lot.ranges)}
         assert len(handed) == sum(count for lot in pulled.lots for _, count in lot.ranges), "handed out twice at once"
@@ -232,10 +234,10 @@ class GroupMachine(RuleBasedStateMachine):
             assert {at for at in handed if model.follows(at)} <= behind
             return
         if model.is_paused or name in model.paused:
-            assert pulled.outcome is Outcome.PAUSED
+            assert pulled.outcome is GroupOutcome.PAUSED
             return
         if model.is_strict and name != next(iter(model.members)):
-            assert pulled.outcome is Outcome.STANDBY
+            assert pulled.outcome is GroupOutcome.STANDBY
             return
         if (model.is_mixed and model.in_flight) or (model.is_strict and not self.may_go_on(most)):
             first, end = model.cursor, model.cursor
@@ -313,8 +315,8 @@ class GroupMachine(RuleBasedStateMachine):
             unordered = [each for each in before if each not in over and model.open[each].key == key]
             assert not unordered, f"{at} goes out before {unordered}"
 
-    @rule(name=st.sampled_from(NAMES), verdict=st.sampled_from(Verdict), data=st.data())
-    def settle(self, name: str, verdict: Verdict, data: st.DataObject) -> None:
+    @rule(name=st.sampled_from(NAMES), verdict=st.sampled_from(SettleVerdict), data=st.data())
+    def settle(self, name: str, verdict: SettleVerdict, data: st.DataObject) -> None:
         lots = self.clients[name].lots
         if lots:
             self.settle_some(name, verdict, data.draw(st.sampled_from(lots)), data)
@@ -323,20 +325,20 @@ class GroupMachine(RuleBasedStateMachine):
     def ack_latest(self, name: str) -> None:
         lots = self.clients[name].lots
         if lots and self.speak(name):
-            self.settle_exactly(name, Verdict.ACK, lots[-1], lots[-1].ranges, after_ms=None, draw=0.0)
+            self.settle_exactly(name, SettleVerdict.ACK, lots[-1], lots[-1].ranges, after_ms=None, draw=0.0)
 
     @precondition(lambda self: self.said)
     @rule(name=st.sampled_from(NAMES), data=st.data())
     def ack_what_another_has(self, name: str, data: st.DataObject) -> None:
-        self.settle_some(name, Verdict.ACK, data.draw(st.sampled_from(self.said[-3:])), data)
+        self.settle_some(name, SettleVerdict.ACK, data.draw(st.sampled_from(self.said[-3:])), data)
 
     @precondition(lambda self: self.said)
-    @rule(name=st.sampled_from(NAMES), verdict=st.sampled_from(Verdict), data=st.data())
-    def settle_stale(self, name: str, verdict: Verdict, data: st.DataObject) -> None:
+    @rule(name=st.sampled_from(NAMES), verdict=st.sampled_from(SettleVerdict), data=st.data())
+    def settle_stale(self, name: str, verdict: SettleVerdict, data: st.DataObject) -> None:
         """About a lot that anybody had at any time."""
         self.settle_some(name, verdict, data.draw(st.sampled_from(self.said)), data)
 
-    def settle_some(self, name: str, verdict: Verdict, lot: Handout, data: st.DataObject) -> None:
+    def settle_some(self, name: str, verdict: SettleVerdict, lot: Handout, data: st.DataObject) -> None:
         members = sorted(sequences(lot.ranges))
         chosen = data.draw(st.sets(st.sampled_from(members), min_size=1) | st.just(set(members)))
         ranges = ranges_of(sum(1 << at - lot.first for at in chosen), lot.first)
@@ -346,13 +348,13 @@ class GroupMachine(RuleBasedStateMachine):
             self.settle_exactly(name, verdict, lot, ranges, after_ms=after_ms, draw=draw)
 
     def settle_exactly(
-        self, name: str, verdict: Verdict, lot: Handout, ranges: Sequence[Range], *, after_ms: int | None, draw: float
+        self, name: str, verdict: SettleVerdict, lot: Handout, ranges: Ranges, *, after_ms: int | None, draw: float
     ) -> None:
         said = sequences(ranges)
         due_ms = self.now_ms + (self.group.config.backoff.delay_ms(lot.attempt, draw) if after_ms is None else after_ms)
         arrived = self.clients[name].arrived
         decision = self.group.settle(
-            Consumer(name),
+            ConsumerName(name),
             verdict,
             lot.first,
             lot.attempt,
@@ -366,7 +368,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.happen(decision)
         held = self.model.holds(name, lot.first, lot.attempt, said, arrived)
         believed: set[int] = set()
-        if verdict is Verdict.ACK and not self.model.has_lot(name, lot.first, lot.attempt):
+        if verdict is SettleVerdict.ACK and not self.model.has_lot(name, lot.first, lot.attempt):
             believed = self.model.believable(lot.attempt, said)
         assert decision.settled == len(held | believed)
         assert decision.stale == len(said) - decision.settled
@@ -375,13 +377,13 @@ class GroupMachine(RuleBasedStateMachine):
         self.judge(verdict, held, due_ms)
         self.remember(is_awaited=True)
 
-    def judge(self, verdict: Verdict, held: set[int], due_ms: int) -> None:
-        if verdict is Verdict.ACK:
+    def judge(self, verdict: SettleVerdict, held: set[int], due_ms: int) -> None:
+        if verdict is SettleVerdict.ACK:
             self.model.ack(held)
-        elif verdict is Verdict.REJECT:
+        elif verdict is SettleVerdict.REJECT:
             self.model.reject(held)
         else:
-            counts = verdict is Verdict.RETRY
+            counts = verdict is SettleVerdict.RETRY
             for at in held:
                 self.model.fail(at, counts=counts, due_ms=due_ms if counts else 0, is_said=counts)
 
@@ -391,7 +393,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def leave(self, name: str) -> None:
-        self.happen(self.group.leave(Consumer(name), now_ms=self.now_ms))
+        self.happen(self.group.leave(ConsumerName(name), now_ms=self.now_ms))
         if name in self.model.members:
             self.model.part(name, counts=False)
         self.remember(is_awaited=True)
@@ -401,7 +403,7 @@ class GroupMachine(RuleBasedStateMachine):
     @rule(name=st.none() | st.sampled_from(NAMES), is_paused=st.booleans())
     def pause(self, name: str | None, is_paused: bool) -> None:
         act = self.group.pause if is_paused else self.group.resume
-        self.happen(act(None if name is None else Consumer(name), now_ms=self.now_ms))
+        self.happen(act(None if name is None else ConsumerName(name), now_ms=self.now_ms))
         if name is None:
             self.model.is_paused = is_paused
         elif is_paused:
@@ -466,7 +468,7 @@ class GroupMachine(RuleBasedStateMachine):
         """Events that nobody waited for may be gone; a checkpoint may be any that covers no more than what is left."""
         kept = data.draw(st.just(0) | st.integers(0, len(self.moments) - 1))
         moment = self.moments[kept]
-        assert all(event.kind in UNAWAITED | {Kind.DEAD} for event in self.events[self.moments[0].events :])
+        assert all(event.kind in UNAWAITED | {GroupEventKind.DEAD} for event in self.events[self.moments[0].events :])
         del self.events[moment.events :], self.moments[kept + 1 :]
         if from_snapshot:
             base = self.moments[data.draw(st.integers(0, kept))]
@@ -583,7 +585,7 @@ class GroupMachine(RuleBasedStateMachine):
             pulled = self.pull_some(name, 15, 0, 3)
             self.take_in(name, pulled)
             for lot in pulled.lots:
-                self.settle_exactly(name, Verdict.ACK, lot, lot.ranges, after_ms=None, draw=0.0)
+                self.settle_exactly(name, SettleVerdict.ACK, lot, lot.ranges, after_ms=None, draw=0.0)
         for dying in self.dying:
             self.happen(self.group.bury(dying, now_ms=self.now_ms))
             self.model.bury(sequences(dying.ranges))

@@ -10,46 +10,48 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from fairway.errors import InvariantViolated
-from fairway.groups import Event, Group, Kind, Pulled, Settled, Verdict
+from fairway.groups import GroupEvent, GroupEventKind, GroupStateMachine, PullDecision, SettleDecision, SettleVerdict
 from fairway.groups.attempts import added, failed
 from fairway.groups.lot import mask_of
 from tests.property.test_groups_model import GroupMachine
 from tests.property.test_ordered_groups import CoalescingMachine, OrderedMachine, RunsMachine, StrictMachine
 
 
-class AcksWhatExpires(Group):
+class AcksWhatExpires(GroupStateMachine):
     """The messages of a consumer that vanished are taken as done."""
 
-    def apply(self, event: Event, now_ns: int = 0) -> None:
-        if event.kind is Kind.EXPIRE and not event.attempt:
+    def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
+        if event.kind is GroupEventKind.EXPIRE and not event.attempt:
             self._state.roster.of_id(event.consumer_id).forget()
         super().apply(event, now_ns)
 
 
-class NeverCountsAttempts(Group):
-    def apply(self, event: Event, now_ns: int = 0) -> None:
-        super().apply(event._replace(due_ms=0) if event.kind is Kind.RETRY and event.due_ms > 0 else event, now_ns)
+class NeverCountsAttempts(GroupStateMachine):
+    def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
+        super().apply(
+            event._replace(due_ms=0) if event.kind is GroupEventKind.RETRY and event.due_ms > 0 else event, now_ns
+        )
 
 
-class BelievesAnybody(Group):
+class BelievesAnybody(GroupStateMachine):
     """An ack counts from one that does not hold the message."""
 
-    def settle(self, *args: Any, **kwargs: Any) -> Settled:
+    def settle(self, *args: Any, **kwargs: Any) -> SettleDecision:
         name, verdict, first, attempt, ranges = args
         for member, lot in list(self._state.roster.held()):
-            if verdict is Verdict.ACK and lot.name == (first, attempt) and mask_of(ranges, first) & lot.mask:
+            if verdict is SettleVerdict.ACK and lot.name == (first, attempt) and mask_of(ranges, first) & lot.mask:
                 name = member.name
         return super().settle(name, verdict, first, attempt, ranges, **kwargs)
 
 
-class NeverSendsAgain(Group):
-    def pull(self, *args: Any, **kwargs: Any) -> Pulled:
+class NeverSendsAgain(GroupStateMachine):
+    def pull(self, *args: Any, **kwargs: Any) -> PullDecision:
         for member in self._state.roster:
             member.unarrived.clear()
         return super().pull(*args, **kwargs)
 
 
-class LosesPausesInTheSnapshot(Group):
+class LosesPausesInTheSnapshot(GroupStateMachine):
     def snapshot(self) -> bytes:
         paused, self._state.is_paused = self._state.is_paused, False
         try:
@@ -58,40 +60,40 @@ class LosesPausesInTheSnapshot(Group):
             self._state.is_paused = paused
 
 
-class ForgetsTheGapBelowABelievedAck(Group):
+class ForgetsTheGapBelowABelievedAck(GroupStateMachine):
     """After a crash the cursor jumps, and what lies below it is nobody's."""
 
-    def apply(self, event: Event, now_ns: int = 0) -> None:
-        if event.kind is Kind.ACK:
+    def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
+        if event.kind is GroupEventKind.ACK:
             self._state.cursor = max(self._state.cursor, event.ranges[0][0])
         super().apply(event, now_ns)
 
 
-class KeepsOldLeases(Group):
+class KeepsOldLeases(GroupStateMachine):
     def begin_life(self, end: int, now_ns: int) -> Any:
         return super().begin_life(end, now_ns - 1)
 
 
-class LetsTheNextPassOneThatFailed(Group):
-    def apply(self, event: Event, now_ns: int = 0) -> None:
+class LetsTheNextPassOneThatFailed(GroupStateMachine):
+    def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
         super().apply(event, now_ns)
         keys = self._state.keys
-        if event.kind is Kind.RETRY and keys is not None:
+        if event.kind is GroupEventKind.RETRY and keys is not None:
             self._state._free(keys._advance(keys.keys_of(event.ranges)), event.time_ms)
 
 
-class CountsWhatWasNotBegun(Group):
+class CountsWhatWasNotBegun(GroupStateMachine):
     """A consumer that dies takes an attempt from all of a run."""
 
-    def apply(self, event: Event, now_ns: int = 0) -> None:
+    def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
         keys = self._state.keys
-        if event.kind is Kind.EXPIRE and keys is not None:
+        if event.kind is GroupEventKind.EXPIRE and keys is not None:
             keys._following.clear()
             keys._following_count = 0
         super().apply(event, now_ns)
 
 
-class LosesRunsInTheSnapshot(Group):
+class LosesRunsInTheSnapshot(GroupStateMachine):
     @classmethod
     def restore(cls, data: bytes) -> Any:
         group = super().restore(data)
@@ -101,13 +103,13 @@ class LosesRunsInTheSnapshot(Group):
         return group
 
 
-class SeesNoKeys(Group):
-    def pull(self, *args: Any, **kwargs: Any) -> Pulled:
+class SeesNoKeys(GroupStateMachine):
+    def pull(self, *args: Any, **kwargs: Any) -> PullDecision:
         kwargs["keys"] = [0] * len(kwargs["keys"])
         return super().pull(*args, **kwargs)
 
 
-class LosesWhatIsParkedInTheSnapshot(Group):
+class LosesWhatIsParkedInTheSnapshot(GroupStateMachine):
     @classmethod
     def restore(cls, data: bytes) -> Any:
         group = super().restore(data)
@@ -116,32 +118,32 @@ class LosesWhatIsParkedInTheSnapshot(Group):
         return group
 
 
-class LetsTheYoungestGoFirst(Group):
-    def pull(self, *args: Any, **kwargs: Any) -> Pulled:
+class LetsTheYoungestGoFirst(GroupStateMachine):
+    def pull(self, *args: Any, **kwargs: Any) -> PullDecision:
         roster = self._state.roster
         roster._by_id = dict(sorted(roster._by_id.items(), reverse=True))
         return super().pull(*args, **kwargs)
 
 
-class DeclinesAllThatWait(Group):
-    def apply(self, event: Event, now_ns: int = 0) -> None:
+class DeclinesAllThatWait(GroupStateMachine):
+    def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
         super().apply(event, now_ns)
-        if event.kind is Kind.DECLINE and self._state.keys is not None:
+        if event.kind is GroupEventKind.DECLINE and self._state.keys is not None:
             self._state.keys.unpark([(each, 1) for each in self._state.keys.parked()])
 
 
-class LosesHistoriesInTheSnapshot(Group):
+class LosesHistoriesInTheSnapshot(GroupStateMachine):
     def snapshot(self) -> bytes:
         return msgspec.msgpack.encode(msgspec.msgpack.decode(super().snapshot())[:15])
 
 
-class TakesAReleaseForAFailure(Group):
+class TakesAReleaseForAFailure(GroupStateMachine):
     """A message that was handed back untouched has a failed attempt in its history."""
 
-    def apply(self, event: Event, now_ns: int = 0) -> None:
+    def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
         super().apply(event, now_ns)
         lot = self._state.stock.get((event.lot, event.attempt))
-        if event.kind is Kind.RETRY and event.due_ms == 0 and lot is not None:
+        if event.kind is GroupEventKind.RETRY and event.due_ms == 0 and lot is not None:
             lot.history = added(lot.history, failed(event.attempt, event.time_ms, "", b""))
 
 
@@ -172,7 +174,7 @@ PLANTED = (
     [*((fault, GroupMachine) for fault in PLANTED), *ORDERED],
     ids=lambda each: each.__name__,
 )
-def test_planted_fault_is_found(fault: type[Group], kind: type[GroupMachine]) -> None:
+def test_planted_fault_is_found(fault: type[GroupStateMachine], kind: type[GroupMachine]) -> None:
     machine = type("Planted", (kind,), {"group_class": fault})
     with pytest.raises((AssertionError, InvariantViolated)):
         run_state_machine_as_test(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairway.errors import FairwayError, NotSent, OutcomeUnknown, Refused
-from fairway.protocol.lane import Parcel
+from fairway.protocol.lane import SealedBatch
 from fairway.protocol.pending import BatchReceipt
 from fairway.world.rng import SeededRng
 from tests.property.producing_world import World
@@ -24,7 +24,7 @@ class Side(World):
     def _fresh(self, count: int) -> list[bytes]:
         return [b"%d/%s" % (self.seed, payload) for payload in super()._fresh(count)]
 
-    def repay(self, parcel: Parcel, outcome: BatchReceipt | FairwayError) -> None:
+    def repay(self, parcel: SealedBatch, outcome: BatchReceipt | FairwayError) -> None:
         self.producing.repaid(parcel, outcome)
 
 
@@ -119,6 +119,6 @@ def test_every_kind_of_outcome_is_met() -> None:
 
 
 def test_a_producer_that_lends_what_may_be_stored_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Parcel, "is_doubtful", property(lambda _: False))
+    monkeypatch.setattr(SealedBatch, "is_doubtful", property(lambda _: False))
     with pytest.raises(AssertionError):
         check_all(30)

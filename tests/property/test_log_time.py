@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairway.storage import log_time
-from fairway.storage.consume_log import ConsumeLog, Entry
+from fairway.storage.consume_log import ConsumeLog, ConsumeLogEntry
 from fairway.storage.segment import Segment
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk
@@ -27,7 +27,7 @@ def test_effective_times_never_decrease_and_are_what_is_found(dates: list[list[i
         segments.append(Segment(base, base + SEGMENT_BYTES, times[-1], times[0] if is_back else 0))
         for index, time_ms in enumerate(times):
             position = base + 64 + 72 * index
-            log.append(1, Entry(len(appended), 1, 72, position, time_ms, 0, 1, len(appended)))
+            log.append(1, ConsumeLogEntry(len(appended), 1, 72, position, time_ms, 0, 1, len(appended)))
             appended.append((time_ms, number))
     for each in segments[: min(sealed, len(segments))]:
         log.seal(each.base, each.end)  # the runs stay in memory until the index is written

@@ -14,11 +14,11 @@ from hypothesis import example, given, settings
 from fairway import batch
 from fairway.errors import Code, Refused, StoredRange
 from fairway.protocol.messages import Produced
-from fairway.protocol.session import Answer, Ask, Lost
-from fairway.sql.letters import Lone, Origin, Row, letter, sealed, together
-from fairway.sql.posting import BUNDLE_MAX, Fate, Parcel, Posting
-from fairway.sql.streams import Stream, Streams
-from fairway.sql.taken_places import SOME, Taken, judge_taken
+from fairway.protocol.session import Answer, Ask, ConnectionLost
+from fairway.sql.letters import Lone, Origin, OutboxRow, letter, sealed, together
+from fairway.sql.posting import BUNDLE_MAX, OutboxBatch, Posting, SendOutcome
+from fairway.sql.streams import OutboxStream, Streams
+from fairway.sql.taken_places import SOME, TakenRows, judge_taken
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
 
@@ -94,7 +94,7 @@ class Shop:
 
     def __init__(self) -> None:
         self.broker = Broker()
-        self.table: dict[str, Row] = {}
+        self.table: dict[str, OutboxRow] = {}
         self.made: list[bytes] = []
         self._lives = 0
         self._posting = Posting()
@@ -112,12 +112,12 @@ class Shop:
         for row, stream in sealed(letters, self._streams, CLOCK.wall_ms(), 0):
             self.table[row.id] = row
             settled = partial(self._settled, row.id, stream)
-            self._posting.put(Parcel(row.subject, row.body, settled, is_resent=True, lone=row.lone))
+            self._posting.put(OutboxBatch(row.subject, row.body, settled, is_resent=True, lone=row.lone))
             self._streams.give_back(stream, row.messages)
         CLOCK.advance(ms=1)
 
-    def _settled(self, id: str, stream: Stream, parcel: Parcel) -> None:
-        if parcel.fate is Fate.STORED:
+    def _settled(self, id: str, stream: OutboxStream, parcel: OutboxBatch) -> None:
+        if parcel.fate is SendOutcome.STORED:
             self.table.pop(id, None)
         else:
             stream.is_left = True
@@ -144,7 +144,7 @@ class Shop:
             self.arrive()
         asks, self._heard, self._under_way = [*self._heard, *self._under_way], [], deque()
         for ask in asks:
-            self._posting.answered(ask.token, Lost("the connection broke"), 0)
+            self._posting.answered(ask.token, ConnectionLost("the connection broke"), 0)
         self._posting.opened(0)
 
     def relay(self, number: int) -> None:
@@ -152,15 +152,15 @@ class Shop:
         rows = sorted(self.table.values(), key=lambda row: (row.stream, row.place))
         if rows:
             row = rows[number % len(rows)]
-            parcel, other = Parcel(row.subject, row.stamped), Posting()
+            parcel, other = OutboxBatch(row.subject, row.stamped), Posting()
             other.put(parcel)
             [ask] = other.asks(1, 0)
 
             def told(said: Produced | Refused) -> None:
                 other.answered(ask.token, Answer(said, ()) if isinstance(said, Produced) else said, 0)
-                if parcel.fate is Fate.STORED:
+                if parcel.fate is SendOutcome.STORED:
                     self.table.pop(row.id, None)
-                elif parcel.fate is Fate.TAKEN and row.id in self.table:
+                elif parcel.fate is SendOutcome.TAKEN and row.id in self.table:
                     taken = judge_taken([(row, parcel)], self._rows_at)
                     assert not taken.moved, "it is there, and the rows that were stored with it can prove it"
                     for each in taken.stored:
@@ -168,7 +168,7 @@ class Shop:
 
             self.broker.produce(bytes(ask.attachments[0]), told)
 
-    def _rows_at(self, stream: int, first: int, end: int) -> list[Row]:
+    def _rows_at(self, stream: int, first: int, end: int) -> list[OutboxRow]:
         found = [row for row in self.table.values() if row.stream == stream and first <= (row.place or 0) < end]
         return sorted(found, key=lambda row: row.place or 0)
 
@@ -229,10 +229,10 @@ def test_each_message_is_stored_once_and_no_row_goes_before(steps: list[tuple[ob
     assert sorted(shop.broker.payloads(committed=True)) == sorted(shop.made)
 
 
-def relay_of(shop: Shop, stored: tuple[StoredRange, ...] | None) -> Taken:
+def relay_of(shop: Shop, stored: tuple[StoredRange, ...] | None) -> TakenRows:
     """What a relay makes of it when the broker says that this is at the place of the first row."""
     row = next(iter(shop.table.values()))
-    parcel = Parcel(row.subject, row.stamped)
+    parcel = OutboxBatch(row.subject, row.stamped)
     parcel.stored = stored
     return judge_taken([(row, parcel)], shop._rows_at)
 
@@ -262,7 +262,7 @@ def test_rows_of_one_stream_travel_together_and_those_of_two_do_not() -> None:
     for streams in (one, one, other, one, one, one):
         made = letter(origin.next_id(), CLOCK, "s", b"x", None, (), None, None, None)
         [(row, stream)] = sealed([made], streams, CLOCK.wall_ms(), 0)
-        posting.put(Parcel(row.subject, row.body, lone=row.lone))
+        posting.put(OutboxBatch(row.subject, row.body, lone=row.lone))
         streams.give_back(stream, 1)
     asks = [*posting.asks(ROOM, 0)]
     assert [batch.peek(bytes(ask.attachments[0])).count for ask in asks] == [2, 1, 3], "in the order of their commits"

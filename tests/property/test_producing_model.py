@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairway.errors import NotSent, OutcomeUnknown, Refused
-from fairway.protocol.lane import Parcel, Stream
+from fairway.protocol.lane import SealedBatch, StreamIdentity
 from tests.property.producing_world import World
 
 STEPS = 250
@@ -71,7 +71,7 @@ def test_every_kind_of_outcome_is_met() -> None:
 
 def test_a_producer_that_forgets_its_doubts_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was lost is sent under a new number, as if it were certainly not stored."""
-    monkeypatch.setattr(Parcel, "is_doubtful", property(lambda _: False))
+    monkeypatch.setattr(SealedBatch, "is_doubtful", property(lambda _: False))
     with pytest.raises(AssertionError):
         check_all(60)
 
@@ -79,9 +79,9 @@ def test_a_producer_that_forgets_its_doubts_is_found_out(monkeypatch: pytest.Mon
 def test_a_producer_that_is_too_sure_of_a_hole_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies before a hole is taken as not stored, too."""
 
-    def cut(stream: Stream, _: int) -> None:
+    def cut(stream: StreamIdentity, _: int) -> None:
         stream.is_broken, stream.cut_at = True, 0
 
-    monkeypatch.setattr(Stream, "cut", cut)
+    monkeypatch.setattr(StreamIdentity, "cut", cut)
     with pytest.raises(AssertionError):
         check_all(200)

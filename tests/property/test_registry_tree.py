@@ -9,8 +9,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fairway.registry.port import Exists, Missing, Node, NotAllowed, RegistryError, Stale
-from fairway.registry.tree import Change, Tree, touched
+from fairway.registry.port import Exists, Missing, Node, NotAllowed, RegistryError, VersionMismatch
+from fairway.registry.tree import NodeChange, Tree, touched
 
 NAMES = ("a", "b", "n-")
 PATHS = [f"/{one}" for one in NAMES] + [f"/{one}/{two}" for one in NAMES for two in NAMES]
@@ -31,7 +31,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.rows: dict[str, Node] = {"/": Node("/", b"", 0, 0)}
         self.given: dict[str, int] = {}  # the last number below a node
 
-    def both(self, decide: Callable[[], list[Change]], model: Callable[[], Node | None]) -> list[Change]:
+    def both(self, decide: Callable[[], list[NodeChange]], model: Callable[[], Node | None]) -> list[NodeChange]:
         """The tree and the model do the same, or refuse for the same reason; watches hear of all that differs."""
         before = dict(self.rows)
         try:
@@ -91,7 +91,7 @@ class TreeMachine(RuleBasedStateMachine):
             if path not in self.rows:
                 raise Missing
             if self.rows[path].version != version:
-                raise Stale
+                raise VersionMismatch
             node = self.rows[path] = Node(path, value, version + 1, self.rows[path].owner)
             return node
 
@@ -103,7 +103,7 @@ class TreeMachine(RuleBasedStateMachine):
             if path not in self.rows:
                 raise Missing
             if version is not None and self.rows[path].version != version:
-                raise Stale
+                raise VersionMismatch
             if self.below(path):
                 raise NotAllowed
             del self.rows[path]

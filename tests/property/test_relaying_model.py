@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from fairway import batch
 from fairway.sql import untangling
-from fairway.sql.letters import Origin, Row, letter, sealed, unstamped
+from fairway.sql.letters import Origin, OutboxRow, letter, sealed, unstamped
 from fairway.sql.making import make
-from fairway.sql.posting import Fate
+from fairway.sql.posting import SendOutcome
 from fairway.sql.relaying import Relaying, RelayOptions, Work
 from fairway.sql.rows import OutboxRows
-from fairway.sql.streams import Stream, Streams
+from fairway.sql.streams import OutboxStream, Streams
 from fairway.sql.untangling import Untangling
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
@@ -45,19 +45,19 @@ class Broker:
         self.away: set[int] = set()  # producer ids, by the remainder
         self._next: dict[int, int] = {}
 
-    def produce(self, data: bytes) -> Fate:
+    def produce(self, data: bytes) -> SendOutcome:
         found = batch.decode(data)
         header = found.header
         following = self._next.get(header.producer_id, 0)
         if header.producer_id % AWAY in self.away:
-            return Fate.LATER
+            return SendOutcome.LATER
         if header.first_sequence != following:
-            return Fate.GAP if header.first_sequence > following else Fate.STORED
+            return SendOutcome.GAP if header.first_sequence > following else SendOutcome.STORED
         if found.payloads[0] == POISON:
-            return Fate.REFUSED
+            return SendOutcome.REFUSED
         self._next[header.producer_id] = following + header.count
         self.stored += found.payloads
-        return Fate.STORED
+        return SendOutcome.STORED
 
 
 @dataclass
@@ -83,7 +83,7 @@ class World:
         make(self.engine, TABLE)
         self.table = OutboxRows(TABLE, self.engine.dialect)
         self._programs = [(Origin(self.rng), Streams(self.clock, self.rng)) for _ in range(3)]
-        self._sending: list[tuple[Row, Stream]] = []  # by the program that wrote them
+        self._sending: list[tuple[OutboxRow, OutboxStream]] = []  # by the program that wrote them
         self.hands = [self.new_hand() for _ in range(1 + self.rng.below(3))]
         self.rounds = 0
 
@@ -130,7 +130,7 @@ class World:
         some, self._sending = self._sending[:count], self._sending[count:]
         stored = []
         for row, stream in some:
-            if self.rng.below(30) and self.broker.produce(row.stamped) is Fate.STORED:
+            if self.rng.below(30) and self.broker.produce(row.stamped) is SendOutcome.STORED:
                 stored.append(row.id)
             else:
                 stream.is_left = True

@@ -19,16 +19,16 @@ from fairway import batch
 from fairway.batch import MessageId
 from fairway.delay import carrier
 from fairway.delay.carrier import Carrier
-from fairway.delay.dispatch_log import Stream
+from fairway.delay.dispatch_log import DispatchStream
 from fairway.delay.dispatching import Dispatcher, Intent
 from fairway.delay.engine import Engine
 from fairway.delay.options import DelayOptions
 from fairway.errors import Code, FairwayError, Refused
 from fairway.names import Subject
 from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.session import Answer, Ask, Lost, Outcome
+from fairway.protocol.session import Answer, Ask, ConnectionLost, RequestOutcome
 from fairway.storage.dedupe import PlaceTaken
-from fairway.storage.message_log import Receipt
+from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store, StoreOptions
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk
@@ -104,17 +104,17 @@ class World:
                 self.carrier.send(intent)
             for ask in list(self.carrier.asks(64, self.sim.loop.now_ns())):
                 outcome = self._ask(ask)
-                told: Outcome = Lost("cut") if is_deaf else outcome
+                told: RequestOutcome = ConnectionLost("cut") if is_deaf else outcome
                 self.carrier.answered(ask.token, told, self.sim.loop.now_ns())
             self.wait()
             if is_deaf:
                 self.carrier.opened(self.sim.loop.now_ns())
 
-    def _ask(self, ask: Ask) -> Outcome:
+    def _ask(self, ask: Ask) -> RequestOutcome:
         assert isinstance(ask.message, Produce)
-        told: list[Outcome] = []
+        told: list[RequestOutcome] = []
 
-        def conflicted(_: FairwayError | None, answer: Receipt | PlaceTaken) -> None:
+        def conflicted(_: FairwayError | None, answer: AppendReceipt | PlaceTaken) -> None:
             told.append(answer if isinstance(answer, PlaceTaken) else Answer(_produced(answer)))
 
         try:
@@ -179,7 +179,7 @@ class World:
         self.sim.__exit__(None, None, None)
 
 
-def _produced(receipt: Receipt) -> Produced:
+def _produced(receipt: AppendReceipt) -> Produced:
     return Produced(receipt.first_sequence, receipt.count, receipt.appended_ms, receipt.is_duplicate, 1)
 
 
@@ -222,8 +222,8 @@ def test_the_story_that_lost_messages(steps: list[str]) -> None:
 def careless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: a server goes on with the streams that its disk knows of."""
 
-    def stream_of(self: Dispatcher, subject_id: int, target: str, now_ms: int) -> Stream:
-        return self._journal.streams.get((subject_id, target)) or Stream(self._rng.bits(63) or 1, 0, now_ms)
+    def stream_of(self: Dispatcher, subject_id: int, target: str, now_ms: int) -> DispatchStream:
+        return self._journal.streams.get((subject_id, target)) or DispatchStream(self._rng.bits(63) or 1, 0, now_ms)
 
     monkeypatch.setattr(Dispatcher, "_stream", stream_of)
 

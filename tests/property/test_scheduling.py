@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fairway.errors import Refused
-from fairway.scheduling import Actor, SchedulerOptions, Verdict, VirtualTime
+from fairway.scheduling import Actor, SchedulerOptions, TurnResult, VirtualTime
 from fairway.scheduling.order import CREDIT_NS
 from tests.unit.scheduling.fairness import MS, SLICE_NS, check_shares
 from tests.unit.scheduling.stage import Ask, Group, Planted, Stage
@@ -145,24 +145,24 @@ class Chaos:
     def weight(self, key: int, weight: float) -> None:
         self.stage.scheduler.set_weight(key, weight)
 
-    def _done(self, _: Ask, __: Actor) -> Verdict:
-        return Verdict.DONE
+    def _done(self, _: Ask, __: Actor) -> TurnResult:
+        return TurnResult.DONE
 
-    def _wait(self, ask: Ask, _: Actor) -> Verdict:
-        return Verdict.DONE if ask.looks >= 3 else Verdict.WAIT
+    def _wait(self, ask: Ask, _: Actor) -> TurnResult:
+        return TurnResult.DONE if ask.looks >= 3 else TurnResult.WAIT
 
-    def _again(self, ask: Ask, _: Actor) -> Verdict:
-        return Verdict.DONE if ask.looks >= 3 else Verdict.AGAIN
+    def _again(self, ask: Ask, _: Actor) -> TurnResult:
+        return TurnResult.DONE if ask.looks >= 3 else TurnResult.AGAIN
 
-    def _throw(self, _: Ask, __: Actor) -> Verdict:
+    def _throw(self, _: Ask, __: Actor) -> TurnResult:
         raise Planted
 
-    def _cold(self, ask: Ask, actor: Actor) -> Verdict:
+    def _cold(self, ask: Ask, actor: Actor) -> TurnResult:
         if ask.looks >= 2:
-            return Verdict.DONE
+            return TurnResult.DONE
         actor.suspend()
         self.stage.loop.call_later(0.002, self._has_read, actor)
-        return Verdict.AGAIN
+        return TurnResult.AGAIN
 
     def _has_read(self, actor: Actor) -> None:
         actor.charge(elapsed_ns=2 * MS, size_bytes=1_000)

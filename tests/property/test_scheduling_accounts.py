@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fairway.scheduling import Account, Actor, Verdict, VirtualTime
-from fairway.scheduling.mailbox import Letter
+from fairway.scheduling import Account, Actor, TurnResult, VirtualTime
+from fairway.scheduling.mailbox import MailboxItem
 from tests.unit.scheduling.stage import Ask, Stage
 
 MS = 1_000_000
@@ -56,10 +56,10 @@ class Client:
     def _next(self, account: Account) -> None:
         account = Account() if self._is_fickle else account
 
-        def follow(_: Ask, __: Actor) -> Verdict:
+        def follow(_: Ask, __: Actor) -> TurnResult:
             self.used_ns += self._cost_ns
             self._next(account)
-            return Verdict.DONE
+            return TurnResult.DONE
 
         self._stage.ask(self._name(), self._cost_ns, work=follow, account=account)
 
@@ -163,9 +163,9 @@ def connections_out_of_order(order: VirtualTime, bursts: list[tuple[int, int, in
     for connection, requests, cost_ns, pause_ns in bursts:
         for number in range(sent, sent + requests):
 
-            def note(_: Ask, __: Actor, connection: int = connection, number: int = number) -> Verdict:
+            def note(_: Ask, __: Actor, connection: int = connection, number: int = number) -> TurnResult:
                 seen[connection].append(number)
-                return Verdict.DONE
+                return TurnResult.DONE
 
             stage.ask("actor", cost_ns, work=note, account=accounts[connection])
         sent += requests
@@ -188,7 +188,7 @@ def test_no_request_overtakes_another_of_its_connection(bursts: list[tuple[int, 
 class FrozenMinimum(VirtualTime):
     """Newcomers start at the least of those that are ready, which newcomers without end keep where it is."""
 
-    def place(self, letter: Letter) -> None:
+    def place(self, letter: MailboxItem) -> None:
         if letter.account is not None:
             letter.account.is_new = False
         super().place(letter)
@@ -200,7 +200,7 @@ class FrozenMinimum(VirtualTime):
 class Hasty(VirtualTime):
     """Where a connection's next request starts is moved by what the last one took, whatever still waits."""
 
-    def place(self, letter: Letter) -> None:
+    def place(self, letter: MailboxItem) -> None:
         if letter.account is not None:
             letter.account.start_ns = 0.0
         super().place(letter)
@@ -209,10 +209,10 @@ class Hasty(VirtualTime):
 class ActorsOnly(VirtualTime):
     """Connections have no accounts."""
 
-    def place(self, letter: Letter) -> None:
+    def place(self, letter: MailboxItem) -> None:
         letter.is_placed = True
 
-    def settle(self, letter: Letter, charge_ns: float) -> None:
+    def settle(self, letter: MailboxItem, charge_ns: float) -> None:
         pass
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import Entry
+from fairway.client.spool_record import SpoolEntry
 from tests.property.spool_cluster_world import ORDERED, ClusterWorld
 
 STEPS = 300
@@ -72,7 +72,7 @@ def test_every_kind_of_outcome_is_met() -> None:
 def test_a_spool_that_sends_elsewhere_what_may_be_stored_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of unknown outcome is not pinned to its group."""
 
-    def careless(self: Journal, entry: Entry) -> bool:
+    def careless(self: Journal, entry: SpoolEntry) -> bool:
         return False
 
     monkeypatch.setattr(Journal, "may_be_stored", careless)

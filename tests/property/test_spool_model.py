@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairway.client.spool_drain import Parcel
+from fairway.client.spool_drain import SpooledBatch
 from fairway.client.spool_journal import Journal
 from fairway.errors import OutcomeUnknown, StorageFault
 from fairway.protocol.lane import Lane
@@ -110,8 +110,8 @@ def test_a_drain_that_forgets_its_doubts_is_found_out(monkeypatch: pytest.Monkey
 
     judge = spool_drain.Draining._mend
 
-    def careless(self: spool_drain.Draining, flow: spool_drain.Flow, now_ns: int) -> None:
-        head: Parcel = flow.parcels[0]
+    def careless(self: spool_drain.Draining, flow: spool_drain.SubjectQueue, now_ns: int) -> None:
+        head: SpooledBatch = flow.parcels[0]
         judge(self, flow, now_ns)
         if not flow.is_held and head.is_doubtful:
             self._restream(head.journal, flow, head)

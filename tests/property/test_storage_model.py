@@ -26,7 +26,7 @@ from fairway.errors import Code, FairwayError, Refused
 from fairway.names import Subject
 from fairway.storage.action_log import Action
 from fairway.storage.record import Record
-from fairway.storage.recovery import Verdict
+from fairway.storage.recovery import DamageVerdict
 from tests.unit.storage.helpers import SMALL, World, ack, actions_in, batch_of, messages, names, records_of
 
 SUBJECTS = [Subject(name) for name in ("orders", "bills", "letters")]
@@ -130,7 +130,7 @@ class Model(RuleBasedStateMachine):
         self._note_confirmed()
         end(self.world)
         self.world.open()
-        assert all(each.verdict is Verdict.TORN for each in self.world.store.findings)
+        assert all(each.verdict is DamageVerdict.TORN for each in self.world.store.findings)
         self._reconcile()
 
     @rule()

@@ -17,7 +17,7 @@ from fairway.batch.secret import new_secret
 from fairway.errors import Code, FairwayError, Refused, Unreachable
 from fairway.groups import GroupConfig
 from fairway.groups.config import Backoff, encode
-from fairway.protocol import Options
+from fairway.protocol import ConnectionOptions
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Configure, Configured
 from fairway.world.clock import Clock
@@ -86,7 +86,7 @@ class Planned:
 
     kind: m.Settlement
     name: Name
-    lot: m.Lot
+    lot: m.WireLot
     after_ms: int | None = None
 
     @property
@@ -101,7 +101,9 @@ class Ended(FairwayError):
 class Link:
     """One connection at a time to the broker, made anew when it is gone."""
 
-    def __init__(self, scene: Scene, net: Net, rng: SeededRng, truth: Witness, options: Options | None = None) -> None:
+    def __init__(
+        self, scene: Scene, net: Net, rng: SeededRng, truth: Witness, options: ConnectionOptions | None = None
+    ) -> None:
         self._scene = scene
         self._options = options
         self._net = net
@@ -283,7 +285,7 @@ class Consumer:
         self._secret = self._new_secret()
         self._is_member = False
         self._has_left = True  # so far as it knows: being no member is then no surprise
-        self._held: dict[Name, m.Lot] = {}
+        self._held: dict[Name, m.WireLot] = {}
         self._keys: dict[bool, dict[int, str | None]] = {False: {}, True: {}}  # of messages, where several are one's
         self._unsure: list[Planned] = []  # to be sent until it is answered
 
@@ -451,7 +453,7 @@ class Consumer:
             self._hold(Name(delivery.is_inbox, lot.first, lot.attempt), lot)
         return delivery
 
-    def _hold(self, name: Name, lot: m.Lot) -> None:
+    def _hold(self, name: Name, lot: m.WireLot) -> None:
         """A part that was handed back comes again under the name of its lot."""
         if lot.attempt > self._config.attempts_max:
             self._truth.blame(Promise.ATTEMPTS, f"{lot} of {self._owner}: at most {self._config.attempts_max}")
@@ -459,7 +461,7 @@ class Consumer:
             return  # settled by being handed out
         rest = self._held.get(name)
         spans = [*rest.spans, *lot.spans] if rest is not None else lot.spans
-        self._held[name] = m.Lot(lot.first, lot.attempt, spans)
+        self._held[name] = m.WireLot(lot.first, lot.attempt, spans)
 
     async def _lose_a_response(self, client: Client) -> None:
         """Ask, and hang up before the answer, or with it under way."""
@@ -472,7 +474,7 @@ class Consumer:
         """Give back the head of a lot, ask for more, and miss the response: the head may be in it, by the name of the
         lot that is still in hand."""
         name, lot = next(iter(self._held.items()))
-        head = m.Lot(lot.first, lot.attempt, [m.Span(sequences_of(lot)[0], 1)])
+        head = m.WireLot(lot.first, lot.attempt, [m.SequenceRange(sequences_of(lot)[0], 1)])
         self._plan([Planned(m.Settlement.RELEASE, name, head)])
         await self._settle(client)
         await self._lose_a_response(client)
@@ -496,9 +498,9 @@ class Consumer:
                 planned.append(Planned(m.Settlement.ACK, name, part))
         self._plan(planned)
 
-    def _part_of(self, lot: m.Lot) -> m.Lot:
+    def _part_of(self, lot: m.WireLot) -> m.WireLot:
         sequences = [each for each in sequences_of(lot) if self._rng.below(2)]
-        return m.Lot(lot.first, lot.attempt, [m.Span(each, 1) for each in sequences]) if sequences else lot
+        return m.WireLot(lot.first, lot.attempt, [m.SequenceRange(each, 1) for each in sequences]) if sequences else lot
 
     def _plan(self, planned: list[Planned]) -> None:
         for each in self._in_order(planned):
@@ -506,7 +508,7 @@ class Consumer:
             held = self._held.pop(name)
             rest = sorted(set(sequences_of(held)) - set(sequences_of(lot)))
             if rest:
-                self._held[name] = m.Lot(lot.first, lot.attempt, [m.Span(at, 1) for at in rest])
+                self._held[name] = m.WireLot(lot.first, lot.attempt, [m.SequenceRange(at, 1) for at in rest])
             if each.kind in (m.Settlement.RETRY, m.Settlement.RELEASE):
                 owner = self._owner_of(name)
                 self._truth.note_asked(owner, self.holder, sequences_of(lot), each.kind.name.lower())
@@ -527,7 +529,7 @@ class Consumer:
                 continue
             for at, kind in sorted(kinds.items()):
                 name = held[at]
-                kept.append(Planned(kind, name, m.Lot(name.first, name.attempt, [m.Span(at, 1)])))
+                kept.append(Planned(kind, name, m.WireLot(name.first, name.attempt, [m.SequenceRange(at, 1)])))
         return kept
 
     def _owner_of(self, name: Name) -> Owner:
@@ -557,7 +559,7 @@ class Consumer:
                 self._truth.note_rejected(self._owner_of(each.name), sequences_of(each.lot), stale=settled.stale)
 
 
-def sequences_of(lot: m.Lot) -> list[int]:
+def sequences_of(lot: m.WireLot) -> list[int]:
     return [each for span in lot.spans for each in range(span.first, span.first + span.count)]
 
 

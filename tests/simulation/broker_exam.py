@@ -78,7 +78,7 @@ class _Examinee:
             pass
         return delivery
 
-    async def settle(self, lots: list[m.Lot], kind: m.Settlement, after_ms: int | None = None) -> None:
+    async def settle(self, lots: list[m.WireLot], kind: m.Settlement, after_ms: int | None = None) -> None:
         client, _ = await self._link.connected()
         sequences = [each for lot in lots for each in sequences_of(lot)]
         if kind is not m.Settlement.ACK:
@@ -186,7 +186,7 @@ async def _asleep(examinee: _Examinee) -> asyncio.Task[Delivery]:
 
 async def _awake(
     history: History, owner: Owner, waiting: asyncio.Task[Delivery], what: str, within_ms: int
-) -> list[m.Lot] | None:
+) -> list[m.WireLot] | None:
     taken_before = history.taken_by_retention
     try:
         async with asyncio.timeout(within_ms / 1_000):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fairway.protocol import Options
+from fairway.protocol import ConnectionOptions
 from fairway.protocol import messages as m
 from fairway.protocol.handshake import INBOX
 from tests.simulation.broker_clients import Mood, Scene
@@ -23,7 +23,7 @@ class Correspondent(Operator):
     pace_ms = 150
 
     def __init__(self, scene: Scene, truth: Truth, mood: Mood, owners: Sequence[Owner]) -> None:
-        options = Options(features=(INBOX,))
+        options = ConnectionOptions(features=(INBOX,))
         super().__init__(scene, truth, mood, owners, redrives=False, steers=False, name=NAME, options=options)
         self._commands = [self._write]
         self.is_done = False

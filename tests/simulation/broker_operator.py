@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fairway.errors import Code, Refused
-from fairway.protocol import Message, Options
+from fairway.protocol import ConnectionOptions, ControlMessage
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Lever, Redrive, Redriven, Seek, Sought, Switch, Switched
 from tests.simulation.broker_clients import PASSING, Ended, Link, Mood, Scene
@@ -35,7 +35,7 @@ class Operator:
         redrives: bool,
         steers: bool,
         name: str = NAME,
-        options: Options | None = None,
+        options: ConnectionOptions | None = None,
     ) -> None:
         self._scene = scene
         self._rng = scene.rng.child(name)
@@ -101,7 +101,12 @@ class Operator:
         return 0
 
     async def _command(
-        self, message: Message, answer: type[AnswerT], attachments: Sequence[bytes] = (), *, is_futile: bool = False
+        self,
+        message: ControlMessage,
+        answer: type[AnswerT],
+        attachments: Sequence[bytes] = (),
+        *,
+        is_futile: bool = False,
     ) -> AnswerT | None:
         """None: there is nobody to command, or something is wrong and was said to be; or it is refused, as is right for
         what `is_futile`."""

@@ -10,23 +10,23 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from fairway.broker.desk import Desk
+from fairway.broker.desk import GroupCoordinator
 from fairway.broker.produce import ProduceProcessor
 from fairway.groups import membership, pulling
-from fairway.groups.decisions import Claim, Pulled
-from fairway.groups.events import Event
+from fairway.groups.decisions import JoinClaim, PullDecision
+from fairway.groups.events import GroupEvent
 from fairway.groups.member import Member
-from fairway.groups.state import State
-from fairway.names import Consumer, Subject
+from fairway.groups.state import GroupState
+from fairway.names import ConsumerName, Subject
 from fairway.protocol.messages import Produce
-from fairway.scheduling import Actor, Verdict
+from fairway.scheduling import Actor, TurnResult
 from fairway.serving.requests import ServedRequest
-from fairway.storage.consume_log import Entry
+from fairway.storage.consume_log import ConsumeLogEntry
 from fairway.storage.flusher import Flusher
-from fairway.storage.flusher import Outcome as Told
+from fairway.storage.flusher import OnDurable as Told
 from fairway.storage.log import Log
 from fairway.storage.message_log import MessageLog
-from fairway.storage.record import Header
+from fairway.storage.record import RecordHeader
 from fairway.world.disk import File, Part
 from tests.simulation import broker_planted_more as more
 from tests.simulation import broker_planted_order as order
@@ -46,26 +46,26 @@ class Bug:
 
 
 def ack_before_durable() -> AbstractContextManager[None]:
-    def when_durable(self: Desk, written: Header | None, told: Told) -> None:
+    def when_durable(self: GroupCoordinator, written: RecordHeader | None, told: Told) -> None:
         told(None)
 
-    return swapped(Desk, "when_durable", when_durable)
+    return swapped(GroupCoordinator, "when_durable", when_durable)
 
 
 def expiry_acks() -> AbstractContextManager[None]:
     """What a consumer held when its lease ended counts as done: the fault of the design that this one follows."""
 
-    def part(self: State, event: Event, attempts: int) -> None:
+    def part(self: GroupState, event: GroupEvent, attempts: int) -> None:
         member = self.roster.remove(event.consumer_id)
         self.held_count -= len(member.lots)
         if not len(self.roster):
             self.absent_since_ms = event.time_ms
 
-    return swapped(State, "_part", part)
+    return swapped(GroupState, "_part", part)
 
 
 def unarrived_is_forgotten() -> AbstractContextManager[None]:
-    def unarrived(state: State, member: Member) -> Pulled | None:
+    def unarrived(state: GroupState, member: Member) -> PullDecision | None:
         return None
 
     return swapped(pulling, "_unarrived", unarrived)
@@ -79,10 +79,10 @@ def arrived_is_not_heard() -> AbstractContextManager[None]:
 
 
 def wake_up_lost() -> AbstractContextManager[None]:
-    def wake_subject(self: Desk, subject_id: int) -> None:
+    def wake_subject(self: GroupCoordinator, subject_id: int) -> None:
         """Whoever waits will ask again."""
 
-    return swapped(Desk, "wake_subject", wake_subject)
+    return swapped(GroupCoordinator, "wake_subject", wake_subject)
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def visible_before_committed() -> Iterator[None]:
     memory: WeakKeyDictionary[Flusher, dict[int, bytes]] = WeakKeyDictionary()
     right_add, right_read, right_process = Flusher.add, Log.read, ProduceProcessor.process
 
-    def process(self: ProduceProcessor, request: ServedRequest[Produce], actor: Actor) -> Verdict:
+    def process(self: ProduceProcessor, request: ServedRequest[Produce], actor: Actor) -> TurnResult:
         verdict = right_process(self, request, actor)
         appended = self._store.messages.views.subjects.find(Subject.parse(request.message.subject))
         if appended is not None:
@@ -110,7 +110,7 @@ def visible_before_committed() -> Iterator[None]:
             data += memory[self.flusher][position + len(data)]
         return data
 
-    def readable(self: MessageLog, subject_id: int, sequence: int) -> Iterator[Entry]:
+    def readable(self: MessageLog, subject_id: int, sequence: int) -> Iterator[ConsumeLogEntry]:
         yield from self.views.entries.entries(subject_id, sequence, self.log.end)
 
     with (
@@ -127,14 +127,14 @@ def visible_before_committed() -> Iterator[None]:
 def lease_too_short() -> AbstractContextManager[None]:
     right = membership.decide_expire
 
-    def decide_expire(state: State, now_ns: int, now_ms: int) -> object:
+    def decide_expire(state: GroupState, now_ns: int, now_ms: int) -> object:
         return right(state, now_ns + state.config.lease_ms * membership.MS_NS // 2, now_ms)
 
     return swapped(membership, "decide_expire", decide_expire)
 
 
 def lease_never_ends() -> AbstractContextManager[None]:
-    def next_deadline_ns(state: State, now_ns: int, now_ms: int) -> int | None:
+    def next_deadline_ns(state: GroupState, now_ns: int, now_ms: int) -> int | None:
         return None
 
     return swapped(membership, "next_deadline_ns", next_deadline_ns)
@@ -144,7 +144,9 @@ def anybody_may_join_twice() -> AbstractContextManager[None]:
     """A consumer that comes back and remembers nothing keeps what it held, and is not given it again."""
     right = membership.decide_join
 
-    def decide_join(state: State, name: Consumer, version: int, arrived: int, claim: Claim, **times: int) -> object:
+    def decide_join(
+        state: GroupState, name: ConsumerName, version: int, arrived: int, claim: JoinClaim, **times: int
+    ) -> object:
         member = state.roster.get(name)
         return right(state, name, version, arrived or (member.number if member is not None else 0), claim, **times)
 

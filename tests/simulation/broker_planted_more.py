@@ -10,25 +10,25 @@ from contextlib import AbstractContextManager
 import msgspec
 
 from fairway.broker import redrive
-from fairway.broker.copies import Copies
-from fairway.broker.dead_letter import Undertaker, _Burial, _Grave
-from fairway.broker.desk import Desk
+from fairway.broker.copies import CopiedRanges
+from fairway.broker.dead_letter import DeadLetterWriter, _Burial, _Grave
+from fairway.broker.desk import GroupCoordinator
 from fairway.broker.groups import GroupHost
-from fairway.broker.housekeeping import Housekeeper
+from fairway.broker.housekeeping import BrokerMaintenance
 from fairway.broker.inbox import Inboxes
 from fairway.errors import FairwayError
-from fairway.groups import Decision, Outcome, Range, membership, snapshot
-from fairway.groups import Group as Law
-from fairway.groups.decisions import Pulled
-from fairway.groups.events import Event
+from fairway.groups import GroupDecision, GroupOutcome, Range, membership, snapshot
+from fairway.groups import GroupStateMachine as Law
+from fairway.groups.decisions import PullDecision
+from fairway.groups.events import GroupEvent
 from fairway.groups.lot import Lot, full
-from fairway.groups.state import State
-from fairway.groups.stock import Stock
-from fairway.names import Group, Subject
+from fairway.groups.state import GroupState
+from fairway.groups.stock import UnheldLots
+from fairway.names import GroupName, Subject
 from fairway.storage.flusher import Flusher
-from fairway.storage.flusher import Outcome as Told
+from fairway.storage.flusher import OnDurable as Told
 from fairway.storage.message_log import MessageLog, StoredBatch
-from fairway.storage.record import Header
+from fairway.storage.record import RecordHeader
 from fairway.storage.subjects import SubjectState
 from tests.simulation.planted import swapped
 
@@ -36,9 +36,11 @@ from tests.simulation.planted import swapped
 
 
 def dying_unwritten() -> AbstractContextManager[None]:
-    right = Desk.carry_out_all
+    right = GroupCoordinator.carry_out_all
 
-    def carry_out_all(self: Desk, decisions: Sequence[tuple[GroupHost, Decision]]) -> Header | None:
+    def carry_out_all(
+        self: GroupCoordinator, decisions: Sequence[tuple[GroupHost, GroupDecision]]
+    ) -> RecordHeader | None:
         written = []
         for host, decision in decisions:
             if decision.dying:
@@ -48,33 +50,37 @@ def dying_unwritten() -> AbstractContextManager[None]:
                 written.append((host, decision))
         return right(self, written)
 
-    return swapped(Desk, "carry_out_all", carry_out_all)
+    return swapped(GroupCoordinator, "carry_out_all", carry_out_all)
 
 
 def dead_before_copied() -> AbstractContextManager[None]:
-    right = Undertaker._copy
+    right = DeadLetterWriter._copy
 
-    def copy(self: Undertaker, grave: _Grave, burial: _Burial, stored: StoredBatch, parts: tuple[Range, ...]) -> None:
+    def copy(
+        self: DeadLetterWriter, grave: _Grave, burial: _Burial, stored: StoredBatch, parts: tuple[Range, ...]
+    ) -> None:
         right(self, grave, burial, stored, parts)
         self._settle(grave.host, burial, parts)
 
-    return swapped(Undertaker, "_copy", copy)
+    return swapped(DeadLetterWriter, "_copy", copy)
 
 
 def dead_and_gone() -> AbstractContextManager[None]:
-    def copy(self: Undertaker, grave: _Grave, burial: _Burial, stored: StoredBatch, parts: tuple[Range, ...]) -> None:
+    def copy(
+        self: DeadLetterWriter, grave: _Grave, burial: _Burial, stored: StoredBatch, parts: tuple[Range, ...]
+    ) -> None:
         self._settle(grave.host, burial, parts)
 
-    return swapped(Undertaker, "_copy", copy)
+    return swapped(DeadLetterWriter, "_copy", copy)
 
 
 def buried_twice() -> AbstractContextManager[None]:
     def missing(
-        self: Undertaker, grave: _Grave, burial: _Burial, to: Subject, stream: int, parts: tuple[Range, ...]
+        self: DeadLetterWriter, grave: _Grave, burial: _Burial, to: Subject, stream: int, parts: tuple[Range, ...]
     ) -> list[Range]:
         return list(parts)
 
-    return swapped(Undertaker, "_missing", missing)
+    return swapped(DeadLetterWriter, "_missing", missing)
 
 
 # --- redrive ---------------------------------------------------------------------------------------------------------
@@ -82,23 +88,23 @@ def buried_twice() -> AbstractContextManager[None]:
 
 def redriven_to_another() -> AbstractContextManager[None]:
     def subject_of(self: Inboxes, host: GroupHost) -> Subject:
-        return Subject.inbox(Group("g0"), self._desk.name_of(host.subject_id))
+        return Subject.inbox(GroupName("g0"), self._desk.name_of(host.subject_id))
 
     return swapped(Inboxes, "subject_of", subject_of)
 
 
 def redriven_again() -> AbstractContextManager[None]:
-    def redriven(desk: Desk, host: GroupHost, dead: Subject) -> Copies:
-        return Copies(desk.store.messages, 0, 0)
+    def redriven(desk: GroupCoordinator, host: GroupHost, dead: Subject) -> CopiedRanges:
+        return CopiedRanges(desk.store.messages, 0, 0)
 
     return swapped(redrive, "redriven", redriven)
 
 
 def inbox_forgotten() -> AbstractContextManager[None]:
-    def link_inbox(self: Desk, host: GroupHost) -> None:
+    def link_inbox(self: GroupCoordinator, host: GroupHost) -> None:
         """Whoever writes there next will find it."""
 
-    return swapped(Desk, "_link_inbox", link_inbox)
+    return swapped(GroupCoordinator, "_link_inbox", link_inbox)
 
 
 def inbox_opened_early() -> AbstractContextManager[None]:
@@ -121,36 +127,36 @@ def inbox_opened_early() -> AbstractContextManager[None]:
 def at_most_once_unwritten() -> AbstractContextManager[None]:
     right = Law.pull
 
-    def pull(self: Law, name: str, **how: object) -> Pulled:
+    def pull(self: Law, name: str, **how: object) -> PullDecision:
         return msgspec.structs.replace(right(self, name, **how), is_durable_first=False)  # type: ignore[arg-type]
 
     return swapped(Law, "pull", pull)
 
 
 def broadcast_has_gaps() -> AbstractContextManager[None]:
-    def is_gap(state: State, arrived: int, now_ms: int) -> bool:
+    def is_gap(state: GroupState, arrived: int, now_ms: int) -> bool:
         return state.config.is_broadcast and not len(state.roster) and state.next_consumer_id > 1
 
     return swapped(membership, "_is_gap", is_gap)
 
 
 def paused_in_vain() -> AbstractContextManager[None]:
-    def pause(self: State, event: Event, now_ns: int) -> None:
+    def pause(self: GroupState, event: GroupEvent, now_ns: int) -> None:
         """It is written down."""
 
-    right = State._HANDLERS
-    kinds = {kind: pause if handler is State._pause else handler for kind, handler in right.items()}
-    return swapped(State, "_HANDLERS", kinds)
+    right = GroupState._HANDLERS
+    kinds = {kind: pause if handler is GroupState._pause else handler for kind, handler in right.items()}
+    return swapped(GroupState, "_HANDLERS", kinds)
 
 
 def sought_forwards_only() -> AbstractContextManager[None]:
-    right = State._move
+    right = GroupState._move
 
-    def move(self: State, event: Event, now_ns: int) -> None:
+    def move(self: GroupState, event: GroupEvent, now_ns: int) -> None:
         right(self, event if event.ranges else event._replace(lot=max(event.lot, self.cursor)), now_ns)
 
-    kinds = {kind: move if handler is right else handler for kind, handler in State._HANDLERS.items()}
-    return swapped(State, "_HANDLERS", kinds)
+    kinds = {kind: move if handler is right else handler for kind, handler in GroupState._HANDLERS.items()}
+    return swapped(GroupState, "_HANDLERS", kinds)
 
 
 def resent_whole() -> AbstractContextManager[None]:
@@ -162,27 +168,27 @@ def resent_whole() -> AbstractContextManager[None]:
 
 def given_back_twice() -> AbstractContextManager[None]:
     """An ack of a second attempt leaves the first one in the stock, as a lease that ends twice would."""
-    right = State._ack
+    right = GroupState._ack
 
-    def ack(self: State, event: Event, now_ns: int) -> None:
+    def ack(self: GroupState, event: GroupEvent, now_ns: int) -> None:
         right(self, event, now_ns)
         if event.consumer_id and event.attempt > 1 and self.keys is None:
             earlier = full(*event.ranges[0], event.attempt - 1)
             if earlier.name not in self.stock:
                 self.stock.add(earlier)
 
-    kinds = {kind: ack if handler is right else handler for kind, handler in State._HANDLERS.items()}
-    return swapped(State, "_HANDLERS", kinds)
+    kinds = {kind: ack if handler is right else handler for kind, handler in GroupState._HANDLERS.items()}
+    return swapped(GroupState, "_HANDLERS", kinds)
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------
 
 
 def retention_owes_nothing() -> AbstractContextManager[None]:
-    def owed_position(self: Housekeeper, host: GroupHost) -> int | None:
+    def owed_position(self: BrokerMaintenance, host: GroupHost) -> int | None:
         return None
 
-    return swapped(Housekeeper, "_owed_position", owed_position)
+    return swapped(BrokerMaintenance, "_owed_position", owed_position)
 
 
 def sequences_used_again() -> AbstractContextManager[None]:
@@ -206,8 +212,8 @@ def answered_unwritten() -> AbstractContextManager[None]:
 
 
 def held_for_ever() -> AbstractContextManager[None]:
-    def doubt(self: Law, *, now_ms: int) -> Decision:
-        return Decision(Outcome.DONE)
+    def doubt(self: Law, *, now_ms: int) -> GroupDecision:
+        return GroupDecision(GroupOutcome.DONE)
 
     return swapped(Law, "doubt", doubt)
 
@@ -215,8 +221,8 @@ def held_for_ever() -> AbstractContextManager[None]:
 def pictured_without_stock() -> AbstractContextManager[None]:
     right = snapshot.write
 
-    def write(state: State) -> bytes:
-        stock, state.stock = state.stock, Stock()
+    def write(state: GroupState) -> bytes:
+        stock, state.stock = state.stock, UnheldLots()
         try:
             return right(state)
         finally:

@@ -12,35 +12,44 @@ from fairway.groups.config import GroupConfig
 from fairway.groups.keys import Keys
 from fairway.groups.lot import Lot, Range
 from fairway.groups.member import Roster
-from fairway.groups.ordering import Chosen, Room
-from fairway.groups.state import State
+from fairway.groups.ordering import OrderedSelection, Room
+from fairway.groups.state import GroupState
 from tests.simulation.planted import swapped
 
 
 def keys_forgotten_in_the_picture() -> AbstractContextManager[None]:
-    def order(state: State) -> object:
+    def order(state: GroupState) -> object:
         return snapshot._Order(state.number, state.is_mixed)
 
     return swapped(snapshot, "_order", order)
 
 
 def retry_frees_its_key() -> AbstractContextManager[None]:
-    right = State._fail
+    right = GroupState._fail
 
     def fail(
-        self: State, lot: Lot, attempt: int, attempts: int, due_ms: int, reason: bytes = b"", *, is_said: bool = False
+        self: GroupState,
+        lot: Lot,
+        attempt: int,
+        attempts: int,
+        due_ms: int,
+        reason: bytes = b"",
+        *,
+        is_said: bool = False,
     ) -> None:
         right(self, lot, attempt, attempts, due_ms, reason, is_said=is_said)
         if self.keys is not None:
             self._free(self.keys._advance(self.keys.keys_of(lot.ranges)), 0)
 
-    return swapped(State, "_fail", fail)
+    return swapped(GroupState, "_fail", fail)
 
 
 def key_sees_no_one_before_it() -> AbstractContextManager[None]:
     right = ordering.choose
 
-    def choose(keys: Keys, first: int, fresh: Sequence[int], room: Room, config: GroupConfig, *rest: object) -> Chosen:
+    def choose(
+        keys: Keys, first: int, fresh: Sequence[int], room: Room, config: GroupConfig, *rest: object
+    ) -> OrderedSelection:
         return right(Keys(), first, fresh, room, config, (), 0)
 
     return swapped(ordering, "choose", choose)
@@ -48,13 +57,13 @@ def key_sees_no_one_before_it() -> AbstractContextManager[None]:
 
 @contextmanager
 def run_comes_back_loose() -> Iterator[None]:
-    def begun(self: State, lot: Lot) -> int:
+    def begun(self: GroupState, lot: Lot) -> int:
         return lot.mask
 
     def hold_back(self: Keys, ranges: Iterable[Range]) -> None:
         """Nothing."""
 
-    with swapped(State, "begun", begun), swapped(Keys, "hold_back", hold_back):
+    with swapped(GroupState, "begun", begun), swapped(Keys, "hold_back", hold_back):
         yield
 
 

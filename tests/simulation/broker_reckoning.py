@@ -16,7 +16,7 @@ from fairway import batch
 from fairway.broker.copies import stream_of
 from fairway.broker.dead_letter import HISTORY_ATTEMPTS, HISTORY_REASON
 from fairway.errors import Code, Refused
-from fairway.names import Group, Subject
+from fairway.names import GroupName, Subject
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Scan, Scanned
 from tests.simulation.broker_clients import REASON, Link
@@ -48,7 +48,9 @@ async def reckon(history: History) -> None:
         history.counts["buried"] += len(dead)
         if not history.flavour.is_retaining:
             _check_graves(history.truth, owner, dead)
-            own = stream_of(Subject.dead_letters(Group(owner.group), Subject(owner.subject)), Group(owner.group))
+            own = stream_of(
+                Subject.dead_letters(GroupName(owner.group), Subject(owner.subject)), GroupName(owner.group)
+            )
             _check_redriven(history.truth, owner, dead, [each for each in inbox if each.stream == own])
             _check_sent(history.truth, owner.private(), [each for each in inbox if each.stream != own])
             _check_inbox(history.truth, owner, dead, inbox)
@@ -97,7 +99,7 @@ async def _ever(link: Link, subject: str) -> int:
 
 def _check_graves(truth: Truth, owner: Owner, dead: list[Letter]) -> None:
     """Each died for a reason, once; what is in its grave is what was sent."""
-    main = stream_of(Subject(owner.subject), Group(owner.group))
+    main = stream_of(Subject(owner.subject), GroupName(owner.group))
     names = {main: truth.names.get(owner.subject, {}), None: truth.names.get(owner.private().subject, {})}
     of = {main: owner, None: owner.private()}
     counts = Counter((each.stream, each.origin) for each in dead)
@@ -117,7 +119,7 @@ def _check_graves(truth: Truth, owner: Owner, dead: list[Letter]) -> None:
         if int(each.headers[HISTORY_ATTEMPTS]) < owner.attempts_max:
             truth.blame(Promise.BURIED, f"{each.origin} of {whose} died too early: {each.headers}")
     for whose in (owner, owner.private()):
-        stream = main if whose is owner else stream_of(Subject(whose.subject), Group(owner.group))
+        stream = main if whose is owner else stream_of(Subject(whose.subject), GroupName(owner.group))
         absent = sorted(whose.condemned - {each.origin for each in dead if each.stream == stream})
         if absent:
             truth.blame(Promise.BURIED, f"{absent[:5]} of {whose} were rejected, and are not in dead letter")
@@ -156,7 +158,7 @@ def _check_sent(truth: Truth, private: Owner, found: list[Letter]) -> None:
 def _check_inbox(truth: Truth, owner: Owner, dead: list[Letter], inbox: list[Letter]) -> None:
     """All that lies there has reached its end."""
     private = owner.private()
-    again = {each.origin for each in dead if each.stream == stream_of(Subject(private.subject), Group(owner.group))}
+    again = {each.origin for each in dead if each.stream == stream_of(Subject(private.subject), GroupName(owner.group))}
     missing = sorted({each.sequence for each in inbox} - private.acked - private.doubted - again)
     if missing:
         truth.blame(Promise.REDRIVEN, f"{missing[:5]} of {private} are neither acked nor dead")
@@ -164,7 +166,7 @@ def _check_inbox(truth: Truth, owner: Owner, dead: list[Letter], inbox: list[Let
 
 def _check_books(truth: Truth, owner: Owner, dead: list[Letter], taken: int) -> None:
     """`taken`: how many have died, where retention may have taken their dead letters, too."""
-    main = stream_of(Subject(owner.subject), Group(owner.group))
+    main = stream_of(Subject(owner.subject), GroupName(owner.group))
     owed = truth.owed(owner)
     missing = sorted(owed - owner.acked - owner.doubted - {each.origin for each in dead if each.stream == main})
     if len(missing) > owner.lost + taken:

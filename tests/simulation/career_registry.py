@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from fairway.career.election import Listener
+from fairway.career.election import ElectionListener
 from fairway.career.law import Confirmation
 from fairway.errors import FairwayError
 from fairway.world.rng import SeededRng
@@ -116,7 +116,7 @@ class SimElection:
 
     # --- the port ----------------------------------------------------------------------------------------------------
 
-    def open(self, listener: Listener) -> None:
+    def open(self, listener: ElectionListener) -> None:
         self._listener = listener
 
     def campaign(self) -> None:

@@ -9,18 +9,18 @@ from typing import TypeAlias, TypedDict
 from fairway.names import Subject
 from fairway.storage import action_log, checkpoint, index_file, message_log
 from fairway.storage.action_log import unpack
-from fairway.storage.consume_log import Entry
-from fairway.storage.dedupe import Stored
+from fairway.storage.consume_log import ConsumeLogEntry
+from fairway.storage.dedupe import DedupeEntry
 from fairway.storage.directory import IDENTITY
 from fairway.storage.message_log import StoredBatch
-from fairway.storage.opening import Opened, open_directory
-from fairway.storage.record import Kind, Record
-from fairway.storage.recovery import Finding, Verdict
+from fairway.storage.opening import RecoveredStore, open_directory
+from fairway.storage.record import Record, RecordKind
+from fairway.storage.recovery import DamageVerdict, Finding
 from fairway.storage.store import Store
 from fairway.storage.views import Views
 from fairway.world.disk import TEMPORARY
 from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import CallLater, SimDisk
+from fairway.world.sim_disk import ScheduleCall, SimDisk
 from tests.simulation.clients import REPEATED_FROM
 from tests.simulation.truth import Invariant, Truth
 
@@ -28,14 +28,14 @@ LOGS = (message_log.DIRECTORY, action_log.DIRECTORY)
 DERIVED = (index_file.DIRECTORY, checkpoint.DIRECTORY)
 EVERYTHING = 1 << 62
 
-Streams: TypeAlias = dict[int, tuple[int, int, int, tuple[Stored, ...]]]
+Streams: TypeAlias = dict[int, tuple[int, int, int, tuple[DedupeEntry, ...]]]
 
 
 class Picture(TypedDict):
     """The views, in a form that can be compared."""
 
     subjects: dict[int, tuple[Subject, int]]
-    entries: dict[int, list[Entry]]
+    entries: dict[int, list[ConsumeLogEntry]]
     streams: Streams
 
 
@@ -46,7 +46,7 @@ class ActionNumbers:
         self.found: list[int] = []
 
     def replay(self, record: Record) -> None:
-        if record.header.kind == Kind.ACTIONS:
+        if record.header.kind == RecordKind.ACTIONS:
             self.found.extend(action.lot for action in unpack(record.body))
 
     def picture(self) -> bytes:
@@ -67,7 +67,7 @@ def _never(*_: object) -> None:
 
 def copy_of(disk: SimDisk, directories: tuple[str, ...] = (*LOGS, *DERIVED)) -> SimDisk:
     """A disk with the same files as a process sees them, all of them synced."""
-    call_later: CallLater = _never
+    call_later: ScheduleCall = _never
     copy = SimDisk(SeededRng("copy"), call_later)
     names = [IDENTITY] if IDENTITY in disk.listing("") else []
     for directory in directories:
@@ -93,7 +93,7 @@ def read_all(store: Store) -> dict[Subject, list[StoredBatch]]:
     return {store.messages.views.subjects.by_id(each).name: batches for each, batches in read_by_id(store).items()}
 
 
-def entries_of(views: Views) -> dict[int, list[Entry]]:
+def entries_of(views: Views) -> dict[int, list[ConsumeLogEntry]]:
     """By subject, where its batches lie."""
     return {subject.id: list(views.entries.entries(subject.id, 0, EVERYTHING)) for subject in views.subjects}
 
@@ -131,29 +131,29 @@ def check_recovery(truth: Truth, disk: SimDisk) -> Picture:
     return recovered
 
 
-def check_stable(truth: Truth, copy: SimDisk) -> Opened:
+def check_stable(truth: Truth, copy: SimDisk) -> RecoveredStore:
     """Recover twice: the second time there is nothing left to do, and it comes to the same."""
     first = open_directory(copy, SeededRng("first"))
     second = open_directory(copy, SeededRng("second"))
     differing = differences(picture(first.views), picture(second.views))
     if differing or logs_of(first) != logs_of(second):
         truth.blame(Invariant.UNSTABLE, f"recovered twice, these differ: {differing or 'logs'}")
-    if again := [each for each in second.findings if each.verdict is Verdict.TORN]:
+    if again := [each for each in second.findings if each.verdict is DamageVerdict.TORN]:
         truth.blame(Invariant.UNSTABLE, f"the second recovery still finds {again[0]}")
     return first
 
 
-def logs_of(opened: Opened) -> object:
+def logs_of(opened: RecoveredStore) -> object:
     return [astuple(log) for log in (opened.messages, opened.actions)]
 
 
 def check_rot(truth: Truth, findings: list[Finding]) -> None:
     for each in findings:
-        if each.verdict is Verdict.ROTTEN:
+        if each.verdict is DamageVerdict.ROTTEN:
             truth.blame(Invariant.ROTTEN, f"{each.log} {each.damage.start} to {each.damage.end}: {each.damage.why}")
 
 
-def _check_views(truth: Truth, opened: Opened, disk: SimDisk) -> None:
+def _check_views(truth: Truth, opened: RecoveredStore, disk: SimDisk) -> None:
     """What checkpoint and indexes gave must be what the log alone gives; and all actions are there."""
     actions = ActionNumbers()
     rebuilt = open_directory(copy_of(disk, LOGS), SeededRng("rebuilt"), actions)
@@ -164,7 +164,7 @@ def _check_views(truth: Truth, opened: Opened, disk: SimDisk) -> None:
         truth.blame(Invariant.VIEWS, f"these differ from what the log alone says: {differing}")
 
 
-def _as_the_log_knows(streams: Streams, rebuilt: Opened) -> Streams:
+def _as_the_log_knows(streams: Streams, rebuilt: RecoveredStore) -> Streams:
     """Retention may have taken a stream's older batches; the checkpoint has them still."""
     oldest = rebuilt.messages.segments[0].base if rebuilt.messages.segments else 0
     kept = {

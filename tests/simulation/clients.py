@@ -15,7 +15,7 @@ from fairway import batch, limits
 from fairway.errors import Code, Refused, StorageFault
 from fairway.names import Subject
 from fairway.storage.action_log import Action, ActionKind
-from fairway.storage.message_log import Receipt
+from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store
 from fairway.world.rng import SeededRng
 from tests.simulation.truth import Invariant, Sent, Truth, place
@@ -60,7 +60,7 @@ class Producer:
         wanted = 1 + self._rng.below(4)
         while len(self._pending) < wanted:
             self._pending.append(self._new_batch())
-        given: list[tuple[Sent, Receipt]] = []
+        given: list[tuple[Sent, AppendReceipt]] = []
         for sent in list(self._pending):
             receipt = self._offer(store, sent)
             if receipt is None:
@@ -91,7 +91,7 @@ class Producer:
             producer_epoch=self._epoch,
         )
 
-    def _offer(self, store: Store, sent: Sent) -> Receipt | None:
+    def _offer(self, store: Store, sent: Sent) -> AppendReceipt | None:
         """Give it to the store, sometimes twice; None if it was refused."""
         try:
             sent.refused = False
@@ -119,7 +119,7 @@ class Producer:
         if store.fault is None:
             self._truth.blame(Invariant.BROKE, f"{fault!r}, and the store goes on")
 
-    async def _answered(self, store: Store, sent: Sent, receipt: Receipt) -> bool:
+    async def _answered(self, store: Store, sent: Sent, receipt: AppendReceipt) -> bool:
         synced_end = store.messages.log.flusher.synced_end if store.fault is not None else receipt.end
         try:
             await store.durable(receipt)

@@ -11,16 +11,16 @@ import msgspec
 
 from fairway.broker.produce import ProduceProcessor
 from fairway.protocol.messages import Produce
-from fairway.registry.layout import GroupRecord, Member
-from fairway.registry.port import Exists, Lost, Missing, SessionOver, Stale
+from fairway.registry.layout import GroupRecord, RegisteredCopy
+from fairway.registry.port import AnswerLost, Exists, Missing, SessionOver, VersionMismatch
 from fairway.replication import law
 from fairway.replication.follower import Follower
 from fairway.replication.leader import Leader
 from fairway.replication.node import GroupNode
-from fairway.scheduling import Actor, Verdict
+from fairway.scheduling import Actor, TurnResult
 from fairway.serving.requests import ServedRequest
-from fairway.storage.copies import Copies
-from fairway.storage.flusher import Outcome as Told
+from fairway.storage.copies import ReplicatedStore
+from fairway.storage.flusher import OnDurable as Told
 from fairway.storage.log import Log
 from tests.simulation import cluster_steps as steps
 from tests.simulation.broker_truth import Promise
@@ -42,8 +42,13 @@ def elect_a_lagging_replica() -> AbstractContextManager[None]:
     right = law.decide
 
     def decide(
-        group: str, record: GroupRecord | None, living: Mapping[str, Member], me: law.Me, *, is_patient: bool = True
-    ) -> law.Decision:
+        group: str,
+        record: GroupRecord | None,
+        living: Mapping[str, RegisteredCopy],
+        me: law.Me,
+        *,
+        is_patient: bool = True,
+    ) -> law.LeadershipDecision:
         if record is not None and me.directory not in record.in_sync:
             record = msgspec.structs.replace(record, in_sync=[*record.in_sync, me.directory])
         return right(group, record, living, me, is_patient=is_patient)
@@ -64,7 +69,7 @@ def dedupe_without_epoch() -> AbstractContextManager[None]:
     """A batch that came before is answered at once, although the epoch that it came under may end without it."""
     right = ProduceProcessor.process
 
-    def process(self: ProduceProcessor, request: ServedRequest[Produce], actor: Actor) -> Verdict:
+    def process(self: ProduceProcessor, request: ServedRequest[Produce], actor: Actor) -> TurnResult:
         log = self._store.messages.log
         when_durable = log.flusher.when_durable
 
@@ -120,12 +125,12 @@ def shrink_before_the_registry() -> AbstractContextManager[None]:
 def acknowledge_before_the_sync() -> AbstractContextManager[None]:
     """A replica says that it has what it has received."""
 
-    right = Copies.ends
+    right = ReplicatedStore.ends
 
-    def ends(self: Copies) -> tuple[int, int]:
+    def ends(self: ReplicatedStore) -> tuple[int, int]:
         return (self._logs[0].end, self._logs[1].end) if self.follows else right(self)
 
-    return swapped(Copies, "ends", ends)
+    return swapped(ReplicatedStore, "ends", ends)
 
 
 def keep_what_was_never_committed() -> AbstractContextManager[None]:
@@ -135,7 +140,7 @@ def keep_what_was_never_committed() -> AbstractContextManager[None]:
         ends = self._store.ends()
         for log in (0, 1):
             if ends[log] > followed.logs[log].end:
-                raise Lost("it will have more soon")
+                raise AnswerLost("it will have more soon")
 
     return swapped(Follower, "_compare", compare)
 
@@ -151,10 +156,10 @@ def lost_means_done() -> AbstractContextManager[None]:
             else:
                 node = await self._registry.put(self.path, value, self.version)
             self.version = node.version
-        except (Stale, Exists, Missing, SessionOver):
+        except (VersionMismatch, Exists, Missing, SessionOver):
             await self._read_back()
             return self.record == to
-        except Lost:
+        except AnswerLost:
             self.version = (self.version or 0) + 1
         self.record = to
         return True

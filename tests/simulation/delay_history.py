@@ -16,7 +16,7 @@ from typing import Any
 from fairway import batch
 from fairway.batch import MessageId
 from fairway.delay import housekeeping
-from fairway.delay.rows import State
+from fairway.delay.rows import RowState
 from fairway.errors import Refused
 from fairway.protocol.admin import Scan, Scanned
 from fairway.protocol.messages import Whence
@@ -128,7 +128,7 @@ class DelayHistory(CopiesHistory):
 
 def _pending(engine: Any) -> set[MessageId]:
     rows = engine.rows
-    found = [row for state in (State.PENDING, State.INTENDED) for row in rows.in_state(state).tolist()]
+    found = [row for state in (RowState.PENDING, RowState.INTENDED) for row in rows.in_state(state).tolist()]
     return {MessageId(int(rows.index_columns.id_high[row]), int(rows.index_columns.id_low[row])) for row in found}
 
 

@@ -11,7 +11,7 @@ from fairway import batch
 from fairway.batch import MessageId
 from fairway.delay.buckets import DAY_MS, HOUR_MS
 from fairway.errors import FairwayError, Refused
-from fairway.protocol import Message
+from fairway.protocol import ControlMessage
 from fairway.protocol.delaying import Cancel, Decided, Fate, Reschedule
 from fairway.protocol.messages import Produce, Produced
 from tests.simulation.broker_clients import PORT
@@ -20,7 +20,7 @@ from tests.simulation.delay_truth import DelayTruth, Letter
 from tests.simulation.delay_world import DelayCluster
 from tests.support.client import Client
 
-AnswerT = TypeVar("AnswerT", bound=Message)
+AnswerT = TypeVar("AnswerT", bound=ControlMessage)
 
 _PATIENCE_S = 1.0  # for one answer
 _NEAR_MS = 4_000
@@ -116,7 +116,7 @@ class Patron:
 
     async def _ask(
         self,
-        message: Message,
+        message: ControlMessage,
         answer: type[AnswerT],
         attachments: Sequence[bytes] = (),
         on_doubt: Callable[[], None] = lambda: None,

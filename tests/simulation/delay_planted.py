@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from fairway.delay import bucket_file, manifest
 from fairway.delay.dispatching import Intent
 from fairway.delay.engine import Engine
-from fairway.delay.following import Following
+from fairway.delay.following import DelayReplica
 from fairway.delay.recovering import Recovery
-from fairway.delay.snapshot import Snapshot
+from fairway.delay.snapshot import OpenSnapshot
 from fairway.world.disk import Disk
 from tests.simulation.broker_truth import Promise
 from tests.simulation.planted import swapped
@@ -36,10 +36,10 @@ def send_what_is_not_committed() -> AbstractContextManager[None]:
 
 
 def forget_decisions() -> AbstractContextManager[None]:
-    def begin(self: Following) -> None:
+    def begin(self: DelayReplica) -> None:
         self._journal.heard = []
 
-    return swapped(Following, "_begin", begin)
+    return swapped(DelayReplica, "_begin", begin)
 
 
 @contextmanager
@@ -57,12 +57,12 @@ def leave_intents_alone() -> Iterator[None]:
 def a_snapshot_of_an_older_manifest() -> AbstractContextManager[None]:
     """Buckets end where the manifest says, and what was put into them since is in no log."""
 
-    def add_buckets(self: Snapshot, _engine: Engine, disk: Disk) -> None:
+    def add_buckets(self: OpenSnapshot, _engine: Engine, disk: Disk) -> None:
         listing = self._add(disk, manifest.NAME)
         for each in manifest.unpack(listing.read(0, listing.size)).buckets:
             self._add(disk, bucket_file.file_name(each.number), each.synced_end)
 
-    return swapped(Snapshot, "_add_buckets", add_buckets)
+    return swapped(OpenSnapshot, "_add_buckets", add_buckets)
 
 
 BUGS = {

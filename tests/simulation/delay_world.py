@@ -10,9 +10,9 @@ from fairway.delay.options import DelayOptions
 from fairway.delay.server import ServerOptions
 from fairway.limits import KIB
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
-from fairway.protocol.routing import Change, Govern, Governed
+from fairway.protocol.routing import Govern, Governed, RouteChange
 from fairway.registry import layout
-from fairway.registry.layout import GroupRecord, Member
+from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.replication.membership import MemberOptions
 from fairway.storage import retention
 from fairway.storage.store import StoreOptions
@@ -59,14 +59,14 @@ class DelayCluster(Cluster):
             self.brokers[name] = await Broker.start(world, options)
             record = GroupRecord("broker", 1, f"{name}-copy", [f"{name}-copy"])
             await hand.create(layout.group_path(name), layout.pack(record))
-            shown = Member(f"{name}-copy", name, PORT, role="master")
+            shown = RegisteredCopy(f"{name}-copy", name, PORT, role="master")
             await hand.create(layout.member_path(name, f"{name}-copy"), layout.pack(shown))
         registry = self.ensemble.client(META)
         meta = MetaWorld(self.world.clock, self.world.net.host(META), self.world.rng.child(META), registry)
         self.meta = await MetaServer.start(meta, MetaOptions(host=META, port=META_PORT, allow_remote=True))
         client = await Client.connect(self.world.net.host("operator"), self.world.clock, META, META_PORT)
         for subject, groups in SUBJECTS.items():
-            await client.ask(Govern(Change.CREATE, subject, list(groups)), Governed)
+            await client.ask(Govern(RouteChange.CREATE, subject, list(groups)), Governed)
         client.close()
 
     async def start(self, name: str) -> Any:

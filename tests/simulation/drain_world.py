@@ -13,8 +13,8 @@ from typing import Any
 from fairway.broker.member import BrokerMember
 from fairway.broker.server import BrokerOptions
 from fairway.errors import Refused
-from fairway.protocol.delaying import InTransit, Tallied, Tally, Which
-from fairway.protocol.routing import Change
+from fairway.protocol.delaying import DelayTally, Tallied, TransitReport, Which
+from fairway.protocol.routing import RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord
 from fairway.registry.sim_client import SimRegistry
@@ -101,8 +101,8 @@ class DrainWorld(Cluster):
 
     # --- what operators do and see -----------------------------------------------------------------------------------
 
-    async def in_transit(self) -> list[InTransit]:
-        tallied: Tallied = await self.ask(Tally(Which()), Tallied)
+    async def in_transit(self) -> list[TransitReport]:
+        tallied: Tallied = await self.ask(DelayTally(Which()), Tallied)
         assert tallied.in_transit is not None
         return tallied.in_transit
 
@@ -110,7 +110,7 @@ class DrainWorld(Cluster):
         """Give up a group as the pages say, however often that must be asked; its servers are stopped in between."""
         for _ in range(within_s):
             try:
-                sentence = await self.govern(Change.DECOMMISSION, group)
+                sentence = await self.govern(RouteChange.DECOMMISSION, group)
             except Refused as refused:
                 if "is not done" not in str(refused):
                     raise

@@ -13,7 +13,7 @@ import pytest
 
 import fairway.aio
 from fairway.career.law import Confirmation
-from fairway.career.meta import Leases, RegistryElection
+from fairway.career.meta import LeasedRegistry, RegistryElection
 from fairway.registry.simulated import SimEnsemble
 from fairway.world.rng import SeededRng
 from fairway.world.simulation import Simulation, simulate
@@ -46,7 +46,7 @@ class Line:
 class CountsWrongly(RegistryElection):
     """An office is certain for as long again as its session lasts: somebody else may rule by then."""
 
-    async def _confirm(self, registry: Leases, listener: fairway.career.Listener) -> None:
+    async def _confirm(self, registry: LeasedRegistry, listener: fairway.career.ElectionListener) -> None:
         class Believer:
             def __getattr__(self, name: str) -> object:
                 return getattr(listener, name)
@@ -59,7 +59,7 @@ class CountsWrongly(RegistryElection):
 
         await super()._confirm(registry, Believer())  # type: ignore[arg-type]
 
-    def _suspend(self, listener: fairway.career.Listener) -> None:
+    def _suspend(self, listener: fairway.career.ElectionListener) -> None:
         """Nor does it say that it does not know."""
 
 
@@ -83,7 +83,7 @@ async def story(world: Simulation, election_type: type[RegistryElection]) -> His
     names = [f"candidate-{number}" for number in range(CANDIDATES)]
 
     def election(name: str) -> RegistryElection:
-        async def connect() -> Leases:
+        async def connect() -> LeasedRegistry:
             return ensemble.client(name, session_ms=SESSION_MS)
 
         return election_type(connect, PATH, world.rng.child(name))

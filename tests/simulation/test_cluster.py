@@ -63,13 +63,13 @@ def test_an_ack_and_a_lease_survive_the_change() -> None:
         await client.produce("orders", stream.batch([b"one", b"two"]))
         await client.join("orders", "g", "c")
         delivery = await client.pull("orders", "g", "c")
-        first = m.Lot(delivery.lots[0].first, delivery.lots[0].attempt, [m.Span(0, 1)])
+        first = m.WireLot(delivery.lots[0].first, delivery.lots[0].attempt, [m.SequenceRange(0, 1)])
         await client.settle("orders", "g", "c", [first], arrived=delivery.number)
         cluster.kill("b1")
         await cluster.master()
         client = await client_of(cluster, "b2")
         await client.join("orders", "g", "c", arrived=delivery.number)
-        second = m.Lot(delivery.lots[0].first, delivery.lots[0].attempt, [m.Span(1, 1)])
+        second = m.WireLot(delivery.lots[0].first, delivery.lots[0].attempt, [m.SequenceRange(1, 1)])
         settled = await client.settle("orders", "g", "c", [second], arrived=delivery.number)
         assert (settled.settled, settled.stale) == (1, 0), "it still holds what it was given by the other"
         assert await payloads(client) == []

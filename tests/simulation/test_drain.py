@@ -8,9 +8,9 @@ import pytest
 
 from fairway import batch
 from fairway.errors import Code, Refused
-from fairway.protocol.delaying import InTransit, Resend, Resent
+from fairway.protocol.delaying import Resend, Resent, TransitReport
 from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.routing import Change
+from fairway.protocol.routing import RouteChange
 from tests.simulation.drain_world import DrainWorld
 
 SUBJECT = "orders"
@@ -23,7 +23,7 @@ def played(seed: str, story: object, *groups: str) -> None:
 async def in_doubt(world: DrainWorld) -> None:
     """`west` has stored a batch, and its answer was lost; another batch was made for it, and never arrived."""
     await world.create(SUBJECT, "west", "east")
-    await world.govern(Change.RETREAT, SUBJECT, "east")
+    await world.govern(RouteChange.RETREAT, SUBJECT, "east")
     await world.schedule([b"first"])
     await world.sleep(5)
     world.sim.net.partition("west", "delay", one_way=True)
@@ -36,9 +36,9 @@ async def in_doubt(world: DrainWorld) -> None:
     world.kill_group("west")
     await world.sleep(60)  # what the network still holds of the answer is of no use once the connection is given up
     world.sim.net.heal("delay", "west")
-    await world.govern(Change.DRAIN, "west")
+    await world.govern(RouteChange.DRAIN, "west")
     await world.sleep(5)
-    assert await world.in_transit() == [InTransit("west", 2, is_reachable=False)]
+    assert await world.in_transit() == [TransitReport("west", 2, is_reachable=False)]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -58,7 +58,7 @@ def test_nothing_is_lost_when_a_group_dies_is_drained_and_given_up(seed: int) ->
         world.kill_group("west", is_power_cut=rng.below(2) == 0)
         await asyncio.sleep(60)
         world.sim.net.heal("west", "delay", one_way=True)
-        await world.govern(Change.DRAIN, "west")
+        await world.govern(RouteChange.DRAIN, "west")
         if rng.below(2):
             world.kill_delay()
             await world.start_delay()
@@ -78,7 +78,7 @@ def test_a_group_that_drains_takes_what_it_may_have_and_nothing_else() -> None:
         data = [batch.encode([b"%d" % at], producer_id=7, first_sequence=at, created_ms=1) for at in range(3)]
         client = await world.client("west")
         await client.ask(Produce(SUBJECT), Produced, [data[0]])
-        await world.govern(Change.DRAIN, "west")
+        await world.govern(RouteChange.DRAIN, "west")
         await world.sleep(2)
         for each in data[:2]:
             with pytest.raises(Refused) as refused:
@@ -88,7 +88,7 @@ def test_a_group_that_drains_takes_what_it_may_have_and_nothing_else() -> None:
         assert again.is_duplicate
         stored, _ = await client.ask(Produce(SUBJECT, is_pinned=True), Produced, [data[1]])
         assert not stored.is_duplicate
-        await world.govern(Change.DECOMMISSION, "west")
+        await world.govern(RouteChange.DECOMMISSION, "west")
         await world.sleep(1)
         with pytest.raises(Refused, match="is given up, by command, and takes nothing any more"):
             await client.ask(Produce(SUBJECT, is_pinned=True), Produced, [data[2]])
@@ -105,7 +105,7 @@ def test_a_group_is_not_given_up_while_delayed_messages_wait_for_it() -> None:
         with pytest.raises(
             Refused, match=r"2 delayed messages wait for it at delay servers \(d1 2\), and only it can say"
         ):
-            await world.govern(Change.DECOMMISSION, "west")
+            await world.govern(RouteChange.DECOMMISSION, "west")
         record = await world.group_record("west")
         assert record is not None
         assert not record.is_closed, "it takes what it may have, or nobody could deliver it"
@@ -127,7 +127,7 @@ def test_a_group_that_was_given_up_opens_again_for_what_a_restored_delay_server_
         world.back_up_delay()
         await world.start_broker("west")
         await world.sleep(10)
-        assert "stop its servers" in await world.govern(Change.DECOMMISSION, "west")
+        assert "stop its servers" in await world.govern(RouteChange.DECOMMISSION, "west")
         if end == "stop":
             await world.stop_group("west")
         elif end == "kill":
@@ -135,7 +135,7 @@ def test_a_group_that_was_given_up_opens_again_for_what_a_restored_delay_server_
         await world.restore_delay()
         await world.sleep(10)
         with pytest.raises(Refused, match=r"2 delayed messages wait for it at delay servers \(d1 2\)"):
-            await world.govern(Change.DECOMMISSION, "west")
+            await world.govern(RouteChange.DECOMMISSION, "west")
         record = await world.group_record("west")
         assert record is not None
         assert not record.is_closed
@@ -153,13 +153,13 @@ def test_a_group_that_was_given_up_opens_again_for_what_a_restored_delay_server_
 def test_delay_servers_are_not_given_up_while_their_messages_are_on_their_way() -> None:
     async def story(world: DrainWorld) -> None:
         await in_doubt(world)
-        await world.govern(Change.DRAIN, "d1", is_forced=True)
+        await world.govern(RouteChange.DRAIN, "d1", is_forced=True)
         await world.sleep(2)
         with pytest.raises(Refused, match=r"2 are on their way to their broker groups \(west 2\)"):
-            await world.govern(Change.DECOMMISSION, "d1")
+            await world.govern(RouteChange.DECOMMISSION, "d1")
         await world.start_broker("west")
         await world.sleep(10)
-        assert "stop its servers" in await world.govern(Change.DECOMMISSION, "d1")
+        assert "stop its servers" in await world.govern(RouteChange.DECOMMISSION, "d1")
 
     played("delay servers", story)
 
@@ -169,7 +169,7 @@ def test_what_waits_for_a_group_that_is_gone_goes_to_another_by_command() -> Non
 
     async def story(world: DrainWorld) -> None:
         await in_doubt(world)
-        assert "forgotten" in await world.govern(Change.DECOMMISSION, "west", is_forced=True)
+        assert "forgotten" in await world.govern(RouteChange.DECOMMISSION, "west", is_forced=True)
         await world.sleep(5)
         assert await world.ask(Resend("west"), Resent) == Resent(2, 0)
         await world.sleep(5)
@@ -191,7 +191,7 @@ def test_a_crash_while_messages_go_to_another_group_sends_each_once(seed: int) -
     async def story(world: DrainWorld) -> None:
         rng = world.sim.rng.child("story")
         await in_doubt(world)
-        await world.govern(Change.DECOMMISSION, "west", is_forced=True)
+        await world.govern(RouteChange.DECOMMISSION, "west", is_forced=True)
         await world.sleep(5)
         asked = asyncio.ensure_future(world.ask(Resend("west"), Resent))
         await asyncio.sleep(rng.below(6_000) / 1e6)

@@ -19,13 +19,13 @@ from fairway.batch.secret import new_secret
 from fairway.broker.consumer_sessions import ConsumerSessions
 from fairway.errors import Code, FairwayError, Refused
 from fairway.groups import membership
-from fairway.groups.events import Event, Kind
+from fairway.groups.events import GroupEvent, GroupEventKind
 from fairway.groups.member import Member
-from fairway.groups.state import State
-from fairway.names import Consumer
+from fairway.groups.state import GroupState
+from fairway.names import ConsumerName
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Depth, Describe, Described
-from fairway.serving.requests import Asker
+from fairway.serving.requests import Requester
 from fairway.world.rng import SeededRng
 from fairway.world.simulation import Simulation
 from tests.simulation.broker_clients import PORT
@@ -73,13 +73,13 @@ class Stranger:
         finally:
             client.abort()
 
-    def _requests(self, place: tuple[str, str, str], number: int, cursor: int) -> Iterator[m.Message]:
+    def _requests(self, place: tuple[str, str, str], number: int, cursor: int) -> Iterator[m.ControlMessage]:
         """Everything that a member may ask; JOIN comes at any place among them."""
         arrived = self._rng.below(number + 2)
-        spans = [m.Span(0, max(cursor, 1))]
+        spans = [m.SequenceRange(0, max(cursor, 1))]
         firsts = range(max(cursor - 5, 0), cursor)
         kinds = (m.Settlement.ACK, m.Settlement.REJECT, m.Settlement.RETRY, m.Settlement.RELEASE)
-        requests: list[m.Message] = [
+        requests: list[m.ControlMessage] = [
             m.Join(*place, 0, arrived, secret=new_secret(self._rng)),
             m.Join(*place, 0, arrived),
             m.Pull(*place, 1_000, 1 << 20, 0, arrived),
@@ -90,9 +90,9 @@ class Stranger:
         while requests:
             yield requests.pop(self._rng.below(len(requests)))
 
-    async def _try(self, client: Client, message: m.Message) -> None:
+    async def _try(self, client: Client, message: m.ControlMessage) -> None:
         try:
-            answer, _ = await client.ask(message, m.Message)
+            answer, _ = await client.ask(message, m.ControlMessage)
         except Refused as refused:
             self.refusals[refused.code] += 1
         else:
@@ -209,7 +209,7 @@ def any_secret_will_do() -> AbstractContextManager[None]:
 def who_speaks_first_is_bound() -> AbstractContextManager[None]:
     """As it was before sessions had secrets."""
 
-    def check(self: ConsumerSessions, name: Consumer, session: Asker, law: object) -> None:
+    def check(self: ConsumerSessions, name: ConsumerName, session: Requester, law: object) -> None:
         if not self.has_other(name, session):
             self.bind(name, session)
             return
@@ -219,7 +219,7 @@ def who_speaks_first_is_bound() -> AbstractContextManager[None]:
 
 
 def nobody_is_bound() -> AbstractContextManager[None]:
-    def check(self: ConsumerSessions, name: Consumer, session: Asker, law: object) -> None:
+    def check(self: ConsumerSessions, name: ConsumerName, session: Requester, law: object) -> None:
         """Whoever asks may."""
 
     return swapped(ConsumerSessions, "check", check)
@@ -230,18 +230,18 @@ def verifiers_are_not_written() -> AbstractContextManager[None]:
 
     @contextmanager
     def planted() -> Iterator[None]:
-        handlers = State._HANDLERS
-        right = handlers[Kind.VERIFIER]
+        handlers = GroupState._HANDLERS
+        right = handlers[GroupEventKind.VERIFIER]
 
-        def verify(state: State, event: Event, now_ns: int) -> None:
+        def verify(state: GroupState, event: GroupEvent, now_ns: int) -> None:
             if now_ns:  # a replay gives no time
                 right(state, event, now_ns)
 
-        handlers[Kind.VERIFIER] = verify
+        handlers[GroupEventKind.VERIFIER] = verify
         try:
             yield
         finally:
-            handlers[Kind.VERIFIER] = right
+            handlers[GroupEventKind.VERIFIER] = right
 
     return planted()
 

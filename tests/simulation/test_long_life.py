@@ -13,9 +13,9 @@ from fairway.broker.groups import Groups
 from fairway.limits import KIB
 from fairway.storage import action_log, checkpoint, segment, wiping
 from fairway.storage.action_log import Action, ActionKind
-from fairway.storage.record import Kind
+from fairway.storage.record import RecordKind
 from fairway.storage.retention import Policy
-from fairway.storage.scan import Scan
+from fairway.storage.scan import SegmentScan
 from fairway.storage.store import Store
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk
@@ -48,8 +48,10 @@ def _actions(store: Store) -> Iterator[Action]:
     log = store.actions.log
     for each in log.segments:
         file = log.file(each)
-        for found in Scan(file, each.base, each.base + segment.HEADER_BYTES, log.log_id, epoch=0, limit=each.end):
-            if found.header is not None and found.header.kind == Kind.ACTIONS:
+        for found in SegmentScan(
+            file, each.base, each.base + segment.HEADER_BYTES, log.log_id, epoch=0, limit=each.end
+        ):
+            if found.header is not None and found.header.kind == RecordKind.ACTIONS:
                 yield from action_log.unpack(found.body)  # type: ignore[union-attr]
 
 
@@ -74,7 +76,7 @@ def _rebuilt(scene: Scene) -> bytes:
     """The groups as the action log alone makes them."""
     groups, log = Groups(), scene.broker.store.actions.log
     for each in log.segments:
-        for found in Scan(
+        for found in SegmentScan(
             log.file(each), each.base, each.base + segment.HEADER_BYTES, log.log_id, epoch=0, limit=each.end
         ):
             groups.replay(found)  # type: ignore[arg-type]
@@ -196,8 +198,8 @@ def test_the_disk_use_of_a_long_life_is_flat(seed: str) -> None:
 def _first_picture(scene: Scene) -> int:
     store = scene.broker.store
     log, first = store.actions.log, store.actions.log.segments[0]
-    for found in Scan(log.file(first), first.base, first.base + segment.HEADER_BYTES, log.log_id, epoch=0):
-        if found.header is not None and found.header.kind == Kind.GROUPS:
+    for found in SegmentScan(log.file(first), first.base, first.base + segment.HEADER_BYTES, log.log_id, epoch=0):
+        if found.header is not None and found.header.kind == RecordKind.GROUPS:
             return found.header.position
     raise AssertionError("the first segment states no groups")
 

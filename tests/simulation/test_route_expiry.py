@@ -11,7 +11,7 @@ import pytest
 
 from fairway import limits
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
-from fairway.protocol.routing import Asker, Route, Routed
+from fairway.protocol.routing import ClientRole, Route, Routed
 from fairway.registry import layout
 from fairway.registry.layout import SubjectRecord
 from tests.simulation.cluster_steps import client_of, whole
@@ -41,7 +41,7 @@ class Producer:
     async def ask(self, subject: str) -> None:
         meta = self._rng.choice([*self._scene.metas])
         client = await self._scene.dial(meta)
-        routed = await self._scene.route(Asker.PRODUCER, subject, may_create=True, client=client)
+        routed = await self._scene.route(ClientRole.PRODUCER, subject, may_create=True, client=client)
         client.close()
         if routed.subjects[0].writable:
             self._routes[subject] = routed.subjects[0].writable
@@ -118,7 +118,7 @@ def test_copies_of_a_group_answer_through_a_change_of_masters(monkeypatch: pytes
             MetaOptions(host="m1", port=META_PORT, allow_remote=True),
         )
         client = await Client.connect(world.net.host("client"), world.clock, "m1", META_PORT)
-        asked = Route(Asker.PRODUCER, ["used", "unused"], may_create=True)
+        asked = Route(ClientRole.PRODUCER, ["used", "unused"], may_create=True)
         await client.ask(asked, Routed)
         await (await client_of(cluster, "b1")).produce("used", Stream(7).batch([b"one"]))
         cluster.kill("b1")

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 import fairway.aio
-from fairway.protocol.terms import Order
+from fairway.protocol.terms import OrderPolicy
 from fairway.world.simulation import Simulation
 from tests.simulation.broker_clients import PORT
 from tests.simulation.cluster_steps import whole
@@ -26,7 +26,9 @@ PAYLOADS = [b"%d" % number for number in range(20)]
 IN_HAND = 5  # of those, messages that its program has taken from the session, and not begun
 
 
-async def joined(stack: AsyncExitStack, world: Simulation, name: str, url: str, order: Order) -> fairway.aio.Consumer:
+async def joined(
+    stack: AsyncExitStack, world: Simulation, name: str, url: str, order: OrderPolicy
+) -> fairway.aio.Consumer:
     """A consumer that has joined and asks for nothing yet."""
     client = await stack.enter_async_context(connect(world, name, url))
     consumer = await stack.enter_async_context(client.consumer(SUBJECT, GROUP, consumer=name, order=order))
@@ -115,7 +117,7 @@ def test_before_another_can_lead_what_was_prefetched_may_be_begun() -> None:
 
 
 @pytest.mark.parametrize("order", ["none", "key"])
-def test_a_change_of_masters_takes_only_what_it_may_have_forgotten(order: Order) -> None:
+def test_a_change_of_masters_takes_only_what_it_may_have_forgotten(order: OrderPolicy) -> None:
     """Ordered handouts are on every copy before they are answered: whoever has them keeps them."""
     world = Simulation("change", steps_max=2_000_000)
     cluster = Cluster(world, 2)

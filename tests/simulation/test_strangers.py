@@ -13,7 +13,7 @@ from fairway.broker.member import BrokerMember
 from fairway.errors import Code, Refused
 from fairway.protocol.frames import stretched
 from fairway.protocol.replicating import Follow, Followed, Replicate, Replicated
-from fairway.registry.layout import Member, hex_id, member_path, pack, place_name
+from fairway.registry.layout import RegisteredCopy, hex_id, member_path, pack, place_name
 from fairway.replication.leader import Leader
 from fairway.world.simulation import Simulation
 from tests.simulation.cluster_steps import client_of, record, until, whole
@@ -100,7 +100,7 @@ def test_copies_that_came_and_went_leave_nothing_behind_in_the_master() -> None:
         for number in range(5):
             directory = hex_id(STRANGER + number)
             path = member_path(GROUP, place_name(directory, hand.session_id))
-            await hand.create(path, pack(Member(directory, "elsewhere", 1)), is_ephemeral=True)
+            await hand.create(path, pack(RegisteredCopy(directory, "elsewhere", 1)), is_ephemeral=True)
             await until_seen(cluster, leader, directory, is_registered=True)
             visitor = await client_of(cluster, "b1")
             await visitor.ask(Follow(GROUP, epoch, STRANGER + number), Followed)
@@ -259,7 +259,7 @@ def test_a_stranger_that_followed_before_the_copy_was_registered_is_sent_away() 
         hand = cluster.ensemble.client("hand")
         await until(lambda: hand.session_id != 0, cluster)
         path = member_path(GROUP, place_name(hex_id(directory), hand.session_id))
-        registered = Member(hex_id(directory), "elsewhere", 1, verifier=b"v" * 32)
+        registered = RegisteredCopy(hex_id(directory), "elsewhere", 1, verifier=b"v" * 32)
         await hand.create(path, pack(registered), is_ephemeral=True)
         await until(lambda: false.is_sent_away, cluster)
         assert false.confirmed is None

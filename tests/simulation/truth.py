@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from fairway.names import Subject
-from fairway.storage.message_log import Receipt, StoredBatch
+from fairway.storage.message_log import AppendReceipt, StoredBatch
 
 
 class Invariant(enum.Enum):
@@ -61,7 +61,7 @@ class Sent:
     producer_sequence: int
     count: int
     data: bytes
-    receipt: Receipt | None = None  # the acknowledged one
+    receipt: AppendReceipt | None = None  # the acknowledged one
     unknown: bool = False  # it was appended once, and nobody has heard since
     refused: bool = False  # the last answer was that nothing is stored, and there is no doubt about it
     sequence: int | None = None  # where it is, once acknowledged or seen
@@ -95,7 +95,7 @@ class Truth:
     def note_sent(self, sent: Sent) -> None:
         self.sent[sent.producer_id, sent.producer_sequence] = sent
 
-    def note_acknowledged(self, sent: Sent, receipt: Receipt) -> None:
+    def note_acknowledged(self, sent: Sent, receipt: AppendReceipt) -> None:
         if sent.receipt is None:
             self.acknowledged += 1
             sent.receipt = receipt
@@ -171,6 +171,6 @@ class Truth:
             self.blame(Invariant.ACTIONS, f"acknowledged actions are lost: {sorted(missing)}")
 
 
-def place(receipt: Receipt) -> tuple[int, int, int, int, int]:
+def place(receipt: AppendReceipt) -> tuple[int, int, int, int, int]:
     """What a receipt says, but for whether it was given before."""
     return (receipt.subject_id, receipt.first_sequence, receipt.count, receipt.end, receipt.appended_ms)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairway.protocol.routing import Change, Govern, Governed, GroupRoute
+from fairway.protocol.routing import Govern, Governed, GroupRoute, RouteChange
 from fairway.spark.places import BROKER, DELAY, Atlas
 
 WAIT_S = 60
@@ -101,12 +101,12 @@ class Servers:
         with Atlas(self.url, WAIT_S) as atlas:
             return atlas.groups(DELAY if group.startswith("d") else BROKER).get(group)
 
-    def create(self, subject: str, groups: Sequence[str], change: Change = Change.CREATE) -> None:
+    def create(self, subject: str, groups: Sequence[str], change: RouteChange = RouteChange.CREATE) -> None:
         with Atlas(self.url, WAIT_S) as atlas:
             atlas.ask(Govern(change, subject, list(groups)), Governed)
 
     def extend(self, subject: str, *groups: str) -> None:
-        self.create(subject, groups, Change.EXTEND)
+        self.create(subject, groups, RouteChange.EXTEND)
 
     def master_of(self, group: str) -> str:
         """The name of the copy that leads."""

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from fairway.spark import schema
 from fairway.spark.options import read_options, write_options
-from fairway.spark.sink import Identity, Stored, _Writing
+from fairway.spark.sink import StoredBatches, TaskIdentity, _Writing
 from fairway.spark.source import BatchReader
 from fairway.spark.stream import StreamReader
 
@@ -47,7 +47,7 @@ def between(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) ->
     return [row for split in splits for frame in reader.read(split) for row in frame.to_pylist()]
 
 
-def write(url: str, table: pa.Table, identity: Identity, frame_rows: int = 4_096, **options: str) -> Stored:
+def write(url: str, table: pa.Table, identity: TaskIdentity, frame_rows: int = 4_096, **options: str) -> StoredBatches:
     """What a task does with its rows."""
     told = write_options({"url": url, "patienceSeconds": "20", **options})
     writing = _Writing(told, table.column_names, identity, 0)

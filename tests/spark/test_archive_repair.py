@@ -21,10 +21,10 @@ from pyspark.sql import SparkSession
 from fairway.client.sync import Client
 from fairway.errors import Misuse, StorageFault, Unreachable
 from fairway.spark.jobs import archive, ledger, manifest
-from fairway.spark.jobs.disks import Taken
+from fairway.spark.jobs.disks import NameTaken
 from fairway.spark.jobs.files import Files
-from fairway.spark.jobs.ledger import Ledger, Overtaken
-from fairway.spark.jobs.manifest import Range
+from fairway.spark.jobs.ledger import ArchiveRunRecord, Overtaken
+from fairway.spark.jobs.manifest import ArchivedRange
 from tests.golden import archive as golden
 from tests.spark.jobs import send, visible
 from tests.spark.test_job_archive import new_folder
@@ -91,7 +91,7 @@ def rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def append(mine: Ledger, rows: Path, mortal: Mortal | None = None) -> None:
+def append(mine: ArchiveRunRecord, rows: Path, mortal: Mortal | None = None) -> None:
     """The next rows, as Spark would stage them."""
     first = mine.state.end("orders") or 0
     folder = new_folder(mine)
@@ -99,10 +99,10 @@ def append(mine: Ledger, rows: Path, mortal: Mortal | None = None) -> None:
         if mortal is not None:
             mortal.live()
         shutil.copy(rows / f"{first + STEP // 2 * part}.parquet", folder / f"part-{part:05}.parquet")
-    mine.commit(mine.staged(), [Range("orders", LOG, first, first + STEP, STEP)])
+    mine.commit(mine.staged(), [ArchivedRange("orders", LOG, first, first + STEP, STEP)])
 
 
-def compact(mine: Ledger, rows: Path, mortal: Mortal | None = None) -> None:
+def compact(mine: ArchiveRunRecord, rows: Path, mortal: Mortal | None = None) -> None:
     folder = new_folder(mine)
     if mortal is not None:
         mortal.live()
@@ -115,7 +115,7 @@ def life(spark: SparkSession, path: Path, rows: Path, lives: int) -> bool:
     mortal = Mortal(spark, str(path))
     mortal.lives = lives
     try:
-        mine = Ledger(mortal)
+        mine = ArchiveRunRecord(mortal)
         compact(mine, rows, mortal)
         append(mine, rows, mortal)
     except Killed:
@@ -143,7 +143,7 @@ def check(spark: SparkSession, path: Path) -> None:
 @pytest.fixture
 def two_commits(spark: SparkSession, rows: Path, tmp_path: Path) -> Path:
     path = tmp_path / "before"
-    mine = Ledger(Files(spark, str(path)))
+    mine = ArchiveRunRecord(Files(spark, str(path)))
     for _ in range(2):
         append(mine, rows)
     return path
@@ -157,11 +157,11 @@ def test_compaction_that_was_killed_before_its_commit_is_gone_at_the_next_start(
             raise Killed(path)
 
     with pytest.raises(Killed):
-        compact(Ledger(Dying(spark, str(two_commits))), rows)
+        compact(ArchiveRunRecord(Dying(spark, str(two_commits))), rows)
     assert seen(two_commits) == sorted([*range(20), *range(20)]), "every row twice, for a reader of directories"
-    Ledger(Files(spark, str(two_commits)))  # with nothing new to archive
+    ArchiveRunRecord(Files(spark, str(two_commits)))  # with nothing new to archive
     check(spark, two_commits)
-    append(Ledger(Files(spark, str(two_commits))), rows)
+    append(ArchiveRunRecord(Files(spark, str(two_commits))), rows)
     check(spark, two_commits)
 
 
@@ -179,9 +179,9 @@ def test_killed_before_any_change_of_the_disk(
         doubled += is_doubled
         for repairs in _repairs(spark, path) if is_doubled else ():
             check(spark, repairs)
-        Ledger(Files(spark, str(path)))
+        ArchiveRunRecord(Files(spark, str(path)))
         check(spark, path)
-        append(Ledger(Files(spark, str(path))), rows)
+        append(ArchiveRunRecord(Files(spark, str(path))), rows)
         check(spark, path)
         lives += 1
     assert lives > 25
@@ -197,10 +197,10 @@ def _repairs(spark: SparkSession, path: Path) -> Iterator[Path]:
         mortal = Mortal(spark, str(copy))
         mortal.lives = lives
         try:
-            Ledger(mortal)
+            ArchiveRunRecord(mortal)
             is_killed = False
         except Killed:
-            Ledger(Files(spark, str(copy)))
+            ArchiveRunRecord(Files(spark, str(copy)))
         yield copy
         shutil.rmtree(copy)
         lives += 1
@@ -217,7 +217,7 @@ def test_failing_disk_leaves_nothing_for_plain_readers(spark: SparkSession, rows
             super().move(path, to)
 
     with pytest.raises(StorageFault, match="is full"):
-        append(Ledger(Full(spark, str(two_commits))), rows)
+        append(ArchiveRunRecord(Full(spark, str(two_commits))), rows)
     check(spark, two_commits)
 
 
@@ -226,11 +226,11 @@ def test_run_whose_number_is_taken_by_a_repair_is_told(spark: SparkSession, rows
         """The next run begins when all is moved, and nothing committed."""
 
         def write(self, path: str, data: bytes, *, temporary: str) -> None:
-            Ledger(Files(spark, str(two_commits)))
+            ArchiveRunRecord(Files(spark, str(two_commits)))
             super().write(path, data, temporary=temporary)
 
     with pytest.raises(Overtaken, match="another run writes to"):
-        append(Ledger(Slow(spark, str(two_commits))), rows)
+        append(ArchiveRunRecord(Slow(spark, str(two_commits))), rows)
     check(spark, two_commits)
     assert ledger.load(Files(spark, str(two_commits))).end("orders") == 2 * STEP
 
@@ -241,7 +241,7 @@ def test_one_of_all_that_claim_a_name_gets_it(spark: SparkSession, tmp_path: Pat
     def claim(at: int) -> bool:
         try:
             files.write(f"commits/{at // 4}.json", b"%d" % at, temporary=f"staging/{at}.json")
-        except Taken:
+        except NameTaken:
             return False
         return True
 
@@ -255,7 +255,7 @@ def test_one_of_all_that_claim_a_name_gets_it(spark: SparkSession, tmp_path: Pat
 def test_object_stores_are_refused(spark: SparkSession, url: str, client: Client) -> None:
     send(client, "repair.store", 1)
     with pytest.raises(Misuse, match=r"s3a://bucket/archive: on s3a:// a rename does not fail.*hdfs://"):
-        archive.run(spark, archive.Options("s3a://bucket/archive", ("repair.store",), url, once=True))
+        archive.run(spark, archive.ArchiveOptions("s3a://bucket/archive", ("repair.store",), url, once=True))
 
 
 # --- archives of earlier releases ------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def test_golden_archive_opens_unchanged_and_is_repaired(spark: SparkSession, fol
     for path in (folder, tmp_path / "archive"):
         if path != folder:
             shutil.copytree(folder, path)
-            Ledger(Files(spark, str(path)))
+            ArchiveRunRecord(Files(spark, str(path)))
             assert visible(path) == sorted(archive.contents(spark, str(path)).files)
             assert pq.read_table(path).num_rows == len(expected["rows"])
             with duckdb.connect() as database:
@@ -288,7 +288,7 @@ def test_golden_archive_opens_unchanged_and_is_repaired(spark: SparkSession, fol
 def test_real_run_that_is_killed_in_a_compaction(spark: SparkSession, url: str, client: Client, tmp_path: Path) -> None:
     """And the next one has no new messages to archive, or no broker to ask."""
     path, subjects, sent = tmp_path / "archive", 30, 0
-    plain = archive.Options(str(path), ("repair.kill.*",), url, once=True, compact=False)
+    plain = archive.ArchiveOptions(str(path), ("repair.kill.*",), url, once=True, compact=False)
     for _ in range(8):
         for number in range(subjects):
             send(client, f"repair.kill.{number}", 5)
@@ -310,7 +310,8 @@ def test_real_run_that_is_killed_in_a_compaction(spark: SparkSession, url: str, 
     assert pq.read_table(path).num_rows > committed.rows, "a reader of directories sees rows twice"
     with pytest.raises(Unreachable):
         archive.run(
-            spark, archive.Options(str(path), ("repair.kill.*",), "fairway://127.0.0.1:1", once=True, patience_s=1)
+            spark,
+            archive.ArchiveOptions(str(path), ("repair.kill.*",), "fairway://127.0.0.1:1", once=True, patience_s=1),
         )
     assert pq.read_table(path).num_rows == committed.rows
     assert archive.run(spark, plain).rows == sent + 1 - committed.rows

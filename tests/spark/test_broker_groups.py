@@ -27,13 +27,13 @@ from fairway.spark.event_options import event_options
 from fairway.spark.event_schema import EVENTS
 from fairway.spark.events import EventReader, EventStreamReader
 from fairway.spark.jobs import archive, capacity, reconcile, replay, report, report_page, trace
-from fairway.spark.jobs.capacity import Delayed
+from fairway.spark.jobs.capacity import DelayCapacity
 from fairway.spark.jobs.picking import Picking
 from fairway.spark.options import write_options
 from fairway.spark.pinning import chosen
 from fairway.spark.sending import NotTheSame
-from fairway.spark.sink import Identity, _Writing
-from fairway.spark.splits import Split
+from fairway.spark.sink import TaskIdentity, _Writing
+from fairway.spark.splits import ReadSplit
 from tests.spark.cluster_servers import Servers
 from tests.spark.helpers import Streams, batch_reader, between, rows, write
 
@@ -61,9 +61,9 @@ def table(first: int, count: int) -> pa.Table:
     return pa.table({"payload": pa.array([b"%d" % at for at in range(first, first + count)], pa.binary())})
 
 
-def task_to(group: str, query: str, subject: str, groups: tuple[str, ...] = GROUPS) -> Identity:
+def task_to(group: str, query: str, subject: str, groups: tuple[str, ...] = GROUPS) -> TaskIdentity:
     """One whose rows go there, the first time."""
-    tasks = (Identity(query, 0, partition) for partition in range(1_000))
+    tasks = (TaskIdentity(query, 0, partition) for partition in range(1_000))
     return next(task for task in tasks if chosen(task.producer_id(subject, False, 0), groups) == group)
 
 
@@ -80,7 +80,10 @@ def shown_by_replicas(url: str, subject: str, count: int) -> None:
     """Wait until replicas show all of it: they are a moment behind."""
     for _ in range(200):
         splits = batch_reader(url, subject, **REPLICA).partitions()
-        if sum(each.end - each.begin for split in splits if isinstance(split, Split) for each in split.ranges) == count:
+        if (
+            sum(each.end - each.begin for split in splits if isinstance(split, ReadSplit) for each in split.ranges)
+            == count
+        ):
             return
         time.sleep(0.1)
     pytest.fail(f"replicas do not get to {count} messages of {subject}")
@@ -96,9 +99,9 @@ def numbers(found: list[dict[str, Any]]) -> list[int]:
 def test_subject_is_read_from_every_broker_group_that_holds_it(servers: Servers) -> None:
     fill(servers, "both", g1=300, g2=200)
     servers.create("both.more", ["g2"])
-    write(servers.url, table(500, 7), Identity("q", 0, 0), subject="both.more")
+    write(servers.url, table(500, 7), TaskIdentity("q", 0, 0), subject="both.more")
     reader = batch_reader(servers.url, "both")
-    splits = [split for split in reader.partitions() if isinstance(split, Split)]
+    splits = [split for split in reader.partitions() if isinstance(split, ReadSplit)]
     assert sorted({each.broker_group for each in split.ranges} for split in splits) == [{"g1"}, {"g2"}]
     found = rows(reader)
     assert numbers(found) == list(range(500))
@@ -141,11 +144,11 @@ def test_replica_is_read_where_one_lives(servers: Servers, caplog: pytest.LogCap
         assert [(row["broker_group"], row["sequence"]) for row in of_one] == [("default", at) for at in range(300)]
     backwards = f"fairway://{servers.copies[replica].address},{servers.copies[master].address}"
     for duplicates in (0, 10):
-        stored = write(backwards, table(500, 10), Identity("listed", 0, 0), subject="copied")
+        stored = write(backwards, table(500, 10), TaskIdentity("listed", 0, 0), subject="copied")
         assert (stored.messages, stored.duplicates) == (10, duplicates), "the one that leads is found"
     alone = f"fairway://{servers.copies[replica].address}"
     with pytest.raises(Unreachable, match=r"this is a replica of group g1: its master is at .*Name all copies"):
-        write(alone, table(0, 1), Identity("one", 0, 0), subject="copied", patienceSeconds="1")
+        write(alone, table(0, 1), TaskIdentity("one", 0, 0), subject="copied", patienceSeconds="1")
 
 
 def test_broker_alone_is_a_cluster_of_one(client: Client, url: str) -> None:
@@ -156,7 +159,7 @@ def test_broker_alone_is_a_cluster_of_one(client: Client, url: str) -> None:
     with pytest.raises(Misuse, match=r"no subject 'lonely' at meta://.*did you mean 'lone'\?"):
         batch_reader(here, "lonely").partitions()
     due = table(0, 3).append_column("due_at", pa.array([datetime.now(UTC) + timedelta(days=30)] * 3, STAMP))
-    write(here, due, Identity("lone", 0, 0), subject="lone")
+    write(here, due, TaskIdentity("lone", 0, 0), subject="lone")
     pending = DelayedReader(delayed_options({"url": here, "subject": "lone"}), PENDING)
     assert sum(frame.num_rows for split in pending.partitions() for frame in pending.read(split)) == 3
 
@@ -192,7 +195,7 @@ def test_stream_has_a_place_in_each_broker_group(servers: Servers, streams: Stre
 
 def test_broker_group_that_a_subject_gains_is_read_from_its_first_message(servers: Servers, streams: Streams) -> None:
     servers.create("grown", ["g1"])
-    write(servers.url, table(0, 10), Identity("q", 0, 0), subject="grown")
+    write(servers.url, table(0, 10), TaskIdentity("q", 0, 0), subject="grown")
     reader = streams("grown", starting="latest", group="grown-etl")
     start = reader.initialOffset()
     assert start["subjects"] == {"grown": {"g1": 10}}
@@ -241,7 +244,7 @@ def test_other_log_in_one_broker_group_is_refused(servers: Servers, streams: Str
 
 def test_tasks_are_spread_and_stay_where_they_began(servers: Servers) -> None:
     servers.create("spread", ["g1"])
-    tasks = [Identity("first", 0, partition) for partition in range(8)]
+    tasks = [TaskIdentity("first", 0, partition) for partition in range(8)]
     for at, task in enumerate(tasks):
         write(servers.url, table(at * 10, 10), task, subject="spread")
     servers.extend("spread", "g2")
@@ -249,7 +252,7 @@ def test_tasks_are_spread_and_stay_where_they_began(servers: Servers) -> None:
         again = write(servers.url, table(at * 10, 10), task, subject="spread")
         assert again.duplicates == 10, "although some would be chosen for the new broker group"
     for at in range(8):
-        write(servers.url, table(80 + at * 10, 10), Identity("second", 0, at), subject="spread")
+        write(servers.url, table(80 + at * 10, 10), TaskIdentity("second", 0, at), subject="spread")
     found = rows(batch_reader(servers.url, "spread"))
     assert numbers(found) == list(range(160))
     assert {row["broker_group"] for row in found} == set(GROUPS)
@@ -262,17 +265,17 @@ def test_group_alone_gets_what_is_meant_for_it(servers: Servers) -> None:
     with fairway.connect(f"fairway://{servers.copies[servers.master_of('g2')].address}") as client:
         client.consumer("inboxed", "billing").close()  # nobody has joined in the other broker group
     for duplicates in (0, 20):
-        stored = write(servers.url, table(0, 20), Identity("alone", 0, 0), subject="inboxed", group="billing")
+        stored = write(servers.url, table(0, 20), TaskIdentity("alone", 0, 0), subject="inboxed", group="billing")
         assert (stored.messages, stored.duplicates) == (20, duplicates)
     assert {row["broker_group"] for row in rows(batch_reader(servers.url, "inbox:billing:inboxed"))} == {"g2"}
     with pytest.raises(Misuse, match="there is no group 'nobody' on inboxed"):
-        write(servers.url, table(0, 1), Identity("alone", 0, 0), subject="inboxed", group="nobody")
+        write(servers.url, table(0, 1), TaskIdentity("alone", 0, 0), subject="inboxed", group="nobody")
 
 
 def test_due_rows_need_a_delay_server(servers: Servers) -> None:
     due = pa.table({"payload": ["x"], "due_at": pa.array([4_000_000_000_000_000], STAMP)})
     with pytest.raises(FairwayError, match="no delay server is registered"):
-        write(servers.url, due, Identity("due", 0, 0), subject="due", patienceSeconds="1")
+        write(servers.url, due, TaskIdentity("due", 0, 0), subject="due", patienceSeconds="1")
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -359,7 +362,7 @@ def check_figures_of_delay_servers(made: Servers) -> None:
     """What is due, and how late what was due was: of all of them, whose pages are found through the meta server."""
     pages = capacity.metrics_of(made.url, 30)
     assert len(pages) == 2
-    [said] = capacity.lateness(pages, Delayed())
+    [said] = capacity.lateness(pages, DelayCapacity())
     assert said.startswith("No delayed message has had its time")
     for name in ("d1.a", "d2.a"):
         url = f"fairway://{made.copies['g1.a'].address}?delay={made.copies[name].address}"
@@ -370,7 +373,7 @@ def check_figures_of_delay_servers(made: Servers) -> None:
         with client.consumer("soon", "readers") as consumer:
             told = [consumer.poll(timeout=30) for _ in range(2)]
             assert {message.payload for message in told if message is not None} == {b"d1.a", b"d2.a"}
-        found = Delayed()
+        found = DelayCapacity()
         assert list(capacity.forecast(client, ["then"], datetime.now(UTC), 24, found)) == []
     assert (sum(each.messages for each in found.forecast), found.overdue) == (6, 0)
     assert list(capacity.lateness(pages, found)) == []
@@ -387,7 +390,7 @@ def test_due_rows_are_spread_over_delay_servers(tmp_path: Path) -> None:
         for again in (0, 20):
             for partition in range(6):
                 due = table(partition * 20, 20).append_column("due_at", times)
-                stored = write(made.url, due, Identity("due", 0, partition), subject="due")
+                stored = write(made.url, due, TaskIdentity("due", 0, partition), subject="due")
                 assert (stored.messages, stored.duplicates) == (20, again)
         reader = DelayedReader(delayed_options({"url": made.url, "subject": "due"}), PENDING)
         splits = [split for split in reader.partitions() if isinstance(split, DelayedSplit)]
@@ -406,7 +409,7 @@ def test_copies_that_are_killed_cost_nothing(tmp_path: Path) -> None:
     made = Servers(tmp_path, "g1.a", "g1.b")
     try:
         made.create("killed", ["g1"])
-        write(made.url, table(0, 40_000), Identity("first", 0, 0), subject="killed")
+        write(made.url, table(0, 40_000), TaskIdentity("first", 0, 0), subject="killed")
         master = made.master_of("g1")
         replica = next(name for name in made.copies if name != master)
         shown_by_replicas(made.url, "killed", 40_000)
@@ -425,7 +428,7 @@ def test_copies_that_are_killed_cost_nothing(tmp_path: Path) -> None:
                 yield batch
 
         options = write_options({"url": made.url, "subject": "killed"})
-        stored = _Writing(options, ["payload"], Identity("second", 0, 0), 0).write(interrupted())
+        stored = _Writing(options, ["payload"], TaskIdentity("second", 0, 0), 0).write(interrupted())
         assert stored.messages == 40_000
         assert made.master_of("g1") == replica
         assert numbers(rows(batch_reader(made.url, "killed", **REPLICA))) == list(range(80_000))
@@ -433,9 +436,9 @@ def test_copies_that_are_killed_cost_nothing(tmp_path: Path) -> None:
         made.stop()
 
 
-def of_replica(servers: Servers) -> list[Split]:
+def of_replica(servers: Servers) -> list[ReadSplit]:
     found = batch_reader(servers.url, "killed", **REPLICA).partitions()
-    return [split for split in found if isinstance(split, Split)]
+    return [split for split in found if isinstance(split, ReadSplit)]
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
@@ -458,7 +461,7 @@ def test_stream_from_and_to_all_broker_groups(spark: SparkSession, servers: Serv
 def test_archive_of_all_broker_groups(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
     fill(servers, "arch", g1=60, g2=40)
     path = str(tmp_path / "archive")
-    options = archive.Options(path, ("arch",), servers.url, once=True, group="archive")
+    options = archive.ArchiveOptions(path, ("arch",), servers.url, once=True, group="archive")
     assert archive.run(spark, options).ends == {"arch@g1": 60, "arch@g2": 40}
     write(servers.url, table(100, 10), task_to("g2", "later", "arch"), subject="arch")
     again = archive.run(spark, options)
@@ -479,7 +482,7 @@ def test_archive_of_one_broker_goes_on_in_the_cluster(
     fill(servers, "joined", g1=30, g2=20)
     path = str(tmp_path / "archive")
     alone = f"fairway://{servers.copies[servers.master_of('g1')].address}"
-    options = archive.Options(path, ("joined",), alone, once=True)
+    options = archive.ArchiveOptions(path, ("joined",), alone, once=True)
     assert archive.run(spark, options).ends == {"joined": 30}
     write(servers.url, table(50, 5), task_to("g1", "later", "joined"), subject="joined")
     whole = replace(options, url=servers.url)
@@ -487,9 +490,9 @@ def test_archive_of_one_broker_goes_on_in_the_cluster(
     found = archive.read(spark, path).select("broker_group", "payload").collect()
     assert sorted(int(row["payload"]) for row in found) == list(range(55))
     assert Counter(row["broker_group"] for row in found) == {"default": 35, "g2": 20}
-    books = reconcile.run(spark, reconcile.Options(("joined",), servers.url, archive=path))
+    books = reconcile.run(spark, reconcile.ReconcileOptions(("joined",), servers.url, archive=path))
     assert (books.is_balanced, books.findings) == (True, [])
-    again = replay.Options(Picking(("joined",), path, servers.url), "joined.again", servers.url)
+    again = replay.ReplayOptions(Picking(("joined",), path, servers.url), "joined.again", servers.url)
     assert replay.run(spark, again).sent == 55
     said = [dict(row["headers"])[replay.HEADER_GROUP] for row in rows(batch_reader(servers.url, "joined.again"))]
     assert Counter(said) == {"g1": 35, "g2": 20}, "as the cluster calls it"
@@ -510,7 +513,7 @@ def test_report_on_a_cluster(spark: SparkSession, servers: Servers) -> None:
         with fairway.connect(address) as client, client.consumer("reported", "readers") as consumer:
             for message in consumer.take(count, timeout=30):
                 message.ack()
-    found = report.run(spark, report.Options(servers.url, ("reported",)))
+    found = report.run(spark, report.ReportOptions(servers.url, ("reported",)))
     [group] = found.groups
     assert (group.group, group.owed, group.stored, group.acked) == ("readers", 40, 100, 60)
     assert group.share is not None
@@ -529,14 +532,14 @@ def test_messages_are_followed_and_books_balance(spark: SparkSession, servers: S
             for message in consumer.take(25, timeout=30):
                 message.ack()
     picked = Picking(("books",), url=servers.url)
-    [account] = trace.run(spark, trace.Options(picked, ("readers",))).accounts
+    [account] = trace.run(spark, trace.TraceOptions(picked, ("readers",))).accounts
     assert (account.messages, account.states["acked"]) == (110, 50)
     path = str(tmp_path / "archive")
-    archive.run(spark, archive.Options(path, ("books",), servers.url, once=True))
-    books = reconcile.run(spark, reconcile.Options(("books",), servers.url, archive=path, groups=("readers",)))
+    archive.run(spark, archive.ArchiveOptions(path, ("books",), servers.url, once=True))
+    books = reconcile.run(spark, reconcile.ReconcileOptions(("books",), servers.url, archive=path, groups=("readers",)))
     assert (books.is_balanced, books.findings) == (True, [])
     assert [(book.stored, book.acked, book.outstanding) for book in books.books] == [(110, 50, 60)]
-    wanted = replay.Options(
+    wanted = replay.ReplayOptions(
         replace(picked, where="sequence < 5"), to="books.again", url=servers.url, state=f"{path}-state"
     )
     assert replay.run(spark, wanted).sent == 10
@@ -555,7 +558,7 @@ def test_job_goes_on_with_the_new_master_and_says_when_there_is_none(servers: Se
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadAllAvailable())
     tasks = reader.partitions(start, end)
-    large = next(task for task in tasks if isinstance(task, Split) and task.ranges[0].broker_group == "g1")
+    large = next(task for task in tasks if isinstance(task, ReadSplit) and task.ranges[0].broker_group == "g1")
     small = [row for task in tasks if task is not large for frame in reader.read(task) for row in frame.to_pylist()]
     frames = reader.read(large)
     found = [*small, *next(iter(frames)).to_pylist()]
@@ -578,11 +581,11 @@ def test_job_goes_on_with_the_new_master_and_says_when_there_is_none(servers: Se
     assert int(last["logs"]["g1"][1]) > int(end["logs"]["g1"][1])
     assert numbers(between(reader, end, last)) == list(range(50_000, 70_000))
     servers.copies[servers.master_of("g1")].stop()
-    hasty = Split(large.job._replace(place=large.job.place._replace(patience_s=1)), large.ranges)
+    hasty = ReadSplit(large.job._replace(place=large.job.place._replace(patience_s=1)), large.ranges)
     for attempt in (
         lambda: batch_reader(servers.url, "handed", patienceSeconds="1").partitions(),
         lambda: list(reading.read(hasty)),
-        lambda: write(servers.url, table(0, 5), Identity("none", 0, 0), subject="handed", patienceSeconds="1"),
+        lambda: write(servers.url, table(0, 5), TaskIdentity("none", 0, 0), subject="handed", patienceSeconds="1"),
     ):
         with pytest.raises(Unreachable, match=r"no broker at group g1 of meta://.*has no master.*patienceSeconds"):
             attempt()

@@ -145,7 +145,7 @@ def test_archive_is_exact_through_lost_executors(
             time.sleep(0.2)
         cluster.kill_executor()
     kill(drivers[0])
-    archive.run(spark, archive.Options(path, ("lost.one",), url, once=True))
+    archive.run(spark, archive.ArchiveOptions(path, ("lost.one",), url, once=True))
     live = spark.read.format("fairway").options(url=url, subject="lost.one").load()
     assert archived(archive.read(spark, path)) == archived(live)
     assert live.count() == sent

@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 
 from fairway.errors import StorageFault
 from fairway.spark.jobs import columns
-from fairway.spark.jobs.disks import HadoopDisk, Listed, LocalDisk, Taken
+from fairway.spark.jobs.disks import HadoopDisk, Listed, LocalDisk, NameTaken
 from fairway.spark.jobs.files import Files
-from fairway.spark.jobs.manifest import File
+from fairway.spark.jobs.manifest import ArchiveFile
 
 Disk = HadoopDisk | LocalDisk
 
@@ -49,7 +49,7 @@ def test_file_moves_with_its_checksum(disk: Disk, tmp_path: Path, spark: SparkSe
     disk.rename("a/one", "c/d/moved")
     assert before - there(tmp_path) == {"a/one", "a/.one.crc"}
     assert there(tmp_path) - before == {"c/d/moved", "c/d/.moved.crc"}
-    with pytest.raises(Taken, match="c/d/moved"):
+    with pytest.raises(NameTaken, match="c/d/moved"):
         disk.rename("five", "c/d/moved")
     with pytest.raises(StorageFault, match="cannot write"):
         disk.rename("a/one", "c/d/other")
@@ -97,7 +97,9 @@ def test_few_tasks_list_the_files_of_an_archive(spark: SparkSession, tmp_path: P
     data = next((tmp_path / "made").glob("*.parquet")).read_bytes()
     files = []
     for number in range(100):
-        file = File(f"subject=s{number}/date=2026-01-01/{number}.parquet", f"s{number}", "2026-01-01", 0, 1, 1, 1)
+        file = ArchiveFile(
+            f"subject=s{number}/date=2026-01-01/{number}.parquet", f"s{number}", "2026-01-01", 0, 1, 1, 1
+        )
         (tmp_path / file.path).parent.mkdir(parents=True)
         (tmp_path / file.path).write_bytes(data)
         files.append(file)

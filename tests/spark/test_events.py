@@ -23,11 +23,11 @@ from fairway.protocol.messages import (
     Leave,
     Pull,
     Pulled,
+    SequenceRange,
     Settle,
     SettleAll,
     Settled,
     Settlement,
-    Span,
 )
 from fairway.spark import event_schema
 from fairway.spark.calling import Caller, Fixed
@@ -85,9 +85,9 @@ def consume(url: str, subject: str, group: str, name: str, count: int, most: int
         caller.ask(Leave(*place, arrived), Done)
 
 
-def _cut(span: Span, most: int) -> list[Span]:
+def _cut(span: SequenceRange, most: int) -> list[SequenceRange]:
     end = span.first + span.count
-    return [Span(first, min(most, end - first)) for first in range(span.first, end, most)]
+    return [SequenceRange(first, min(most, end - first)) for first in range(span.first, end, most)]
 
 
 @pytest.fixture

@@ -19,15 +19,15 @@ import fairway
 from fairway.client.sync import Client
 from fairway.errors import FairwayError, Misuse, Unreachable
 from fairway.protocol.admin import Depth, Describe, Described
-from fairway.spark.brokers import Extent
+from fairway.spark.brokers import SubjectExtent
 from fairway.spark.jobs import archive, columns, compacting, manifest
-from fairway.spark.jobs.archive import Options
+from fairway.spark.jobs.archive import ArchiveOptions
 from fairway.spark.jobs.columns import STAGED_BY
 from fairway.spark.jobs.files import Files
-from fairway.spark.jobs.ledger import Ledger, Overtaken
-from fairway.spark.jobs.manifest import Commit, NotAnArchive, Range, State
+from fairway.spark.jobs.ledger import ArchiveRunRecord, Overtaken
+from fairway.spark.jobs.manifest import ArchivedRange, ArchiveState, Commit, NotAnArchive
 from fairway.spark.jobs.watching import Point
-from fairway.spark.places import BROKER_GROUP, Part
+from fairway.spark.places import BROKER_GROUP, SubjectPart
 from tests.spark.conftest import Server
 from tests.spark.jobs import rows, send, visible
 
@@ -45,7 +45,7 @@ def test_archive_is_the_log_row_for_row(spark: SparkSession, url: str, client: C
     keys, tags = ["a", None] * 50, [["x", "y"], None] * 50
     send(client, "arch.one", 100, keys=keys, tags=tags, headers=[{"n": "1"}, None] * 50)
     send(client, "arch.two", 7)
-    options = Options(str(path), ("arch.*",), url, once=True, group="arch-job")
+    options = ArchiveOptions(str(path), ("arch.*",), url, once=True, group="arch-job")
     first = archive.run(spark, options)
     assert (first.rows, first.batches, first.ends) == (107, 1, {"arch.one": 100, "arch.two": 7})
     assert archived(spark, path) == live(spark, url, "arch.*")
@@ -83,7 +83,7 @@ def test_continuous_run_ends_when_told_and_keeps_what_it_has(
     path = tmp_path / "archive"
     send(client, "arch.flow", 10)
     seen: list[Point] = []
-    options = Options(str(path), ("arch.flow",), url, starting="5", interval_s=0.0)
+    options = ArchiveOptions(str(path), ("arch.flow",), url, starting="5", interval_s=0.0)
 
     def is_to_end() -> bool:
         if len(seen) == 1:
@@ -107,10 +107,12 @@ def test_small_files_become_one_and_strangers_are_left_out(
         return len(commits) == compacting.FAN_IN
 
     client.send("arch.small", b"the first").result(30)
-    done = archive.run(spark, Options(str(path), ("arch.small",), url, interval_s=0.0), commits.append, is_to_end)
+    done = archive.run(
+        spark, ArchiveOptions(str(path), ("arch.small",), url, interval_s=0.0), commits.append, is_to_end
+    )
     assert done.compacted == compacting.FAN_IN - 1
     (only,) = visible(path)
-    options = Options(str(path), ("arch.small",), url, once=True)
+    options = ArchiveOptions(str(path), ("arch.small",), url, once=True)
     archive.run(spark, options)
     assert archived(spark, path) == live(spark, url, "arch.small")
     sequences = pq.ParquetFile(path / only).read(columns=["sequence"]).column("sequence").to_pylist()
@@ -138,7 +140,7 @@ def test_broker_that_dies_for_good_is_named_and_leaves_the_archive_whole(spark: 
     with fairway.connect(server.url) as client:
         for first in range(0, 12, 4):
             client.send_many("arch.dying", [b"%d" % (first + at) + bytes(1 << 18) for at in range(4)]).result(30)
-    options = Options(str(path), ("arch.dying",), server.url, once=True, batch_mib=1, patience_s=2)
+    options = ArchiveOptions(str(path), ("arch.dying",), server.url, once=True, batch_mib=1, patience_s=2)
     committed = threading.Event()
 
     def kill() -> None:
@@ -171,19 +173,19 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(
     send(client, "arch.bad", 3)
     path = tmp_path / "archive"
     with pytest.raises(Misuse, match=r"no subject 'arch.bat'.*did you mean 'arch.bad'"):
-        archive.run(spark, Options(str(path), ("arch.bat",), url, once=True))
+        archive.run(spark, ArchiveOptions(str(path), ("arch.bat",), url, once=True))
     assert not path.exists()
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     with pytest.raises(NotAnArchive, match="is not empty, and not an archive"):
-        archive.run(spark, Options(str(tmp_path / "mine"), ("arch.bad",), url, once=True))
+        archive.run(spark, ArchiveOptions(str(tmp_path / "mine"), ("arch.bad",), url, once=True))
     with pytest.raises(NotAnArchive, match="not an archive of fairway"):
         archive.read(spark, str(tmp_path / "mine"))
     with pytest.raises(NotAnArchive, match="there is nothing at"):
         archive.read(spark, str(path))
     with pytest.raises(Unreachable, match="no broker at"):
-        archive.run(spark, Options(str(path), ("arch.bad",), "fairway://127.0.0.1:1", once=True, patience_s=1))
+        archive.run(spark, ArchiveOptions(str(path), ("arch.bad",), "fairway://127.0.0.1:1", once=True, patience_s=1))
 
 
 def test_archive_of_another_version_or_log_is_refused(
@@ -191,9 +193,9 @@ def test_archive_of_another_version_or_log_is_refused(
 ) -> None:
     send(client, "arch.other", 3)
     path = tmp_path / "archive"
-    ledger = Ledger(Files(spark, str(path)))
-    ledger.commit([], [Range("arch.other", "00000000000000aa", 0, 0, 0)])
-    options = Options(str(path), ("arch.other",), url, once=True)
+    ledger = ArchiveRunRecord(Files(spark, str(path)))
+    ledger.commit([], [ArchivedRange("arch.other", "00000000000000aa", 0, 0, 0)])
+    options = ArchiveOptions(str(path), ("arch.other",), url, once=True)
     with pytest.raises(FairwayError, match=r"of another log .00000000000000aa. than the broker"):
         archive.run(spark, options)
     mark = path / manifest.MARK
@@ -205,31 +207,37 @@ def test_archive_of_another_version_or_log_is_refused(
 
 
 def test_what_the_log_has_no_longer_is_an_error_or_a_gap() -> None:
-    state, log_id = State(), "00000000000000aa"
-    state.apply(Commit(1, 0, (Range("orders", log_id, 0, 10, 10),)))
-    options = Options("archive", ("orders",), accept_loss=False)
-    assert archive.resumed(state, Part("orders"), Extent(5, 20), log_id, options) == 10
-    assert archive.resumed(state, Part("payments"), Extent(5, 20), log_id, options) == 5
+    state, log_id = ArchiveState(), "00000000000000aa"
+    state.apply(Commit(1, 0, (ArchivedRange("orders", log_id, 0, 10, 10),)))
+    options = ArchiveOptions("archive", ("orders",), accept_loss=False)
+    assert archive.resumed(state, SubjectPart("orders"), SubjectExtent(5, 20), log_id, options) == 10
+    assert archive.resumed(state, SubjectPart("payments"), SubjectExtent(5, 20), log_id, options) == 5
     with pytest.raises(FairwayError, match=r"messages 10 to 11 of orders .*retention has taken them.*--accept-loss"):
-        archive.resumed(state, Part("orders"), Extent(12, 20), log_id, options)
+        archive.resumed(state, SubjectPart("orders"), SubjectExtent(12, 20), log_id, options)
     assert (
         archive.resumed(
-            state, Part("orders"), Extent(12, 20), log_id, Options("archive", ("orders",), accept_loss=True)
+            state,
+            SubjectPart("orders"),
+            SubjectExtent(12, 20),
+            log_id,
+            ArchiveOptions("archive", ("orders",), accept_loss=True),
         )
         == 12
     )
     with pytest.raises(FairwayError, match="ends at 7, and archive has it up to 9"):
-        archive.resumed(state, Part("orders"), Extent(0, 7), log_id, options)
+        archive.resumed(state, SubjectPart("orders"), SubjectExtent(0, 7), log_id, options)
 
 
 def test_many_small_files_are_shared_among_the_cores() -> None:
-    def batch(subjects: int, messages: int) -> dict[Part, Extent]:
-        return {Part(f"s{number}"): Extent(5, 5 + messages) for number in range(subjects)}
+    def batch(subjects: int, messages: int) -> dict[SubjectPart, SubjectExtent]:
+        return {SubjectPart(f"s{number}"): SubjectExtent(5, 5 + messages) for number in range(subjects)}
 
     assert archive.has_small_files(batch(65, 999))
     assert not archive.has_small_files(batch(64, 1)), "one task has all their files open at once"
     assert not archive.has_small_files(batch(65, 1_000))
-    assert not archive.has_small_files({**batch(65, 1), Part("hot"): Extent(0, 66_000)}), "one core would write it"
+    assert not archive.has_small_files({**batch(65, 1), SubjectPart("hot"): SubjectExtent(0, 66_000)}), (
+        "one core would write it"
+    )
 
 
 def test_archive_of_more_subjects_than_files_open_at_once(
@@ -238,7 +246,7 @@ def test_archive_of_more_subjects_than_files_open_at_once(
     path, subjects = tmp_path / "archive", columns.WRITERS_MAX + 6
     for number in range(subjects):
         send(client, f"arch.many.{number}", 3)
-    done = archive.run(spark, Options(str(path), ("arch.many.*",), url, once=True))
+    done = archive.run(spark, ArchiveOptions(str(path), ("arch.many.*",), url, once=True))
     assert (done.rows, done.files, done.batches) == (3 * subjects, subjects, 1)
     assert archived(spark, path) == live(spark, url, "arch.many.*")
     for each in visible(path):
@@ -273,28 +281,28 @@ class Mortal(Files):
         super().remove(path)
 
 
-def new_folder(ledger: Ledger) -> Path:
+def new_folder(ledger: ArchiveRunRecord) -> Path:
     """Where Spark would write rows of one broker group, subject and date."""
     folder = Path(ledger.room) / f"{STAGED_BY}={BROKER_GROUP}" / "subject=orders" / "date=2026-01-01"
     folder.mkdir(parents=True)
     return folder
 
 
-def stage(ledger: Ledger, template: Path, first: int) -> None:
+def stage(ledger: ArchiveRunRecord, template: Path, first: int) -> None:
     """What Spark would have written for ten rows."""
     folder = new_folder(ledger)
     for part in range(2):
         shutil.copy(template / f"{first + 5 * part}.parquet", folder / f"part-{part:05}.parquet")
 
 
-def take_part(ledger: Ledger, template: Path) -> None:
+def take_part(ledger: ArchiveRunRecord, template: Path) -> None:
     """The next ten rows, and every fourth time a compaction."""
     first = ledger.state.end("orders") or 0
     if len(ledger.state.files) >= 4:
         shutil.copy(template / f"all-{first}.parquet", new_folder(ledger) / "part-00000.parquet")
         ledger.commit(ledger.staged(), [], list(ledger.state.files.values()))
     stage(ledger, template, first)
-    ledger.commit(ledger.staged(), [Range("orders", "00000000000000aa", first, first + 10, 10)])
+    ledger.commit(ledger.staged(), [ArchivedRange("orders", "00000000000000aa", first, first + 10, 10)])
 
 
 @pytest.mark.slow
@@ -311,7 +319,7 @@ def test_run_that_dies_anywhere_leaves_an_archive(spark: SparkSession, tmp_path:
         mortal = Mortal(spark, str(path))
         mortal.lives = lives
         try:
-            ledger = Ledger(mortal)
+            ledger = ArchiveRunRecord(mortal)
             for _ in range(3):
                 take_part(ledger, template)
         except Killed:
@@ -319,7 +327,7 @@ def test_run_that_dies_anywhere_leaves_an_archive(spark: SparkSession, tmp_path:
         if manifest.MARK in {each.path for each in Files(spark, str(path)).walk()}:
             assert _sequences(spark, path) == list(range(archive.contents(spark, str(path)).end("orders") or 0))
     assert deaths >= 10
-    ledger = Ledger(Files(spark, str(path)))
+    ledger = ArchiveRunRecord(Files(spark, str(path)))
     take_part(ledger, template)
     assert _sequences(spark, path) == list(range(ledger.state.end("orders") or 0))
     assert visible(path) == sorted(ledger.state.files)  # and nothing is left lying about for plain readers
@@ -328,10 +336,10 @@ def test_run_that_dies_anywhere_leaves_an_archive(spark: SparkSession, tmp_path:
 
 def test_second_run_on_the_same_archive_is_told(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "archive")
-    one, two = Ledger(Files(spark, path)), Ledger(Files(spark, path))
-    one.commit([], [Range("orders", "00000000000000aa", 0, 0, 0)])
+    one, two = ArchiveRunRecord(Files(spark, path)), ArchiveRunRecord(Files(spark, path))
+    one.commit([], [ArchivedRange("orders", "00000000000000aa", 0, 0, 0)])
     with pytest.raises(Overtaken, match=r"another run writes to .*archive: it has made commit 1 meanwhile"):
-        two.commit([], [Range("orders", "00000000000000aa", 5, 5, 0)])
+        two.commit([], [ArchivedRange("orders", "00000000000000aa", 5, 5, 0)])
     assert archive.contents(spark, path).end("orders") == 0
 
 
@@ -370,7 +378,7 @@ def test_many_subjects_of_a_broker_group_have_another_name(spark: SparkSession) 
     rows = spark.createDataFrame(
         [("s7", "default"), ("s8", "g2"), ("other", "default")], "subject string, broker_group string"
     )
-    names = {Part(f"s{number}"): "g1" for number in range(1_000)} | {Part("s8", "g2"): "g3"}
+    names = {SubjectPart(f"s{number}"): "g1" for number in range(1_000)} | {SubjectPart("s8", "g2"): "g3"}
     found = columns.renamed(rows, names).collect()
     assert [tuple(row) for row in found] == [("s7", "g1"), ("s8", "g3"), ("other", "default")]
     assert columns.renamed(rows, {}).collect() == rows.collect()

@@ -68,7 +68,7 @@ def test_killed_drivers_and_brokers_leave_no_trace(spark: SparkSession, own: Ser
             driver.stdout.close()
         before = archive.contents(spark, str(path)).end("kill.one") or 0
         assert 0 < before <= sent
-        archive.run(spark, archive.Options(str(path), ("kill.one",), own.url, once=True))
+        archive.run(spark, archive.ArchiveOptions(str(path), ("kill.one",), own.url, once=True))
     live = spark.read.format("fairway").options(url=own.url, subject="kill.one").load()
     assert rows(archive.read(spark, str(path))) == rows(live)
     assert live.count() == sent

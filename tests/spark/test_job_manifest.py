@@ -10,18 +10,22 @@ import pytest
 from fairway.errors import Misuse, Unreachable
 from fairway.limits import MIB
 from fairway.spark.jobs import compacting, failing, manifest, program
-from fairway.spark.jobs.manifest import ArchiveDamaged, Commit, File, NotAnArchive, Range, State
-from fairway.spark.jobs.watching import Pace, Point
+from fairway.spark.jobs.manifest import ArchiveDamaged, ArchivedRange, ArchiveFile, ArchiveState, Commit, NotAnArchive
+from fairway.spark.jobs.watching import Point, ProgressCounter
 from fairway.spark.session import SETTINGS
 from fairway.world.clock import ManualClock
 
 
-def file(first: int, end: int, size_bytes: int = 1_000, date: str = "2026-01-01", subject: str = "orders") -> File:
-    return File(f"subject={subject}/date={date}/{first}.parquet", subject, date, first, end, end - first, size_bytes)
+def file(
+    first: int, end: int, size_bytes: int = 1_000, date: str = "2026-01-01", subject: str = "orders"
+) -> ArchiveFile:
+    return ArchiveFile(
+        f"subject={subject}/date={date}/{first}.parquet", subject, date, first, end, end - first, size_bytes
+    )
 
 
-def span(first: int, end: int, log_id: str = "00000000000000aa") -> Range:
-    return Range("orders", log_id, first, end, end - first)
+def span(first: int, end: int, log_id: str = "00000000000000aa") -> ArchivedRange:
+    return ArchivedRange("orders", log_id, first, end, end - first)
 
 
 def step(number: int, first: int, end: int) -> Commit:
@@ -30,15 +34,15 @@ def step(number: int, first: int, end: int) -> Commit:
 
 def written(commits: list[Commit]) -> dict[str, bytes]:
     """The files of a row of commits."""
-    state, found = State(), {}
+    state, found = ArchiveState(), {}
     for commit in commits:
         state.apply(commit)
         found[manifest.name_of(commit.number).rpartition("/")[2]] = manifest.encode(commit, state)
     return found
 
 
-def read_back(files: dict[str, bytes]) -> State:
-    state = State()
+def read_back(files: dict[str, bytes]) -> ArchiveState:
+    state = ArchiveState()
     for number in manifest.wanted(files):
         name = manifest.name_of(number)
         manifest.decode(files[name.rpartition("/")[2]], name, state)
@@ -81,7 +85,7 @@ def test_compaction_changes_files_and_not_rows() -> None:
     ],
 )
 def test_what_cannot_be_is_damage(commit: Commit, why: str) -> None:
-    state = State()
+    state = ArchiveState()
     state.apply(step(1, 0, 10))
     with pytest.raises(ArchiveDamaged, match=why):
         state.apply(commit)
@@ -91,9 +95,9 @@ def test_other_versions_and_other_files_are_told_apart() -> None:
     with pytest.raises(NotAnArchive, match="version 2, and this release of fairway reads version 1"):
         manifest.check_mark(json.dumps({"fairway_archive": 2}).encode(), "a/_fairway/archive.json")
     with pytest.raises(ArchiveDamaged, match="not JSON"):
-        manifest.decode(b"{", "a/1.json", State())
+        manifest.decode(b"{", "a/1.json", ArchiveState())
     with pytest.raises(ArchiveDamaged, match="no commit of an archive"):
-        manifest.decode(b'{"fairway_archive": 1}', "a/1.json", State())
+        manifest.decode(b'{"fairway_archive": 1}', "a/1.json", ArchiveState())
     assert manifest.number_of("000000000064.full.json") == 64
     for name in ("000000000064.json", "64.json", "000000000001.json.tmp", ".000000000001.json.crc"):
         assert manifest.number_of(name) is None
@@ -104,16 +108,16 @@ def test_other_versions_and_other_files_are_told_apart() -> None:
 LOG_A, LOG_B, LOG_C = "00000000000000aa", "00000000000000bb", "00000000000000cc"
 
 
-def grown() -> State:
+def grown() -> ArchiveState:
     """An archive that began with the address of one broker, and went on when that was in a cluster of two."""
-    state = State()
+    state = ArchiveState()
     state.apply(step(1, 0, 10))
     other = replace(file(0, 5), path="other.parquet", broker_group="g2")
-    state.apply(Commit(2, 0, (Range("orders", LOG_B, 0, 5, 5, "g2"),), (other,)))
+    state.apply(Commit(2, 0, (ArchivedRange("orders", LOG_B, 0, 5, 5, "g2"),), (other,)))
     return state
 
 
-def called(state: State) -> dict[str, tuple[str, str]]:
+def called(state: ArchiveState) -> dict[str, tuple[str, str]]:
     """By log: the name of its ranges, and that of the rows in its files."""
     (names,) = [{each.log_id: each.broker_group for each in of} for of in state.ranges.values()]
     stored = {each.broker_group: each.stored_as for each in state.files.values()}
@@ -165,7 +169,7 @@ def test_day_that_is_over_is_put_together() -> None:
 
 def test_rows_are_rewritten_a_few_times_only() -> None:
     """A thousand commits of one day: what compaction writes, against what was archived."""
-    files: list[File] = []
+    files: list[ArchiveFile] = []
     rewritten = 0
     for number in range(1_000):
         files.append(file(number, number + 1, 50_000))
@@ -206,7 +210,7 @@ def test_error_of_a_task_is_one_sentence() -> None:
 
 def test_progress_says_rate_and_what_remains() -> None:
     clock, points = ManualClock(), list[Point]()
-    pace = Pace(points.append, "archive", clock)
+    pace = ProgressCounter(points.append, "archive", clock)
     clock.advance(2_000)
     pace.add(1_000, 4_000)
     clock.advance(2_000)

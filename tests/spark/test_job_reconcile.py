@@ -16,13 +16,13 @@ from pyspark.sql import SparkSession
 from fairway.batch import MessageId
 from fairway.client.sync import Client
 from fairway.errors import FairwayError, Misuse
-from fairway.spark.brokers import Extent
+from fairway.spark.brokers import SubjectExtent
 from fairway.spark.jobs import archive, auditing, reconcile, replay, sent, servers
 from fairway.spark.jobs.auditing import Archive
 from fairway.spark.jobs.holes import STRETCH, Whole, holes
-from fairway.spark.jobs.manifest import Range
-from fairway.spark.jobs.reconcile import Finding, Options, Result
-from fairway.spark.places import Part
+from fairway.spark.jobs.manifest import ArchivedRange
+from fairway.spark.jobs.reconcile import Discrepancy, ReconcileOptions, ReconcileResult
+from fairway.spark.places import SubjectPart
 from fairway.spark.schema import MESSAGES
 from tests.spark.jobs import visible
 from tests.unit.client.broker import running
@@ -66,7 +66,7 @@ def table(path: Path, ids: Sequence[str], **more: Sequence[object]) -> str:
     return str(path)
 
 
-def named(result: Result, kind: str) -> list[Finding]:
+def named(result: ReconcileResult, kind: str) -> list[Discrepancy]:
     return [each for each in result.findings if each.kind == kind]
 
 
@@ -103,9 +103,9 @@ def test_clean_books_balance(spark: SparkSession, url: str, client: Client, tmp_
     for group in ("billing", "stock"):
         consume(client, "rec.clean", group, 20)
     path = str(tmp_path / "archive")
-    archive.run(spark, archive.Options(path, ("rec.clean",), url, once=True, group="archive"))
+    archive.run(spark, archive.ArchiveOptions(path, ("rec.clean",), url, once=True, group="archive"))
     rows = table(tmp_path / "rows.parquet", ids)
-    options = Options(
+    options = ReconcileOptions(
         ("rec.clean",), url, archive=path, sent=rows, late_after_s=NEVER_LATE_S, stuck_after_s=0, is_strict=True
     )
     result = reconcile.run(spark, options)
@@ -142,14 +142,14 @@ def test_what_was_planted_is_found_by_id(spark: SparkSession, url: str, client: 
     time.sleep(wait_s)
     consume(client, subject, "billing", 1)
     lost, strange = str(MessageId(7, 2)), good[7]
-    archive.run(spark, archive.Options(str(path), (subject,), url, once=True))
+    archive.run(spark, archive.ArchiveOptions(str(path), (subject,), url, once=True))
     doctored(path, gone=good[2], twice=good[3])
     with client.consumer(subject, "billing", consumer="ann") as ann:
         (stuck,) = send(client, subject, 1)
         (held,) = ann.take(1, timeout=WAIT_S)
         rows = table(tmp_path / "rows.parquet", [*good[:7], twice, late, stuck, lost])
         page, output = tmp_path / "books.html", tmp_path / "out"
-        options = Options(
+        options = ReconcileOptions(
             (subject,), url, archive=str(path), sent=rows, late_after_s=wait_s / 1.5, stuck_after_s=0, html=str(page),
             output=str(output),
         )  # fmt: skip
@@ -190,21 +190,21 @@ def test_mistakes_are_named(spark: SparkSession, url: str, client: Client, tmp_p
     rows = table(tmp_path / "rows.parquet", ["x"])
     other = tmp_path / "other.csv"
     other.write_text("name\nx\n", encoding="utf-8")
-    cases: list[tuple[Options, str]] = [
-        (Options(("rec.knwon",), url), "did you mean 'rec.known'"),
-        (Options(("nowhere.*",), url), "no subject"),
-        (Options(("rec.known",), url, groups=("biling",)), "did you mean 'billing'"),
-        (Options(("rec.known",), url, sent=str(other)), "no column id"),
-        (Options(("rec.known",), url, sent=str(tmp_path / "nothing.parquet")), "cannot be read"),
-        (Options(("rec.known",), url, sent=rows, since=datetime.now(UTC)), "column sent_at"),
-        (Options(("rec.known",), url, archive=str(tmp_path / "nothing")), "there is nothing at"),
+    cases: list[tuple[ReconcileOptions, str]] = [
+        (ReconcileOptions(("rec.knwon",), url), "did you mean 'rec.known'"),
+        (ReconcileOptions(("nowhere.*",), url), "no subject"),
+        (ReconcileOptions(("rec.known",), url, groups=("biling",)), "did you mean 'billing'"),
+        (ReconcileOptions(("rec.known",), url, sent=str(other)), "no column id"),
+        (ReconcileOptions(("rec.known",), url, sent=str(tmp_path / "nothing.parquet")), "cannot be read"),
+        (ReconcileOptions(("rec.known",), url, sent=rows, since=datetime.now(UTC)), "column sent_at"),
+        (ReconcileOptions(("rec.known",), url, archive=str(tmp_path / "nothing")), "there is nothing at"),
     ]
     for options, said in cases:
         with pytest.raises(FairwayError, match=said):
             reconcile.run(spark, options)
     for wrong in ({"window_s": 0}, {"late_after_s": -1}, {"match": "subject"}):
         with pytest.raises(Misuse):
-            Options(("rec.known",), url, **wrong)
+            ReconcileOptions(("rec.known",), url, **wrong)
 
 
 @pytest.mark.slow
@@ -218,7 +218,7 @@ def test_rows_by_key_and_what_is_scheduled(spark: SparkSession, url: str, client
         [(key, "other" if key == "x" else subject, at) for key, at in sent_at.items()],
         "id string, subject string, sent_at timestamp",
     )
-    result = reconcile.run(spark, Options((subject,), url, match="key", late_after_s=60), rows)
+    result = reconcile.run(spark, ReconcileOptions((subject,), url, match="key", late_after_s=60), rows)
     assert result.rows == {sent.STORED: 2, sent.SCHEDULED: 1, sent.MISSING: 1, sent.UNDER_WAY: 1}
     assert [each.id for each in named(result, "missing")] == ["o-4"]
     assert [(each.reason, each.id) for each in named(result, "duplicate")] == [("row stored twice", ids[2])]
@@ -254,7 +254,7 @@ def test_groups_that_wait_retry_and_give_up(spark: SparkSession, url: str, clien
             else:
                 message.ack()
     time.sleep(0.01)
-    result = reconcile.run(spark, Options((subject,), url, late_after_s=0, stuck_after_s=0))
+    result = reconcile.run(spark, ReconcileOptions((subject,), url, late_after_s=0, stuck_after_s=0))
     books = {each.group: each for each in result.books}
     assert (books["new"].skipped, books["new"].outstanding, books["new"].late) == (3, 0, 0)
     busy = books["busy"]
@@ -268,13 +268,13 @@ def test_groups_that_wait_retry_and_give_up(spark: SparkSession, url: str, clien
     assert (stalled.reason, stalled.group, stalled.id, stalled.messages) == ("no acks", "old", ids[1], 2)
     assert result.counts["differing"] == 0
 
-    only = reconcile.run(spark, Options((subject,), url, groups=("new",), late_after_s=0, stuck_after_s=0))
+    only = reconcile.run(spark, ReconcileOptions((subject,), url, groups=("new",), late_after_s=0, stuck_after_s=0))
     assert [each.group for each in only.books] == ["new"]
     assert only.is_balanced
     sought = client.seek(subject, "busy", "earliest")
     assert sought.sequence == 0
     consume(client, subject, "busy", 3)
-    again = reconcile.run(spark, Options((subject,), url, groups=("busy",), late_after_s=NEVER_LATE_S))
+    again = reconcile.run(spark, ReconcileOptions((subject,), url, groups=("busy",), late_after_s=NEVER_LATE_S))
     assert [(each.reason, each.id) for each in named(again, "duplicate")] == [("acked twice", ids[2])]
 
 
@@ -289,12 +289,12 @@ def test_times_cut_out_a_part(spark: SparkSession, url: str, client: Client, tmp
     stored = spark.read.format("fairway").options(url=url, subject=subject).load().orderBy("sequence").collect()
     middle = [stored[place]["appended_at"].astimezone(UTC) for place in (2, 4)]
     path = str(tmp_path / "archive")
-    archive.run(spark, archive.Options(path, (subject,), url, once=True))
+    archive.run(spark, archive.ArchiveOptions(path, (subject,), url, once=True))
     rows = spark.createDataFrame(
         [(each, (middle[0] if each in ids[2:] else middle[0] - timedelta(days=1)).isoformat()) for each in ids],
         "id string, sent_at string",
     )
-    options = Options(
+    options = ReconcileOptions(
         (subject,), url, archive=path, since=middle[0], until=middle[1], late_after_s=NEVER_LATE_S, stuck_after_s=0,
         window_s=1, is_strict=True,
     )  # fmt: skip
@@ -329,8 +329,8 @@ def test_holes_are_found_wherever_they_are(spark: SparkSession) -> None:
 def test_forged_rows_of_an_archive_are_found(spark: SparkSession, url: str, client: Client, tmp_path: Path) -> None:
     subject, path = "rec.forged", tmp_path / "archive"
     ids = send(client, subject, 8, key="k", tags=["paid"], headers={"b": "2", "a": "1"})
-    archive.run(spark, archive.Options(str(path), (subject,), url, once=True))
-    options = Options((subject,), url, archive=str(path), late_after_s=NEVER_LATE_S)
+    archive.run(spark, archive.ArchiveOptions(str(path), (subject,), url, once=True))
+    options = ReconcileOptions((subject,), url, archive=str(path), late_after_s=NEVER_LATE_S)
     assert reconcile.run(spark, options).is_balanced
     stranger, later = "07ZZZZZZZZZZZZZZZZZZZZZZZZ", datetime(2030, 1, 1, tzinfo=UTC)
     changes: dict[int, tuple[str, object]] = {
@@ -362,8 +362,8 @@ def test_archive_alone_remembers_what_retention_took(spark: SparkSession) -> Non
         found = [("a", "default", each, f"id-{each}", None, None, None, b"", at, at) for each in sequences]
         return spark.createDataFrame(found, MESSAGES)
 
-    log, extents = auditing.with_content(rows(6, 8, 9)), {Part("a"): Extent(6, 10)}
-    kept = Archive("path", rows(0, 1, 2, 4, 5, 6, 7, 8, 9), (Range("a", "log", 0, 10, 10),), ())
+    log, extents = auditing.with_content(rows(6, 8, 9)), {SubjectPart("a"): SubjectExtent(6, 10)}
+    kept = Archive("path", rows(0, 1, 2, 4, 5, 6, 7, 8, 9), (ArchivedRange("a", "log", 0, 10, 10),), ())
     compared = auditing.compared(spark, kept, log, extents, is_whole=True).collect()
     assert [(row["reason"], row["id"]) for row in compared] == [("only in the archive", "id-7")]
     gone = auditing.gone(spark, kept, rows(6, 7, 8, 9), extents)
@@ -371,5 +371,5 @@ def test_archive_alone_remembers_what_retention_took(spark: SparkSession) -> Non
     assert [(row["reason"], row["sequence"], row["messages"]) for row in gone.collect()] == [
         ("gone from the archive", 3, 1)
     ]
-    whole = Archive("path", rows(*range(10)), (Range("a", "log", 0, 10, 10),), ())
+    whole = Archive("path", rows(*range(10)), (ArchivedRange("a", "log", 0, 10, 10),), ())
     assert auditing.gone(spark, whole, rows(6, 7, 8, 9), extents) is None

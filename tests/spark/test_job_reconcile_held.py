@@ -15,7 +15,7 @@ from fairway.batch import MessageId
 from fairway.client.sync import Client
 from fairway.errors import FairwayError
 from fairway.spark.jobs import held, reconcile, sent
-from fairway.spark.jobs.reconcile import Options
+from fairway.spark.jobs.reconcile import ReconcileOptions
 from fairway.sql import Outbox
 from tests.spark.test_job_reconcile import NEVER_LATE_S, consume, named, table
 from tests.support.outboxes import NIMBLE
@@ -66,7 +66,9 @@ def test_what_producers_hold_is_outstanding_and_what_nobody_has_is_lost(
     consume(client, subject, "billing", 1)
     lost = str(MessageId(7, 9))
     rows = table(tmp_path / "rows.parquet", [stored, refused, left, *spooled[:1], lost])  # one is not in the table yet
-    options = Options((subject,), url, late_after_s=NEVER_LATE_S, sent=rows, outboxes=(database,), spools=(str(spool),))
+    options = ReconcileOptions(
+        (subject,), url, late_after_s=NEVER_LATE_S, sent=rows, outboxes=(database,), spools=(str(spool),)
+    )
     result = reconcile.run(spark, options)
     assert result.rows == {sent.STORED: 1, sent.SET_ASIDE: 1, sent.AT_PRODUCER: 3, sent.MISSING: 1}
     assert [each.id for each in named(result, "missing")] == [lost]
@@ -90,7 +92,7 @@ def test_without_a_table_of_rows_the_books_count_what_waits(
     client.send(subject, b"x").result(WAIT_S)
     consume(client, subject, "billing", 1)
     spooled = in_spool(spool, subject, 3)
-    patient = Options((subject,), url, late_after_s=NEVER_LATE_S, spools=(str(spool),))
+    patient = ReconcileOptions((subject,), url, late_after_s=NEVER_LATE_S, spools=(str(spool),))
     result = reconcile.run(spark, patient)
     assert result.is_balanced
     assert result.rows == {sent.AT_PRODUCER: 3}
@@ -101,7 +103,7 @@ def test_without_a_table_of_rows_the_books_count_what_waits(
     consume(client, subject, "billing", 3)
     assert list(held._messages(patient, [])) == []
     again = in_spool(spool, subject, 1)
-    hasty = Options((subject,), url, late_after_s=NEVER_LATE_S, stuck_after_s=0, spools=(str(spool),))
+    hasty = ReconcileOptions((subject,), url, late_after_s=NEVER_LATE_S, stuck_after_s=0, spools=(str(spool),))
     result = reconcile.run(spark, hasty)
     assert [(each.reason, each.id) for each in result.findings] == [("waits at the producer", again[0])]
     assert {each.id for each in result.findings}.isdisjoint(spooled)
@@ -109,7 +111,7 @@ def test_without_a_table_of_rows_the_books_count_what_waits(
 
 def test_what_is_held_is_read_chunk_by_chunk(spark: SparkSession, tmp_path: Path) -> None:
     spooled = in_spool(tmp_path / "spool", "rec.chunks", 5)
-    options = Options(("rec.*",), match="key", spools=(str(tmp_path / "spool"),))
+    options = ReconcileOptions(("rec.*",), match="key", spools=(str(tmp_path / "spool"),))
     found = held.load(spark, options, [], chunk_rows=2)
     assert found is not None
     keys = [f"s-{number}" for number in range(5)]
@@ -125,4 +127,4 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     ]
     for wrong, said in cases:
         with pytest.raises(FairwayError, match=said):
-            list(held._messages(Options(("rec.known",), **wrong), []))  # type: ignore[arg-type]
+            list(held._messages(ReconcileOptions(("rec.known",), **wrong), []))  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from fairway.client.sync import Client
 from fairway.errors import Misuse
 from fairway.spark.jobs import repetition
 from fairway.spark.jobs.picking import Picking
-from fairway.spark.jobs.repetition import Options
+from fairway.spark.jobs.repetition import RepetitionOptions
 from fairway.spark.jobs.watching import Point
 from tests.spark.jobs import send
 
@@ -82,7 +82,7 @@ def test_live_subjects_are_told_apart_and_a_policy_is_named(
     send(client, "rep.none", 30, keys=[f"k{number}" for number in range(30)])
     send(client, "rep.hot", 40, keys=["h" if number % 4 else None for number in range(40)])
     output = tmp_path / "keys"
-    options = Options(Picking(("rep.*",), url=url), queue_length=10, top=1, output=str(output))
+    options = RepetitionOptions(Picking(("rep.*",), url=url), queue_length=10, top=1, output=str(output))
     seen: list[Point] = []
     found = repetition.run(spark, options, seen.append)
     assert [each.sentence for each in seen] == ["repetition: 70 rows"]
@@ -95,4 +95,4 @@ def test_live_subjects_are_told_apart_and_a_policy_is_named(
     assert [(key.subject, key.key) for key in found.keys] == [("rep.hot", "h")]
     assert spark.read.parquet(str(output)).count() == 31
     with pytest.raises(Misuse, match="1 at least"):
-        repetition.run(spark, Options(Picking(("rep.*",), url=url), queue_length=0))
+        repetition.run(spark, RepetitionOptions(Picking(("rep.*",), url=url), queue_length=0))

@@ -16,7 +16,7 @@ from fairway.protocol.delivery import Message
 from fairway.spark.jobs import archive, picking, replay
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.picking import Picking
-from fairway.spark.jobs.replay import Options
+from fairway.spark.jobs.replay import ReplayOptions
 from tests.spark.jobs import rows, send
 
 
@@ -31,31 +31,31 @@ def source(spark: SparkSession, url: str, client: Client, tmp_path_factory: pyte
     keys, tags = [f"k{number % 5}" for number in range(50)], [["red"], ["blue", "x"]] * 25
     send(client, "play.one", 50, keys=keys, tags=tags, headers=[{"n": "1"}] * 50)
     send(client, "play.two", 10)
-    archive.run(spark, archive.Options(str(path), ("play.one", "play.two"), url, once=True))
+    archive.run(spark, archive.ArchiveOptions(str(path), ("play.one", "play.two"), url, once=True))
     return path
 
 
 def test_dry_run_counts_and_sends_nothing(spark: SparkSession, url: str, source: Path) -> None:
     for picked in (Picking(("play.*",), str(source)), Picking(("play.one", "play.two"), url=url)):
-        found = replay.count(spark, Options(picked, "play.none", url))
+        found = replay.count(spark, ReplayOptions(picked, "play.none", url))
         assert (found.matched, found.sent, found.by_subject) == (60, 0, {"play.one": 50, "play.two": 10})
     picked = Picking(("play.one",), str(source), keys=("k1", "k2"), tags=("blue",), where="sequence >= 10")
-    assert replay.count(spark, Options(picked, "play.none", url)).matched == 8
+    assert replay.count(spark, ReplayOptions(picked, "play.none", url)).matched == 8
     late = Picking(("play.one",), str(source), since=datetime(2100, 1, 1, tzinfo=UTC))
     early = Picking(("play.one",), str(source), until=datetime(2100, 1, 1, tzinfo=UTC))
-    assert replay.count(spark, Options(late, "play.none", url)).matched == 0
-    assert replay.count(spark, Options(early, "play.none", url)).matched == 50
+    assert replay.count(spark, ReplayOptions(late, "play.none", url)).matched == 0
+    assert replay.count(spark, ReplayOptions(early, "play.none", url)).matched == 50
     for hours in (-14, 14):  # where it is another day already, or still
         zone = timezone(timedelta(hours=hours))
         begin, end = (datetime.now(zone) + timedelta(hours=each) for each in (-1, 1))
         hour = Picking(("play.one",), str(source), since=begin, until=end)
-        assert replay.count(spark, Options(hour, "play.none", url)).matched == 50
+        assert replay.count(spark, ReplayOptions(hour, "play.none", url)).matched == 50
     with pytest.raises(Misuse, match=r"no subject 'play.none'"):
-        replay.count(spark, Options(Picking(("play.none",), url=url), "play.two", url))
+        replay.count(spark, ReplayOptions(Picking(("play.none",), url=url), "play.two", url))
 
 
 def test_replayed_messages_are_the_same_and_say_so(spark: SparkSession, url: str, source: Path) -> None:
-    options = Options(Picking(("play.one",), str(source), keys=("k3",)), "play.again", url, id="case-7")
+    options = ReplayOptions(Picking(("play.one",), str(source), keys=("k3",)), "play.again", url, id="case-7")
     done = replay.run(spark, options)
     assert (done.matched, done.sent, done.is_complete) == (10, 10, True)
     before = [row for row in received(spark, url, "play.one") if row["key"] == "k3"]
@@ -75,7 +75,7 @@ def test_replayed_messages_are_the_same_and_say_so(spark: SparkSession, url: str
 
 def test_replay_goes_on_where_it_stopped(spark: SparkSession, url: str, client: Client, tmp_path: Path) -> None:
     send(client, "play.live", 25)
-    options = Options(
+    options = ReplayOptions(
         Picking(("play.live",), url=url), "play.rest", url, state=str(tmp_path / "state"), rate_per_s=10
     )  # slices of ten
     sent = list[int]()
@@ -90,7 +90,7 @@ def test_replay_goes_on_where_it_stopped(spark: SparkSession, url: str, client: 
     last = replay.run(spark, options)
     assert (last.sent_before, last.sent, last.is_complete) == (10, 15, True)
     assert [row["payload"] for row in received(spark, url, "play.rest")] == [b"%d" % number for number in range(25)]
-    other = Options(Picking(("play.live",), url=url, keys=("a",)), "play.rest", url, state=options.state)
+    other = ReplayOptions(Picking(("play.live",), url=url, keys=("a",)), "play.rest", url, state=options.state)
     with pytest.raises(Misuse, match="which asked for something else"):
         replay.run(spark, other)
 
@@ -98,7 +98,7 @@ def test_replay_goes_on_where_it_stopped(spark: SparkSession, url: str, client: 
 def test_a_rate_is_never_exceeded(spark: SparkSession, url: str, client: Client, tmp_path: Path) -> None:
     send(client, "play.fast", 30)
     picked, begun_s = Picking(("play.fast",), url=url), list[float]()
-    options = Options(picked, "play.slow", url, state=str(tmp_path / "state"), rate_per_s=10)
+    options = ReplayOptions(picked, "play.slow", url, state=str(tmp_path / "state"), rate_per_s=10)
 
     def is_to_end() -> bool:
         begun_s.append(time.time())  # first when all is selected, and nothing is sent yet
@@ -115,7 +115,7 @@ def test_one_group_alone_gets_a_replay(spark: SparkSession, url: str, client: Cl
         for each in (mine, other):
             drained(each, 50)
         picked = Picking(("play.one",), str(source), keys=("k1", "k4"))
-        options = Options(picked, "play.one", url, rate_per_s=15, group="repair")  # slices of fifteen
+        options = ReplayOptions(picked, "play.one", url, rate_per_s=15, group="repair")  # slices of fifteen
         counted = replay.count(spark, options)
         assert (counted.matched, counted.sent, counted.group) == (20, 0, "repair")
         sent = list[int]()
@@ -134,12 +134,12 @@ def test_one_group_alone_gets_a_replay(spark: SparkSession, url: str, client: Cl
         assert not mine.take(1, timeout=0.2)
         assert not other.take(1, timeout=0.2)
     assert len(received(spark, url, "play.one")) == 50
-    nobody = Options(picked, "play.one", url, group="nobody")
+    nobody = ReplayOptions(picked, "play.one", url, group="nobody")
     for ask in (replay.count, replay.run):
         with pytest.raises(Misuse, match=r"there is no group 'nobody' on play.one"):
             ask(spark, nobody)
     with pytest.raises(Misuse, match=r"there is no group 'repair' on play.none"):
-        replay.count(spark, Options(picked, "play.none", url, group="repair"))
+        replay.count(spark, ReplayOptions(picked, "play.none", url, group="repair"))
 
 
 def drained(consumer: Consumer, count: int) -> list[Message]:
@@ -163,16 +163,16 @@ def test_where_to_is_asked_for() -> None:
 
 def test_bad_requests_are_sentences(spark: SparkSession, url: str, source: Path, tmp_path: Path) -> None:
     with pytest.raises(Misuse, match="give it --state DIR"):
-        replay.run(spark, Options(Picking(("play.one",), url=url), "play.x", url))
+        replay.run(spark, ReplayOptions(Picking(("play.one",), url=url), "play.x", url))
     with pytest.raises(Misuse, match=r"no subject 'play.on' in the archive.*did you mean 'play.one'"):
-        replay.count(spark, Options(Picking(("play.on",), str(source)), "play.x", url))
+        replay.count(spark, ReplayOptions(Picking(("play.on",), str(source)), "play.x", url))
     for where in ("nothing = 1", "sequence >"):
         with pytest.raises(Misuse, match=r"--where '.*' cannot be used"):
-            replay.count(spark, Options(Picking(("play.one",), str(source), where=where), "play.x", url))
+            replay.count(spark, ReplayOptions(Picking(("play.one",), str(source), where=where), "play.x", url))
     with pytest.raises(Misuse, match="the broker's own"):
-        replay.run(spark, Options(Picking(("play.one",), str(source)), "inbox:billing:play.one", url))
+        replay.run(spark, ReplayOptions(Picking(("play.one",), str(source)), "inbox:billing:play.one", url))
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(Misuse, match="not the state of a replay"):
-        replay.run(spark, Options(Picking(("play.one",), str(source)), "play.x", url, state=str(tmp_path)))
+        replay.run(spark, ReplayOptions(Picking(("play.one",), str(source)), "play.x", url, state=str(tmp_path)))
     with pytest.raises(Misuse, match="no time zone"):
         picking.moment("2026-03-01T12:00", "since")

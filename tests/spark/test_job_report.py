@@ -16,12 +16,12 @@ from pyspark.sql import Row, SparkSession
 import fairway
 from fairway.client.sync import Client
 from fairway.errors import Misuse
-from fairway.protocol.admin import ActorState, GroupState
+from fairway.protocol.admin import ActorState, GroupDescription
 from fairway.spark.jobs import capacity, flow, program, report, report_page, scraping
-from fairway.spark.jobs.capacity import Delayed, Group, Seen
-from fairway.spark.jobs.flow import Flow, Known, Sum
-from fairway.spark.jobs.report import Options, Result
-from fairway.spark.jobs.scraping import Histogram
+from fairway.spark.jobs.capacity import DelayCapacity, GroupCapacity, Seen
+from fairway.spark.jobs.flow import GroupFlow, Known, Sum
+from fairway.spark.jobs.report import ReportOptions, ReportResult
+from fairway.spark.jobs.scraping import ScrapedHistogram
 from fairway.world.process import Child
 from tests.spark.jobs import send
 
@@ -103,9 +103,9 @@ def lags(known: Known, rows: list[Sum], windows: int) -> list[int | None]:
 
 
 def test_broker_groups_are_added_up_window_by_window() -> None:
-    first = [Flow(7, 10, 9, 8, 1, 0, 2), Flow(8, 0, 1, 2, 0, 0, 0)]
-    second = [Flow(7, 5, 0, 0, 0, 0, None), Flow(8, 0, 3, 3, 0, 1, 2)]
-    assert flow.together([first, second]) == [Flow(7, 15, 9, 8, 1, 0, None), Flow(8, 0, 4, 5, 0, 1, 2)]
+    first = [GroupFlow(7, 10, 9, 8, 1, 0, 2), GroupFlow(8, 0, 1, 2, 0, 0, 0)]
+    second = [GroupFlow(7, 5, 0, 0, 0, 0, None), GroupFlow(8, 0, 3, 3, 0, 1, 2)]
+    assert flow.together([first, second]) == [GroupFlow(7, 15, 9, 8, 1, 0, None), GroupFlow(8, 0, 4, 5, 0, 1, 2)]
 
 
 def test_what_was_before_the_first_seek_is_not_known() -> None:
@@ -122,12 +122,12 @@ def test_group_that_asks_for_no_acks_is_known_by_their_lack() -> None:
 # --- the broker's time ------------------------------------------------------------------------------------------------
 
 
-def state(name: str, served_ns: int | None, cold_ns: int = 0, lag: int = 0) -> GroupState:
+def state(name: str, served_ns: int | None, cold_ns: int = 0, lag: int = 0) -> GroupDescription:
     actor = None if served_ns is None else ActorState("idle", 0, 0, 1, served_ns, cold_ns, 0)
-    return GroupState(name, 0, 0, lag, 0, 0, 0, 0, 0, 0, 0, 0, 1.0, False, 1, 0, [], actor, None)
+    return GroupDescription(name, 0, 0, lag, 0, 0, 0, 0, 0, 0, 0, 0, 1.0, False, 1, 0, [], actor, None)
 
 
-def seen(**groups: GroupState) -> Seen:
+def seen(**groups: GroupDescription) -> Seen:
     return Seen(1_000, {"s": {"default": 0}}, {("s", name): {"default": each} for name, each in groups.items()})
 
 
@@ -176,9 +176,9 @@ def test_histogram_of_a_page() -> None:
 
 def test_histograms_of_several_servers_are_one() -> None:
     inf = float("inf")
-    mine, other = Histogram([0.1, 1.0, inf], [3, 2, 1], 2.5), Histogram([0.1, 0.5, inf], [1, 4, 0], 1.5)
+    mine, other = ScrapedHistogram([0.1, 1.0, inf], [3, 2, 1], 2.5), ScrapedHistogram([0.1, 0.5, inf], [1, 4, 0], 1.5)
     found = scraping.together([mine, mine, other])
-    assert found == Histogram([0.1, 0.5, 1.0, inf], [7, 4, 4, 2], 6.5), "bounds of another release stay apart"
+    assert found == ScrapedHistogram([0.1, 0.5, 1.0, inf], [7, 4, 4, 2], 6.5), "bounds of another release stay apart"
 
 
 # --- a real broker ----------------------------------------------------------------------------------------------------
@@ -203,8 +203,10 @@ def test_report_on_unequal_groups_and_delayed_messages(spark: SparkSession, tmp_
         consume(client, "load", "busy", 2_004)
         consume(client, "load", "quiet", 20)
         output = tmp_path / "spans"
-        found = report.run(spark, Options(served.url, metrics=served.metrics, ahead=24 * HOUR, output=str(output)))
-        narrow = report.run(spark, Options(served.url, ("load",), since=found.at, window=timedelta(seconds=1)))
+        found = report.run(
+            spark, ReportOptions(served.url, metrics=served.metrics, ahead=24 * HOUR, output=str(output))
+        )
+        narrow = report.run(spark, ReportOptions(served.url, ("load",), since=found.at, window=timedelta(seconds=1)))
     busy, quiet = found.groups
     assert (busy.group, quiet.group) == ("busy", "quiet")
     assert busy.share is not None
@@ -238,7 +240,7 @@ def test_report_on_unequal_groups_and_delayed_messages(spark: SparkSession, tmp_
 
 def test_what_no_server_says_is_a_sentence(tmp_path: Path) -> None:
     with serving("broker", tmp_path / "data") as served, fairway.connect(served.url) as client:
-        delayed = Delayed()
+        delayed = DelayCapacity()
         now = capacity.look(served.url, int(WAIT_S)).now
         (no_forecast,) = capacity.forecast(client, None, now, 24, delayed)
         assert "no delay server answers" in no_forecast
@@ -248,15 +250,15 @@ def test_what_no_server_says_is_a_sentence(tmp_path: Path) -> None:
         assert "404" in wrong
     (gone,) = capacity.lateness([served.metrics], delayed)
     assert "is not known" in gone
-    assert delayed == Delayed()
+    assert delayed == DelayCapacity()
 
 
 def test_too_many_windows_are_refused_and_few_are_chosen() -> None:
     day_ms = 24 * 3_600_000
-    assert report._window_ms(Options(), 0, day_ms, 5) == 15 * 60_000
-    assert report._window_ms(Options(window=timedelta(minutes=1)), 0, day_ms, 5) == 60_000
+    assert report._window_ms(ReportOptions(), 0, day_ms, 5) == 15 * 60_000
+    assert report._window_ms(ReportOptions(window=timedelta(minutes=1)), 0, day_ms, 5) == 60_000
     with pytest.raises(Misuse, match="more than 1,000, which is the most for 1,000 groups: choose a longer --window"):
-        report._window_ms(Options(window=timedelta(minutes=1)), 0, day_ms, 1_000)
+        report._window_ms(ReportOptions(window=timedelta(minutes=1)), 0, day_ms, 1_000)
 
 
 @pytest.mark.parametrize(
@@ -283,11 +285,11 @@ def test_what_cannot_be_meant_is_said_in_one_line(
 
 
 def test_messages_that_wait_are_not_in_flight() -> None:
-    group = Group(
+    group = GroupCapacity(
         "orders", "billing", share=0.5, busy_s=1.0, cold_s=0.0, cold_share=0.0, lag=7, in_flight=3, waiting=5, dead=0,
         lost=0, oldest_s=None, consumers=1, weight=1.0, is_paused=False,
     )  # fmt: skip
-    found = Result("fairway://127.0.0.1:1", datetime(2026, 3, 1, tzinfo=UTC), 0.0)
+    found = ReportResult("fairway://127.0.0.1:1", datetime(2026, 3, 1, tzinfo=UTC), 0.0)
     found.groups = [group]
     (line,) = report._lines(found)
     assert "lag 7 (3 in flight, 5 to be tried again later), 0 acked" in line

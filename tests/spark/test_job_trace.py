@@ -15,8 +15,8 @@ from fairway import Message
 from fairway.batch import MessageId
 from fairway.cli.client import describe
 from fairway.cli.messages import of_page
-from fairway.cli.trace_find import Found
-from fairway.cli.trace_homes import Asked, Home
+from fairway.cli.trace_find import FoundMessage
+from fairway.cli.trace_homes import Home, SearchScope
 from fairway.cli.trace_story import Telling
 from fairway.client.consumer import Consumer
 from fairway.client.sync import Client
@@ -24,13 +24,13 @@ from fairway.client.url import parse as addresses
 from fairway.errors import Misuse
 from fairway.groups import GroupConfig
 from fairway.groups.config import Mode
-from fairway.protocol.admin import Depth, GroupState
+from fairway.protocol.admin import Depth, GroupDescription
 from fairway.protocol.messages import Join, Joined, Pull, Pulled
 from fairway.spark.calling import Caller, Fixed
 from fairway.spark.jobs import archive, trace
 from fairway.spark.jobs.lives import lives
 from fairway.spark.jobs.picking import Picking
-from fairway.spark.jobs.trace import Options
+from fairway.spark.jobs.trace import TraceOptions
 from fairway.spark.jobs.watching import Point
 from tests.spark.jobs import send
 
@@ -54,7 +54,7 @@ def taken(consumer: Consumer, count: int) -> list[Message]:
     return messages
 
 
-def state_of(client: Client, subject: str, group: str) -> GroupState:
+def state_of(client: Client, subject: str, group: str) -> GroupDescription:
     return client.describe(subject, group).subjects[0].groups[0]
 
 
@@ -92,7 +92,7 @@ def scene(client: Client, url: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def anyhow(client: Client) -> Iterator[GroupState]:
+def anyhow(client: Client) -> Iterator[GroupDescription]:
     """Consumers come and go and do as they please; twice the cursor is moved back. The last one still holds some."""
     rng = random.Random(7)
     send(client, ANYHOW, 200)
@@ -133,7 +133,7 @@ def _expire(client: Client, url: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def every(spark: SparkSession, scene: str, anyhow: GroupState) -> list[Row]:
+def every(spark: SparkSession, scene: str, anyhow: GroupDescription) -> list[Row]:
     """One run of Spark for all of it."""
     return lives(spark, Picking((SUBJECT, ANYHOW), url=scene)).collect()
 
@@ -192,7 +192,7 @@ def test_times_and_counts_follow_the_attempts(told: dict[tuple[str, int], Row]) 
     assert (waiting["pulls"], waiting["first_pulled_at"], waiting["total_ms"]) == (0, None, None)
 
 
-def test_whatever_consumers_do_the_broker_counts_the_same(every: list[Row], anyhow: GroupState) -> None:
+def test_whatever_consumers_do_the_broker_counts_the_same(every: list[Row], anyhow: GroupDescription) -> None:
     states = Counter(row["state"] for row in every if row["subject"] == ANYHOW)
     assert states.total() == 200
     assert states["waiting"] == anyhow.lag
@@ -203,20 +203,20 @@ def test_whatever_consumers_do_the_broker_counts_the_same(every: list[Row], anyh
 
 def test_one_by_one_the_command_line_tells_the_same(every: list[Row], client: Client) -> None:
     _, subjects = describe(client, Depth.GROUPS, ANYHOW)
-    asked = Asked(client, [home := Home(None, client, subjects)])
+    asked = SearchScope(client, [home := Home(None, client, subjects)])
     for row in [each for each in every if each["subject"] == ANYHOW][::10]:
         page = next(client.scan(ANYHOW, row["sequence"], row["sequence"] + 1))
-        found = Found(of_page(ANYHOW, page, row["sequence"]), home)
+        found = FoundMessage(of_page(ANYHOW, page, row["sequence"]), home)
         (told,) = Telling(asked, MessageId.parse(row["id"])).tell([found], is_to_end=True).groups
         assert (told.state, told.pulls, told.acks) == (row["state"], row["pulls"], row["acks"]), row
 
 
 def test_the_job_accounts_for_an_archive(spark: SparkSession, scene: str, tmp_path: Path) -> None:
     path, output = str(tmp_path / "archive"), str(tmp_path / "lives")
-    archive.run(spark, archive.Options(path, (SUBJECT,), url=scene, once=True))
+    archive.run(spark, archive.ArchiveOptions(path, (SUBJECT,), url=scene, once=True))
     picked = Picking((SUBJECT,), archive=path, url=scene)
     seen: list[Point] = []
-    found = trace.run(spark, Options(picked, ("billing", "fraud"), 2, output), seen.append)
+    found = trace.run(spark, TraceOptions(picked, ("billing", "fraud"), 2, output), seen.append)
     assert [each.sentence for each in seen] == ["trace: 6 rows"]
     billing, fraud = found.accounts
     assert (billing.group, billing.messages, billing.again, billing.redriven) == ("billing", 6, 2, 1)
@@ -231,9 +231,9 @@ def test_the_job_accounts_for_an_archive(spark: SparkSession, scene: str, tmp_pa
 
 def test_the_job_names_subjects_without_groups_and_bad_groups(spark: SparkSession, url: str, client: Client) -> None:
     send(client, "life.alone", 3)
-    found = trace.run(spark, Options(Picking(("life.alone",), url=url)))
+    found = trace.run(spark, TraceOptions(Picking(("life.alone",), url=url)))
     assert (found.accounts, found.unclaimed) == ([], ["life.alone"])
     with pytest.raises(Misuse, match="--group"):
-        trace.run(spark, Options(Picking(("life.alone",), url=url), ("no group",)))
+        trace.run(spark, TraceOptions(Picking(("life.alone",), url=url), ("no group",)))
     with pytest.raises(Misuse, match=r"no subject 'life\.alone1'"):
-        trace.run(spark, Options(Picking(("life.alone1",), url=url)))
+        trace.run(spark, TraceOptions(Picking(("life.alone1",), url=url)))

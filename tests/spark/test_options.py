@@ -9,7 +9,7 @@ from fairway.errors import Misuse
 from fairway.protocol.messages import Whence
 from fairway.spark import schema
 from fairway.spark.options import Where, read_options, write_options
-from fairway.spark.places import Part
+from fairway.spark.places import SubjectPart
 from fairway.spark.sink import BatchWriter, StreamWriter
 from fairway.spark.stream import StreamReader
 
@@ -52,13 +52,13 @@ def test_wrong_option_is_named_with_a_remedy(options: dict[str, str], words: str
 
 def test_places_of_one_or_of_each_subject() -> None:
     told = read_options({"subject": "a, b", "starting": '{"a": 17}', "ending": "2026-01-31T08:00:00Z"})
-    assert told.starting.place(Part("a")) == Where(Whence.SEQUENCE, 17)
-    assert told.starting.place(Part("b")) == Where(Whence.EARLIEST)
-    assert told.ending.place(Part("b")) == Where(Whence.TIME, 1_769_846_400_000)
+    assert told.starting.place(SubjectPart("a")) == Where(Whence.SEQUENCE, 17)
+    assert told.starting.place(SubjectPart("b")) == Where(Whence.EARLIEST)
+    assert told.ending.place(SubjectPart("b")) == Where(Whence.TIME, 1_769_846_400_000)
 
 
 def test_sequences_are_of_one_broker_group() -> None:
-    parts = [Part("a", "g1"), Part("a", "g2")]
+    parts = [SubjectPart("a", "g1"), SubjectPart("a", "g2")]
     told = read_options({"subject": "a", "starting": '{"a": {"g1": 17}}', "ending": '{"a": {"g2": "latest"}}'})
     told.starting.check("starting", parts)
     assert [told.starting.place(part) for part in parts] == [Where(Whence.SEQUENCE, 17), Where(Whence.EARLIEST)]

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from fairway.errors import Misuse
 from fairway.spark.jobs import plots, scales
 from fairway.spark.jobs.markup import Markup, tag
-from fairway.spark.jobs.page import Column, Figure, IdColumn, Page, State
-from fairway.spark.jobs.plots import Bucket, Plot, Series
+from fairway.spark.jobs.page import Column, Figure, FigureStatus, HtmlPage, IdColumn
+from fairway.spark.jobs.plots import HistogramBin, Plot, Series
 from fairway.spark.jobs.scales import COUNT, RATE, SECONDS, SHARE
 
 START = datetime(2026, 11, 16, 7, 3, tzinfo=UTC)
@@ -55,9 +55,9 @@ class Reader(HTMLParser):
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 
-def whole_page(name: str) -> Page:
-    page = Page(name, name)
-    page.figures(Figure(name, name, name), Figure("Missing", "0", state=State.GOOD))
+def whole_page(name: str) -> HtmlPage:
+    page = HtmlPage(name, name)
+    page.figures(Figure(name, name, name), Figure("Missing", "0", state=FigureStatus.GOOD))
     page.warn(name)
     for _ in range(3):
         section = page.section(name, name)
@@ -99,7 +99,7 @@ def test_markup_is_escaped_once() -> None:
 
 
 def test_tables_show_cells_as_their_columns_say() -> None:
-    page = Page("t")
+    page = HtmlPage("t")
     section = page.section("s")
     section.table(
         ["group", Column("lag"), Column("wait", SECONDS), Column("share", SHARE), "since"],
@@ -119,7 +119,7 @@ def test_tables_show_cells_as_their_columns_say() -> None:
 
 
 def test_page_is_written_or_says_why_not(tmp_path: Path) -> None:
-    page = Page("t")
+    page = HtmlPage("t")
     page.write(str(tmp_path / "page.html"))
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page.html()
     with pytest.raises(Misuse, match="cannot be written to"):
@@ -137,7 +137,7 @@ def test_any_values_can_be_drawn(series: list[tuple[str, list[float | None]]], q
         plots.lines("c", made, quantity),
         plots.columns("c", above, 60, quantity),
         plots.bars("c", {name: float(len(values)) for name, values in series}, quantity),
-        plots.histogram("c", [Bucket(0, 1, len(values)) for _, values in series], quantity),
+        plots.histogram("c", [HistogramBin(0, 1, len(values)) for _, values in series], quantity),
     ):
         for element in drawn(plot).iter():
             for name in ("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "width", "height"):
@@ -151,7 +151,7 @@ def test_nothing_to_draw_is_said() -> None:
         plots.lines("c", [Series("a", points([None]))]),
         plots.columns("c", [], 60),
         plots.bars("c", {}),
-        plots.histogram("c", [Bucket(0, 1, 0)], SECONDS),
+        plots.histogram("c", [HistogramBin(0, 1, 0)], SECONDS),
     ):
         assert "nothing to draw" in "".join(drawn(plot).itertext())
 
@@ -207,7 +207,7 @@ def test_marks_never_overlap() -> None:
 
 
 def test_bounds_of_many_buckets_are_thinned() -> None:
-    plot = plots.histogram("c", [Bucket(2.0**at, 2.0 ** (at + 1), at) for at in range(60)], SECONDS)
+    plot = plots.histogram("c", [HistogramBin(2.0**at, 2.0 ** (at + 1), at) for at in range(60)], SECONDS)
     assert len(texts(plot)) < 40
     assert "1 s to 2 s: 0" in texts(plot, "title")
 

@@ -19,7 +19,7 @@ from fairway.protocol.admin import Depth, Scan, Scanned
 from fairway.protocol.messages import Whence
 from fairway.spark import offsets, reading, schema, splits
 from fairway.spark.source import FairwaySource
-from fairway.spark.splits import Range
+from fairway.spark.splits import ScanRange
 from tests.spark.conftest import Server
 from tests.spark.helpers import Streams, batch_reader, between, rows
 from tests.unit.client.broker import running
@@ -157,13 +157,13 @@ def test_broker_that_is_not_there() -> None:
 def test_range_that_is_no_longer_stored(client: Client, url: str) -> None:
     send(client, "short", 5)
     [split] = batch_reader(url, "short").partitions()
-    assert isinstance(split, splits.Split)
-    beyond = splits.Split(split.job, (split.ranges[0]._replace(end=9),))
+    assert isinstance(split, splits.ReadSplit)
+    beyond = splits.ReadSplit(split.job, (split.ranges[0]._replace(end=9),))
     with pytest.raises(reading.DataLoss, match="the log of short ends at 5"):
         list(reading.read(beyond))
-    accepting = splits.Split(split.job._replace(fail_on_data_loss=False), beyond.ranges)
+    accepting = splits.ReadSplit(split.job._replace(fail_on_data_loss=False), beyond.ranges)
     assert sum(frame.num_rows for frame in reading.read(accepting)) == 5
-    other = splits.Split(split.job._replace(log_id=split.job.log_id + 1), split.ranges)
+    other = splits.ReadSplit(split.job._replace(log_id=split.job.log_id + 1), split.ranges)
     with pytest.raises(reading.DataLoss, match="is another one than this read began with"):
         list(reading.read(other))
 
@@ -350,7 +350,12 @@ def test_checkpoint_of_another_log_is_refused(client: Client, streams: Streams) 
 
 
 def test_ranges_are_cut_and_packed_without_loss() -> None:
-    ranges = [Range("a", 0, 1_000_000, 100.0), Range("b", 5, 6), Range("c", 0, 0), Range("d", 7, 9, 60e6)]
+    ranges = [
+        ScanRange("a", 0, 1_000_000, 100.0),
+        ScanRange("b", 5, 6),
+        ScanRange("c", 0, 0),
+        ScanRange("d", 7, 9, 60e6),
+    ]
     tasks = splits.cut(ranges, None)
     pieces = [piece for task in tasks for piece in task]
     for each in ranges:
@@ -358,7 +363,7 @@ def test_ranges_are_cut_and_packed_without_loss() -> None:
         assert sum(piece.end - piece.begin for piece in of) == each.end - each.begin
         assert all(left.end == right.begin for left, right in pairwise(of))
     assert all(sum(piece.size for piece in task) < 80e6 for task in tasks)
-    assert len(splits.cut([Range("a", 0, 10)], 4)) == 4
+    assert len(splits.cut([ScanRange("a", 0, 10)], 4)) == 4
 
 
 def test_shares_are_fair_and_whole() -> None:

@@ -7,20 +7,22 @@ from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
 
 from fairway.spark.jobs import findings, reconcile_page
-from fairway.spark.jobs.balance import Book, Finding, Options, Result
+from fairway.spark.jobs.balance import Discrepancy, GroupBalance, ReconcileOptions, ReconcileResult
 
 AT = datetime(2026, 11, 18, 4, 40, 15, tzinfo=UTC)
 COUNTS = {"missing": 1, "duplicate": 0, "late": 2, "stuck": 0, "stranger": 0, "differing": 0}
-BOOK = Book("order.paid", "billing", None, 3, 2, 0, 0, 1, 0, 2, 2, 0, 0, 0, 0, 0, 2, 0, 250, 250, 250, 260, 260, 260)
+BOOK = GroupBalance(
+    "order.paid", "billing", None, 3, 2, 0, 0, 1, 0, 2, 2, 0, 0, 0, 0, 0, 2, 0, 250, 250, 250, 260, 260, 260
+)
 
 
-def finding(reason: str, identity: str, group: str | None = None) -> Finding:
+def finding(reason: str, identity: str, group: str | None = None) -> Discrepancy:
     kind, remedy = findings.REASONS[reason]
-    return Finding(kind, reason, "order.paid", group, identity, None, None, 1, None, None, None, remedy)
+    return Discrepancy(kind, reason, "order.paid", group, identity, None, None, 1, None, None, None, remedy)
 
 
-def shown(result: Result) -> ET.Element:
-    options = Options(("order.*",), late_after_s=90, stuck_after_s=300)
+def shown(result: ReconcileResult) -> ET.Element:
+    options = ReconcileOptions(("order.*",), late_after_s=90, stuck_after_s=300)
     return ET.fromstring(reconcile_page.page(result, options).html().partition("\n")[2])
 
 
@@ -35,7 +37,9 @@ def tables(root: ET.Element) -> list[list[list[str]]]:
 def test_findings_stand_by_their_reasons() -> None:
     late = [finding(findings.DELIVERED_LATE, f"07ZZZZZZZZZZZZZZZZZZZZZZZ{at}", group="billing") for at in range(2)]
     late[1] = replace(late[1], since=AT, sequence=1_234_567)
-    result = Result(False, AT, 60, COUNTS, books=[BOOK], findings=[finding(findings.NEVER_STORED, "lost"), *late])
+    result = ReconcileResult(
+        False, AT, 60, COUNTS, books=[BOOK], findings=[finding(findings.NEVER_STORED, "lost"), *late]
+    )
     root = shown(result)
     assert texts(root, "h3") == ["Missing: never stored", "Late: delivered late"]
     (_, _, missing, lateness) = tables(root)
@@ -52,7 +56,7 @@ def test_findings_stand_by_their_reasons() -> None:
 
 
 def test_figures_and_columns_say_what_they_count() -> None:
-    root = shown(Result(False, AT, 60, COUNTS, books=[BOOK]))
+    root = shown(ReconcileResult(False, AT, 60, COUNTS, books=[BOOK]))
     assert "delivered or acked more than 1.5 min after it was stored" in texts(root, "dd")
     assert "in hand, or waiting, for more than 5 min" in texts(root, "dd")
     (counts, latencies) = tables(root)
@@ -68,7 +72,7 @@ def test_figures_and_columns_say_what_they_count() -> None:
 
 
 def test_books_that_balance_say_so() -> None:
-    root = shown(Result(True, AT, 60, dict.fromkeys(COUNTS, 0), books=[replace(BOOK, missing=0, late=0)]))
+    root = shown(ReconcileResult(True, AT, 60, dict.fromkeys(COUNTS, 0), books=[replace(BOOK, missing=0, late=0)]))
     assert "balance" in texts(root, "dd")
     assert "There are none." in texts(root, "p")
     assert not texts(root, "h3")

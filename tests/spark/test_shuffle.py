@@ -35,10 +35,10 @@ def test_stages_of_small_jobs_have_few_tasks(spark: SparkSession, client: Client
     tracker = spark.sparkContext.statusTracker()
     spark.sparkContext.setJobGroup("shuffle-small", "tasks of stages")
     try:
-        reconcile.run(fresh, reconcile.Options(("shuffle.small",), url))
+        reconcile.run(fresh, reconcile.ReconcileOptions(("shuffle.small",), url))
         rows = fresh.range(200, numPartitions=2).selectExpr("cast(id as string) id", "'shuffle.small' subject")
-        reconcile.run(fresh, reconcile.Options(("shuffle.small",), url), rows)
-        trace.run(fresh, trace.Options(Picking(("shuffle.small",), url=url)))
+        reconcile.run(fresh, reconcile.ReconcileOptions(("shuffle.small",), url), rows)
+        trace.run(fresh, trace.TraceOptions(Picking(("shuffle.small",), url=url)))
     finally:
         spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
     for job in tracker.getJobIdsForGroup("shuffle-small"):

@@ -15,7 +15,7 @@ from fairway.client.sync import Client
 from fairway.errors import FairwayError, Misuse
 from fairway.spark import sink
 from fairway.spark.sending import NotTheSame
-from fairway.spark.sink import Identity
+from fairway.spark.sink import TaskIdentity
 from tests.spark.conftest import Server
 from tests.spark.helpers import batch_reader, rows, write
 
@@ -31,18 +31,18 @@ def table(count: int, size: int = 0) -> pa.Table:
 
 
 def test_task_that_runs_again_stores_nothing(client: Client, url: str) -> None:
-    task = Identity("q-again", 3, 0)
+    task = TaskIdentity("q-again", 3, 0)
     first = write(url, table(10_000), task, subject="again")
     assert (first.messages, first.duplicates) == (10_000, 0)
     again = write(url, table(10_000), task, frame_rows=777, subject="again")
     assert (again.messages, again.duplicates) == (10_000, 10_000), "whatever the frames in which the rows come"
     assert payloads(url, "again") == [b"%d" % at for at in range(10_000)]
-    other = write(url, table(5), Identity("q-again", 4, 0), subject="again")
+    other = write(url, table(5), TaskIdentity("q-again", 4, 0), subject="again")
     assert other.duplicates == 0
 
 
 def test_task_that_was_cut_off_goes_on(client: Client, url: str) -> None:
-    task = Identity("q-cut", 0, 1)
+    task = TaskIdentity("q-cut", 0, 1)
     write(url, table(8_192), task, subject="cut")
     whole = write(url, table(20_000), task, subject="cut")
     assert (whole.messages, whole.duplicates) == (20_000, 8_192)
@@ -51,7 +51,7 @@ def test_task_that_was_cut_off_goes_on(client: Client, url: str) -> None:
 
 def test_copies_of_a_task_at_once_store_it_once(client: Client, url: str) -> None:
     """As Spark runs them, to be sure of one that is slow."""
-    task = Identity("q-twins", 0, 0)
+    task = TaskIdentity("q-twins", 0, 0)
     with ThreadPoolExecutor(3) as pool:
         copies = [pool.submit(write, url, table(20_000), task, subject="twins") for _ in range(3)]
         stored = [each.result(60) for each in copies]
@@ -63,14 +63,14 @@ def test_more_batches_than_the_broker_remembers_of_a_stream(
     client: Client, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink, "BATCH_ROWS", 10)
-    task = Identity("q-long", 0, 0)
+    task = TaskIdentity("q-long", 0, 0)
     write(url, table(2_000), task, subject="long")
     assert write(url, table(2_000), task, subject="long").duplicates == 2_000
     assert len(payloads(url, "long")) == 2_000
 
 
 def test_other_rows_are_refused_with_the_remedy(client: Client, url: str) -> None:
-    task = Identity("q-other", 0, 0)
+    task = TaskIdentity("q-other", 0, 0)
     write(url, table(100), task, subject="other")
     with pytest.raises(NotTheSame, match="must give the same rows each time it runs"):
         write(url, table(99), task, subject="other")
@@ -78,7 +78,7 @@ def test_other_rows_are_refused_with_the_remedy(client: Client, url: str) -> Non
 
 
 def test_large_messages_make_small_batches(client: Client, url: str) -> None:
-    write(url, table(8, 400_000), Identity("q-large", 0, 0), subject="large")
+    write(url, table(8, 400_000), TaskIdentity("q-large", 0, 0), subject="large")
     assert [len(each) for each in payloads(url, "large")] == [400_001] * 8
 
 
@@ -96,7 +96,7 @@ def test_every_column_arrives(client: Client, url: str) -> None:
             "id": kept,
         }
     )
-    write(url, full, Identity("q-columns", 0, 0), keepIds="true")
+    write(url, full, TaskIdentity("q-columns", 0, 0), keepIds="true")
     [first], [second] = rows(batch_reader(url, "col.a")), rows(batch_reader(url, "col.b"))
     assert (first["payload"], first["key"], first["tags"], dict(first["headers"])) == (b"x", "k", ["eu"], {"n": "1"})
     assert (second["payload"], second["key"], second["headers"]) == (b"y", None, None)
@@ -115,13 +115,13 @@ def test_every_column_arrives(client: Client, url: str) -> None:
 )
 def test_row_that_is_no_message_is_named(url: str, columns: dict[str, object], words: str) -> None:
     with pytest.raises(Misuse, match=words):
-        write(url, pa.table(columns), Identity("q-bad", 0, 0), subject="bad", keepIds=str("id" in columns).lower())
+        write(url, pa.table(columns), TaskIdentity("q-bad", 0, 0), subject="bad", keepIds=str("id" in columns).lower())
 
 
 def test_subject_that_takes_nothing_is_named(client: Client, url: str) -> None:
     client.read_only("closed", True)
     with pytest.raises(FairwayError, match="does not take messages to closed: READ_ONLY"):
-        write(url, table(1), Identity("q-closed", 0, 0), subject="closed")
+        write(url, table(1), TaskIdentity("q-closed", 0, 0), subject="closed")
 
 
 def test_sink_outlives_a_broker_that_is_killed(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_sink_outlives_a_broker_that_is_killed(tmp_path: Path) -> None:
         from fairway.spark.options import write_options
 
         told = write_options({"url": served.url, "subject": "orders"})
-        stored = sink._Writing(told, ["payload"], Identity("q", 0, 0), 0).write(interrupted())  # type: ignore[arg-type]
+        stored = sink._Writing(told, ["payload"], TaskIdentity("q", 0, 0), 0).write(interrupted())  # type: ignore[arg-type]
         assert stored.messages == 40_000
         found = payloads(served.url, "orders")
     finally:
@@ -154,7 +154,7 @@ def test_one_group_alone_gets_what_is_meant_for_it(client: Client, url: str) -> 
         for each in (mine, other):
             [message] = each.take(1, timeout=30)
             message.ack()
-        task = Identity("q-alone", 0, 0)
+        task = TaskIdentity("q-alone", 0, 0)
         kept = [str(MessageId(9, number)) for number in range(100)]
         meant = table(100).append_column("id", pa.array(kept)).append_column("subject", pa.array(["alone"] * 100))
         first = write(url, meant, task, group="billing", keepIds="true")
@@ -176,13 +176,13 @@ def test_one_group_alone_gets_what_is_meant_for_it(client: Client, url: str) -> 
         ("alon", "g", "no subject 'alon'"),
     ):
         with pytest.raises(Misuse, match=words):
-            write(url, table(1), Identity("q-nobody", 0, 0), subject=subject, group=group)
+            write(url, table(1), TaskIdentity("q-nobody", 0, 0), subject=subject, group=group)
 
 
 def test_due_rows_are_scheduled(client: Client, url: str) -> None:
     soon = datetime.now(UTC) + timedelta(seconds=1)
     mixed = pa.table({"payload": ["now", "later"], "due_at": pa.array([None, soon], STAMP)})
-    task = Identity("q-due", 0, 0)
+    task = TaskIdentity("q-due", 0, 0)
     assert write(url, mixed, task, subject="due").messages == 2
     assert write(url, mixed, task, subject="due").duplicates == 2
     assert payloads(url, "due") == [b"now"]

@@ -11,9 +11,9 @@ from fairway.errors import FairwayError, Refused, Unreachable
 from fairway.protocol import (
     Bytes,
     Connection,
+    ConnectionOptions,
+    ControlMessage,
     HandshakeDone,
-    Message,
-    Options,
     RefusalReceived,
     ResponseReceived,
     Role,
@@ -22,7 +22,7 @@ from fairway.protocol import messages as m
 from fairway.world.clock import Clock
 from fairway.world.net import Net
 
-AnswerT = TypeVar("AnswerT", bound=Message)
+AnswerT = TypeVar("AnswerT", bound=ControlMessage)
 
 
 class ConnectionEnded(FairwayError):
@@ -32,18 +32,20 @@ class ConnectionEnded(FairwayError):
 class Client(asyncio.Protocol):
     """One connection to a broker."""
 
-    def __init__(self, clock: Clock, options: Options | None = None) -> None:
+    def __init__(self, clock: Clock, options: ConnectionOptions | None = None) -> None:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._connection = Connection(Role.CLIENT, clock.monotonic_ns(), options)
         self._transport: asyncio.Transport | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._answers: dict[int, asyncio.Future[tuple[Message, tuple[Bytes, ...]]]] = {}
+        self._answers: dict[int, asyncio.Future[tuple[ControlMessage, tuple[Bytes, ...]]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.is_gone = False
 
     @classmethod
-    async def connect(cls, net: Net, clock: Clock, host: str, port: int, options: Options | None = None) -> Client:
+    async def connect(
+        cls, net: Net, clock: Clock, host: str, port: int, options: ConnectionOptions | None = None
+    ) -> Client:
         _, client = await net.connect(lambda: cls(clock, options), host, port)
         await client._ready
         return client
@@ -80,7 +82,7 @@ class Client(asyncio.Protocol):
     # --- asking
 
     async def ask(
-        self, message: Message, answer: type[AnswerT], attachments: Sequence[Bytes] = ()
+        self, message: ControlMessage, answer: type[AnswerT], attachments: Sequence[Bytes] = ()
     ) -> tuple[AnswerT, tuple[bytes, ...]]:
         """Raises `Refused`, or `ConnectionEnded` where the outcome is unknown."""
         if self.is_gone or not self._connection.is_open:
@@ -118,7 +120,7 @@ class Client(asyncio.Protocol):
         subject: str,
         group: str,
         consumer: str,
-        lots: Sequence[m.Lot],
+        lots: Sequence[m.WireLot],
         *,
         kind: m.Settlement = m.Settlement.ACK,
         arrived: int = 0,
@@ -138,7 +140,7 @@ class Client(asyncio.Protocol):
 
     # --- within
 
-    def _settle(self, correlation: int, told: tuple[Message, tuple[Bytes, ...]] | Exception) -> None:
+    def _settle(self, correlation: int, told: tuple[ControlMessage, tuple[Bytes, ...]] | Exception) -> None:
         future = self._answers.pop(correlation, None)
         if future is None or future.done():
             return

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fairway.registry import layout
-from fairway.registry.layout import GroupRecord, Member
+from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.registry.port import Registry
 
 
-async def register(registry: Registry, group: str, member: Member) -> str:
+async def register(registry: Registry, group: str, member: RegisteredCopy) -> str:
     """The path of the node that says that the copy lives."""
     path = layout.member_path(group, layout.place_name(member.directory, registry.session_id))
     await registry.create(path, layout.pack(member), is_ephemeral=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fairway.errors import Unreachable
 from fairway.protocol.line import Line
-from fairway.protocol.session import Session
+from fairway.protocol.session import ClientSession
 from fairway.world.clock import Clock
 from fairway.world.net import Net
 from fairway.world.rng import Rng
@@ -27,7 +27,7 @@ class LoopLine(asyncio.Protocol):
         self._gone = asyncio.Event()
         self._task = self._loop.create_task(self._dial())
 
-    def add(self, session: Session, on_lost: Callable[[], None] | None = None) -> None:
+    def add(self, session: ClientSession, on_lost: Callable[[], None] | None = None) -> None:
         self.line.add(session, self._clock.monotonic_ns(), on_lost)
         self.wake()
 

@@ -16,21 +16,29 @@ from dataclasses import dataclass, field
 from fairway import batch
 from fairway.batch.secret import consumer_verifier_of
 from fairway.errors import Code, Refused
-from fairway.groups import Claim, Decision, Event, Group, GroupConfig, Outcome, Verdict
+from fairway.groups import (
+    GroupConfig,
+    GroupDecision,
+    GroupEvent,
+    GroupOutcome,
+    GroupStateMachine,
+    JoinClaim,
+    SettleVerdict,
+)
 from fairway.groups.config import encode
-from fairway.names import Consumer
+from fairway.names import ConsumerName
 from fairway.protocol import messages as m
 from fairway.protocol.consuming import Consuming
-from fairway.protocol.session import Answer, Ask, Lost, Session
-from fairway.protocol.session import Outcome as Told
+from fairway.protocol.session import Answer, Ask, ClientSession, ConnectionLost
+from fairway.protocol.session import RequestOutcome as Told
 
 MS_NS = 1_000_000
 WALL_MS = 1_700_000_000_000
 CODES = {
-    Outcome.BUSY: Code.BUSY,
-    Outcome.NOT_A_MEMBER: Code.NOT_A_MEMBER,
-    Outcome.OTHER_VERSION: Code.STALE_CONFIG,
-    Outcome.BAD_REQUEST: Code.BAD_REQUEST,
+    GroupOutcome.BUSY: Code.BUSY,
+    GroupOutcome.NOT_A_MEMBER: Code.NOT_A_MEMBER,
+    GroupOutcome.OTHER_VERSION: Code.STALE_CONFIG,
+    GroupOutcome.BAD_REQUEST: Code.BAD_REQUEST,
 }
 
 
@@ -38,8 +46,8 @@ class MiniBroker:
     """One subject, one group."""
 
     def __init__(self, config: GroupConfig | None = None) -> None:
-        self.group = Group()
-        self.events: list[Event] = []
+        self.group = GroupStateMachine()
+        self.events: list[GroupEvent] = []
         self.durable = 0  # events that no crash takes
         self.marks: list[int] = [0]  # where a decision ends
         self.batches: list[tuple[int, bytes]] = []
@@ -98,7 +106,7 @@ class MiniBroker:
             self.marks.pop()
             lost_most -= 1
         del self.events[self.marks[-1] :]
-        self.group = Group()
+        self.group = GroupStateMachine()
         self.group.apply_all(self.events)
         self.group.begin_life(self.end, self.now_ns)
         self.epoch += 1
@@ -119,15 +127,15 @@ class MiniBroker:
 
     # --- requests
 
-    def handle(self, message: m.Message, connection: object) -> Told:
+    def handle(self, message: m.ControlMessage, connection: object) -> Told:
         try:
             return self._handle(message, connection)
         except Refused as refused:
             return refused
 
-    def _handle(self, message: m.Message, connection: object) -> Answer:
+    def _handle(self, message: m.ControlMessage, connection: object) -> Answer:
         assert isinstance(message, m.Join | m.Pull | m.SettleAll | m.Heartbeat | m.Leave)
-        name = Consumer(message.consumer)
+        name = ConsumerName(message.consumer)
         if isinstance(message, m.Join):
             return self._join(message, name, connection)
         if self.bound.get(name, connection) is not connection:
@@ -146,7 +154,7 @@ class MiniBroker:
             return Answer(m.Renewed(config.lease_ms, config.version, self.group.is_paused(), self.leads_ms))
         return self._settle(message, name)
 
-    def _join(self, message: m.Join, name: Consumer, connection: object) -> Answer:
+    def _join(self, message: m.Join, name: ConsumerName, connection: object) -> Answer:
         is_taken = self.bound.get(name, connection) is not connection
         joined = self.group.join(
             name,
@@ -155,7 +163,7 @@ class MiniBroker:
             resume_at=self.end,
             now_ns=self.now_ns,
             now_ms=self.now_ms,
-            claim=Claim(consumer_verifier_of(message.secret, name), is_taken=is_taken),
+            claim=JoinClaim(consumer_verifier_of(message.secret, name), is_taken=is_taken),
         )
         self._do(joined)
         self.bound[name] = connection
@@ -164,7 +172,7 @@ class MiniBroker:
         told = encode(config), config.version, config.lease_ms, joined.is_gap, self.epoch, self.leads_ms, number
         return Answer(m.Joined(*told))
 
-    def _pull(self, message: m.Pull, name: Consumer) -> Answer:
+    def _pull(self, message: m.Pull, name: ConsumerName) -> Answer:
         cursor = self.group.cursor
         pulled = self.group.pull(
             name,
@@ -181,7 +189,7 @@ class MiniBroker:
             self.sync(len(self.events))
         fence = pulled.number if self.group.is_ordered else 0
         lots = [
-            m.Lot(lot.first, lot.attempt, [m.Span(*each) for each in lot.ranges], fence, lot.is_behind)
+            m.WireLot(lot.first, lot.attempt, [m.SequenceRange(*each) for each in lot.ranges], fence, lot.is_behind)
             for lot in pulled.lots
         ]
         spans = [span for lot in lots for span in lot.spans]
@@ -193,13 +201,13 @@ class MiniBroker:
         attached = [m.AttachedBatch(first, WALL_MS) for first, _ in meant]
         return Answer(m.Pulled(pulled.number, lots, attached), [data for _, data in meant])
 
-    def _settle(self, message: m.SettleAll, name: Consumer) -> Answer:
+    def _settle(self, message: m.SettleAll, name: ConsumerName) -> Answer:
         settled = stale = 0
         for each in message.outcomes:
             ranges = [(span.first, span.count) for span in each.spans]
             decision = self.group.settle(
                 name,
-                Verdict(each.kind),
+                SettleVerdict(each.kind),
                 each.first,
                 each.attempt,
                 ranges,
@@ -215,11 +223,11 @@ class MiniBroker:
             stale += decision.stale
         return Answer(m.Settled(settled, stale))
 
-    def _bury(self, decision: Decision) -> None:
+    def _bury(self, decision: GroupDecision) -> None:
         for dying in decision.dying:
             self._do(self.group.bury(dying, now_ms=self.now_ms))
 
-    def _do(self, decision: Decision) -> None:
+    def _do(self, decision: GroupDecision) -> None:
         code = CODES.get(decision.outcome)
         if code is not None:
             raise Refused(code, decision.sentence, retry_after_ms=decision.retry_after_ms)
@@ -238,7 +246,7 @@ class MiniBroker:
 class Wire:
     """A session's connection to the broker, step by step."""
 
-    session: Session
+    session: ClientSession
     broker: MiniBroker
     room: int = 8
     is_open: bool = False
@@ -247,7 +255,7 @@ class Wire:
     told: list[tuple[Ask, Told]] = field(default_factory=list)  # answered, not yet arrived
     marks: dict[int, int] = field(default_factory=dict)  # ask → the events that must be durable before it is answered
     parked: tuple[Ask, int] | None = None  # a pull that waits, and until when
-    said: list[m.Message] = field(default_factory=list)  # all requests so far
+    said: list[m.ControlMessage] = field(default_factory=list)  # all requests so far
 
     def open(self) -> None:
         self.connection = object()
@@ -265,7 +273,7 @@ class Wire:
         self.marks.clear()
         self.is_open = False
         for ask in lost:
-            self.session.answered(ask.token, Lost("cut"), self.broker.now_ns)
+            self.session.answered(ask.token, ConnectionLost("cut"), self.broker.now_ns)
         if isinstance(self.session, Consuming):
             self.session.detach()
 

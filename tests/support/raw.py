@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fairway.protocol import Connection, HandshakeDone, Message, Role
+from fairway.protocol import Connection, ControlMessage, HandshakeDone, Role
 from fairway.protocol.frames import write
 from fairway.protocol.messages import Verb
 from fairway.world.net import Net
@@ -61,7 +61,7 @@ class Raw(asyncio.Protocol):
     def _has_unsent(self) -> bool:
         return not self.is_lost and self.transport is not None and self.transport.get_write_buffer_size() > 0
 
-    def ask(self, message: Message, attachments: tuple[bytes, ...] = ()) -> None:
+    def ask(self, message: ControlMessage, attachments: tuple[bytes, ...] = ()) -> None:
         """A request that nobody waits for."""
         self.connection.request(message, attachments)
         self.send(*self.connection.take())

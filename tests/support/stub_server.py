@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Self
 
 from fairway.errors import Code, Refused
-from fairway.protocol import Connection, Message, RequestReceived, Role
-from fairway.protocol.routing import Asker, GroupRoute, Route, Routed, SubjectRoute
+from fairway.protocol import Connection, ControlMessage, RequestReceived, Role
+from fairway.protocol.routing import ClientRole, GroupRoute, Route, Routed, SubjectRoute
 from fairway.world.clock import RealClock
 
-Reply = Callable[[Message | Refused], None]
+Reply = Callable[[ControlMessage | Refused], None]
 
 
 class _Talk(asyncio.Protocol):
@@ -45,7 +45,7 @@ class _Talk(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _reply(self, event: RequestReceived, told: Message | Refused) -> None:
+    def _reply(self, event: RequestReceived, told: ControlMessage | Refused) -> None:
         if isinstance(told, Refused):
             self._connection.refuse(event.correlation, told)
         else:
@@ -64,7 +64,7 @@ class StubServer:
     """Listens in a thread of its own, at a port of its own."""
 
     def __init__(self, port: int = 0) -> None:
-        self.heard: list[Message] = []
+        self.heard: list[ControlMessage] = []
         self.asked = threading.Event()  # something was heard
         self.talks: set[_Talk] = set()
         self._loop = asyncio.new_event_loop()
@@ -73,7 +73,7 @@ class StubServer:
         self._listening = self._run(self._listen(port))
         self.port: int = self._listening.sockets[0].getsockname()[1]
 
-    def handle(self, message: Message, reply: Reply) -> None:
+    def handle(self, message: ControlMessage, reply: Reply) -> None:
         """Called on the server's loop; answer now, later, or not at all."""
         raise NotImplementedError
 
@@ -120,7 +120,7 @@ class Follower(StubServer):
 
     retry_after_ms: int | None = None
 
-    def handle(self, message: Message, reply: Reply) -> None:
+    def handle(self, message: ControlMessage, reply: Reply) -> None:
         reply(Refused(Code.NOT_MASTER, "this copy follows another", retry_after_ms=self.retry_after_ms))
 
 
@@ -159,7 +159,7 @@ class FakeMeta(StubServer):
         for route, reply in waiting:
             reply(self._answer(route))
 
-    def handle(self, message: Message, reply: Reply) -> None:
+    def handle(self, message: ControlMessage, reply: Reply) -> None:
         if not isinstance(message, Route):
             reply(Refused(Code.UNSUPPORTED, "this is a meta server"))
         elif self.is_mute or (message.known == self._version and message.wait_ms):
@@ -176,7 +176,7 @@ class FakeMeta(StubServer):
             self.subjects[base] = self.new_subject(base)
             self._loop.call_soon(self._changed)
         found = self.subjects.get(base)
-        if found is not None and route.asker is Asker.SCHEDULER:
+        if found is not None and route.asker is ClientRole.SCHEDULER:
             delays = [each.name for each in self.groups.values() if each.kind == "delay"]
             return SubjectRoute(name, delays, delays)
         if found is None:

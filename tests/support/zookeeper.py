@@ -6,9 +6,9 @@ import atexit
 import functools
 from contextlib import ExitStack
 
-from fairway.world.zookeeper import READY_S, TICK_MS, Ensemble, Server, ensemble
+from fairway.world.zookeeper import READY_S, TICK_MS, Ensemble, ZooKeeperServer, ensemble
 
-__all__ = ["READY_S", "TICK_MS", "Ensemble", "Server", "ensemble", "shared"]
+__all__ = ["READY_S", "TICK_MS", "Ensemble", "ZooKeeperServer", "ensemble", "shared"]
 
 
 @functools.cache

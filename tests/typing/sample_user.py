@@ -36,7 +36,7 @@ def send(fw: fairway.Client) -> fairway.Receipt:
     return pending.result(timeout=10)
 
 
-def send_later(fw: fairway.Client) -> fairway.Decision:
+def send_later(fw: fairway.Client) -> fairway.DelayedOutcome:
     receipt: fairway.Receipt = fw.send("order.remind", b"{}", key="o-42", after=timedelta(days=3)).result()
     fw.send("order.remind", b"{}", at=datetime(2027, 1, 1, tzinfo=UTC))
     fw.send_nowait("order.remind", b"{}", after=90)
@@ -50,7 +50,7 @@ def send_later(fw: fairway.Client) -> fairway.Decision:
         print(message.subject, message.id, key, due_at, message.size_bytes)
     pending: int = fw.delayed.count(subject="order.remind")
     stretches: dict[datetime, int] = fw.delayed.histogram(timedelta(hours=1), between=(tomorrow, None))
-    decision: fairway.Decision = fw.delayed.reschedule(receipt.id, after=timedelta(days=7))
+    decision: fairway.DelayedOutcome = fw.delayed.reschedule(receipt.id, after=timedelta(days=7))
     if decision.fate == "already_dispatched":
         print("too late", pending, stretches, decision.messages)
     fw.delayed.cancel(receipt.message_id)
@@ -150,7 +150,7 @@ async def converse() -> None:
             print(first)
         later: fairway.Receipt = await fw.send("order.remind", b"{}", after=timedelta(days=3))
         await fw.send_many("order.remind", [b"1", b"2"], after=[1, 2])
-        cancelled: fairway.Decision = await fw.delayed.cancel(later.id)
+        cancelled: fairway.DelayedOutcome = await fw.delayed.cancel(later.id)
         print(cancelled.fate, await fw.delayed.count(), await fw.delayed.histogram(3_600))
         async for waiting in fw.delayed.list(limit=10):
             message_waiting: fairway.DelayedMessage = waiting

@@ -6,26 +6,26 @@ import itertools
 
 import pytest
 
-from fairway.coalesce import TABLE, Answer, Event, Keep, Machine, State
+from fairway.coalesce import TABLE, CoalescingAnswer, CoalescingEvent, CoalescingState, Keep, Machine
 from fairway.errors import InvariantViolated
 
 
 def test_third_request_is_declined_and_the_second_follows_the_first() -> None:
     machine: Machine[str] = Machine()
     answers = [machine.enqueue(who).answer for who in ("one", "two", "three")]
-    assert answers == [Answer.ACCEPT, Answer.WAIT, Answer.DECLINE]
-    assert (machine.head, machine.tail, machine.state) == ("one", "two", State.BLOCK)
-    assert machine.dequeue("one") is Answer.PROMOTED
-    assert (machine.head, machine.tail, machine.state) == ("two", None, State.PROCESS)
-    assert machine.dequeue("two") is Answer.FREED
-    assert (machine.head, machine.tail, machine.state) == (None, None, State.INIT)
+    assert answers == [CoalescingAnswer.ACCEPT, CoalescingAnswer.WAIT, CoalescingAnswer.DECLINE]
+    assert (machine.head, machine.tail, machine.state) == ("one", "two", CoalescingState.BLOCK)
+    assert machine.dequeue("one") is CoalescingAnswer.PROMOTED
+    assert (machine.head, machine.tail, machine.state) == ("two", None, CoalescingState.PROCESS)
+    assert machine.dequeue("two") is CoalescingAnswer.FREED
+    assert (machine.head, machine.tail, machine.state) == (None, None, CoalescingState.INIT)
 
 
 def test_who_is_declined_is_said() -> None:
     machine = Machine("one", "two")
-    assert machine.enqueue("three") == (Answer.DECLINE, "three")
-    assert machine.enqueue("four", Keep.LATEST) == (Answer.WAIT, "two")
-    assert machine.dequeue("one") is Answer.PROMOTED
+    assert machine.enqueue("three") == (CoalescingAnswer.DECLINE, "three")
+    assert machine.enqueue("four", Keep.LATEST) == (CoalescingAnswer.WAIT, "two")
+    assert machine.dequeue("one") is CoalescingAnswer.PROMOTED
     assert machine.head == "four"
 
 
@@ -34,36 +34,37 @@ def test_dequeue_by_one_that_is_not_the_head_does_nothing(stranger: str) -> None
     machine = Machine("evicted", "head")
     machine.dequeue("evicted")
     machine.enqueue("tail")
-    assert machine.dequeue(stranger) is Answer.IGNORED
-    assert (machine.head, machine.tail, machine.state) == ("head", "tail", State.BLOCK)
+    assert machine.dequeue(stranger) is CoalescingAnswer.IGNORED
+    assert (machine.head, machine.tail, machine.state) == ("head", "tail", CoalescingState.BLOCK)
 
 
 def test_dequeue_of_nobody_does_nothing() -> None:
     machine: Machine[int] = Machine()
-    assert machine.dequeue(1) is Answer.IGNORED
-    assert machine.withdraw(1) is Answer.IGNORED
+    assert machine.dequeue(1) is CoalescingAnswer.IGNORED
+    assert machine.withdraw(1) is CoalescingAnswer.IGNORED
 
 
 def test_tail_may_go_and_only_the_tail() -> None:
     machine = Machine(1, 2)
-    assert machine.withdraw(1) is Answer.IGNORED
-    assert machine.withdraw(2) is Answer.WITHDRAWN
-    assert (machine.head, machine.tail, machine.state) == (1, None, State.PROCESS)
-    assert machine.enqueue(3).answer is Answer.WAIT
+    assert machine.withdraw(1) is CoalescingAnswer.IGNORED
+    assert machine.withdraw(2) is CoalescingAnswer.WITHDRAWN
+    assert (machine.head, machine.tail, machine.state) == (1, None, CoalescingState.PROCESS)
+    assert machine.enqueue(3).answer is CoalescingAnswer.WAIT
 
 
 def test_one_that_asks_again_is_told_the_same_and_takes_no_second_place() -> None:
     machine = Machine(0, 7)  # 0 is somebody: sequences begin there
-    assert machine.enqueue(0).answer is Answer.ACCEPT
-    assert machine.enqueue(7).answer is Answer.WAIT
+    assert machine.enqueue(0).answer is CoalescingAnswer.ACCEPT
+    assert machine.enqueue(7).answer is CoalescingAnswer.WAIT
     assert (machine.head, machine.tail) == (0, 7)
-    assert machine.dequeue(0) is Answer.PROMOTED
+    assert machine.dequeue(0) is CoalescingAnswer.PROMOTED
 
 
 @pytest.mark.parametrize(
-    ("head", "tail", "state"), [(None, None, State.INIT), (1, None, State.PROCESS), (1, 2, State.BLOCK)]
+    ("head", "tail", "state"),
+    [(None, None, CoalescingState.INIT), (1, None, CoalescingState.PROCESS), (1, 2, CoalescingState.BLOCK)],
 )
-def test_machine_from_those_who_were_in_it(head: int | None, tail: int | None, state: State) -> None:
+def test_machine_from_those_who_were_in_it(head: int | None, tail: int | None, state: CoalescingState) -> None:
     assert Machine(head, tail).state is state
 
 
@@ -75,15 +76,17 @@ def test_nobody_waits_for_nobody() -> None:
 def test_what_the_table_does_not_have_is_a_bug() -> None:
     machine: Machine[int] = Machine()
     with pytest.raises(InvariantViolated, match="INIT has no way on when it hears DEQUEUE"):
-        machine._move(Event.DEQUEUE)
+        machine._move(CoalescingEvent.DEQUEUE)
 
 
 def test_every_state_is_reached_and_left_and_decline_leads_back_by_itself() -> None:
     reached = {following for following, _ in TABLE.values()}
-    assert reached == set(State)
-    assert {state for state, _ in TABLE} == set(State)
-    assert [event for state, event in TABLE if state is State.DECLINE] == [Event.SETTLE]
-    assert {state for state, event in TABLE if event is Event.ENQUEUE} == set(State) - {State.DECLINE}
+    assert reached == set(CoalescingState)
+    assert {state for state, _ in TABLE} == set(CoalescingState)
+    assert [event for state, event in TABLE if state is CoalescingState.DECLINE] == [CoalescingEvent.SETTLE]
+    assert {state for state, event in TABLE if event is CoalescingEvent.ENQUEUE} == set(CoalescingState) - {
+        CoalescingState.DECLINE
+    }
 
 
 def test_state_is_always_what_head_and_tail_say() -> None:

@@ -97,6 +97,6 @@ def test_settings_are_shown_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_of_a_job_are_shown_without_it() -> None:
-    from fairway.spark.jobs.balance import Options
+    from fairway.spark.jobs.balance import ReconcileOptions
 
-    assert SECRET not in repr(Options(("s",), outboxes=("postgresql://me:hunter2@db/shop",)))
+    assert SECRET not in repr(ReconcileOptions(("s",), outboxes=("postgresql://me:hunter2@db/shop",)))

@@ -25,14 +25,14 @@ from fairway.errors import (
     WrongDirectory,
     invariant,
 )
-from fairway.names import Consumer, Group, Subject
+from fairway.names import ConsumerName, GroupName, Subject
 
 good_names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", fullmatch=True)
 
 
 @given(good_names)
 def test_a_name_of_the_alphabet_is_itself(raw: str) -> None:
-    for kind in (Subject, Group, Consumer):
+    for kind in (Subject, GroupName, ConsumerName):
         parsed = kind.parse(raw)
         assert parsed == raw
         assert type(parsed) is kind
@@ -85,9 +85,9 @@ def test_an_inbox_says_whose_it_is() -> None:
 
 
 def test_names_that_the_broker_makes_are_names_that_it_reads() -> None:
-    dead = Subject.dead_letters(Group("g"), Subject("orders"))
+    dead = Subject.dead_letters(GroupName("g"), Subject("orders"))
     assert Subject.parse_any(dead) == "dead:g:orders"
-    assert Subject.parse_any(Subject.inbox(Group("h"), dead)).is_inbox
+    assert Subject.parse_any(Subject.inbox(GroupName("h"), dead)).is_inbox
 
 
 def test_a_name_is_text() -> None:
@@ -98,7 +98,7 @@ def test_a_name_is_text() -> None:
 @given(st.text(max_size=210))
 def test_a_bad_name_is_never_another_error(raw: str) -> None:
     with suppress(BadName):
-        assert Group.parse(raw) == raw
+        assert GroupName.parse(raw) == raw
 
 
 def test_errors_have_families() -> None:

@@ -11,14 +11,14 @@ from fairway.batch.decode import Batch, decode, decode_verified
 from fairway.batch.encode import as_bytes, encode, reborn, restamp
 from fairway.batch.hashing import key_hash, may_hold, tag_mask
 from fairway.batch.identity import MessageId
-from fairway.batch.layout import HEADER_BYTES, Codec, Header, is_delayed, peek
+from fairway.batch.layout import HEADER_BYTES, BatchHeader, Codec, is_delayed, peek
 from fairway.batch.section import due_times_ms, explicit_ids, key_hashes
 
 __all__ = [
     "HEADER_BYTES",
     "Batch",
+    "BatchHeader",
     "Codec",
-    "Header",
     "MessageId",
     "as_bytes",
     "check",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fairway.batch.arrays import padded
-from fairway.batch.check import Columns, Strings
+from fairway.batch.check import BatchColumns, Strings
 from fairway.errors import Misuse
 
 try:
@@ -39,7 +39,7 @@ SCHEMA = pa.schema(
 )
 
 
-def record_batch(columns: Columns) -> RecordBatch:
+def record_batch(columns: BatchColumns) -> RecordBatch:
     """Payload, key, tags, headers and created_at of every message."""
     memory = pa.py_buffer(columns.raw)
     if memory.address % 8:  # a batch at an odd place in a larger buffer: Arrow wants its numbers aligned
@@ -60,25 +60,25 @@ def _strings(memory: Buffer, strings: Strings, kind: Any, validity: Buffer | Non
     return pa.Array.from_buffers(kind, strings.count, [validity, offsets, data])
 
 
-def _keys(memory: Buffer, columns: Columns) -> Array:
+def _keys(memory: Buffer, columns: BatchColumns) -> Array:
     if columns.keys is None:
         return pa.nulls(columns.header.count, pa.string())
     validity = memory.slice(columns.validity_at, padded((columns.header.count + 7) // 8))
     return _strings(memory, columns.keys, pa.string(), validity)
 
 
-def _lists(memory: Buffer, columns: Columns, kind: Any, lists_at: int, items: Array) -> Array:
+def _lists(memory: Buffer, columns: BatchColumns, kind: Any, lists_at: int, items: Array) -> Array:
     count = columns.header.count
     return pa.Array.from_buffers(kind, count, [None, memory.slice(lists_at, 4 * (count + 1))], children=[items])
 
 
-def _tags(memory: Buffer, columns: Columns) -> Array:
+def _tags(memory: Buffer, columns: BatchColumns) -> Array:
     if columns.tags is None:
         return pa.nulls(columns.header.count, _STRINGS)
     return _lists(memory, columns, _STRINGS, columns.tag_lists_at, _strings(memory, columns.tags, pa.string()))
 
 
-def _headers(memory: Buffer, columns: Columns) -> Array:
+def _headers(memory: Buffer, columns: BatchColumns) -> Array:
     names, values = columns.names, columns.values
     if names is None or values is None:
         return pa.nulls(columns.header.count, _MAP)
@@ -87,7 +87,7 @@ def _headers(memory: Buffer, columns: Columns) -> Array:
     return _lists(memory, columns, _MAP, columns.header_lists_at, entries)
 
 
-def _created_at(memory: Buffer, columns: Columns) -> Array:
+def _created_at(memory: Buffer, columns: BatchColumns) -> Array:
     count, created_ms = columns.header.count, columns.header.created_ms
     if columns.created_at is None:
         return pa.repeat(pa.scalar(created_ms * 1_000, _TIMESTAMP), count)

@@ -25,7 +25,7 @@ from fairway.batch.arrays import byte_view, numpy_for, padded
 from fairway.batch.checksum import checksum
 from fairway.batch.compression import decompress
 from fairway.batch.hashing import key_hashes_of, tag_filter_of
-from fairway.batch.layout import Codec, Header, peek
+from fairway.batch.layout import BatchHeader, Codec, peek
 from fairway.errors import RemoteProtocolError
 from fairway.world.buffers import Bytes
 
@@ -46,10 +46,10 @@ class Strings(msgspec.Struct, frozen=True, gc=False):
     data_end: int
 
 
-class Columns(msgspec.Struct, frozen=True):
+class BatchColumns(msgspec.Struct, frozen=True):
     """A checked batch, opened: where every column lies in the raw body. None: the column is absent."""
 
-    header: Header
+    header: BatchHeader
     view: memoryview  # the whole batch
     raw: memoryview  # its columns, decompressed
     payloads: Strings
@@ -85,14 +85,14 @@ class Columns(msgspec.Struct, frozen=True):
         return list(map("1".__eq__, reversed(digits)))
 
 
-def check(view: Bytes) -> Header:
+def check(view: Bytes) -> BatchHeader:
     """The header of a batch that is sound in every byte; RemoteProtocolError otherwise."""
     header = peek(view)
     is_sound = lone.is_sound(view, header) if header.count == 1 else _is_plainly_sound(view, header)
     return header if is_sound else open_columns(view).header
 
 
-def _is_plainly_sound(view: Bytes, header: Header) -> bool:
+def _is_plainly_sound(view: Bytes, header: BatchHeader) -> bool:
     """A shorter way to yes for what most batches are: payloads alone, as bytes, not compressed.
 
     It takes 0.6 of the time of the long way (bench/batch). False says nothing: then the long way finds the words.
@@ -124,7 +124,7 @@ def _is_plainly_sound(view: Bytes, header: Header) -> bool:
     )
 
 
-def locate(view: Bytes) -> Columns:
+def locate(view: Bytes) -> BatchColumns:
     """Where things are in a batch that was checked before, and whose bytes are known to be the same: no checksum is
     computed, no text decoded."""
     data = byte_view(view)
@@ -132,12 +132,12 @@ def locate(view: Bytes) -> Columns:
     return _walk(header, data, _raw(data, header))
 
 
-def open_columns(view: Bytes) -> Columns:
+def open_columns(view: Bytes) -> BatchColumns:
     """Everything that `check` checks, and where things are."""
     return open_verified(view, verify(view))
 
 
-def verify(view: Bytes) -> Header:
+def verify(view: Bytes) -> BatchHeader:
     """Check the header, the length, the checksum and the section; the columns stay compressed and unchecked.
 
     The checksum proves that the bytes are those that the broker checked. The cost follows from the stored length, not
@@ -153,7 +153,7 @@ def verify(view: Bytes) -> Header:
     return header
 
 
-def open_verified(view: Bytes, header: Header) -> Columns:
+def open_verified(view: Bytes, header: BatchHeader) -> BatchColumns:
     """Decompress and check the columns of a batch that `verify` has passed."""
     data = byte_view(view)
     columns = _walk(header, data, _raw(data, header))
@@ -166,7 +166,7 @@ def open_verified(view: Bytes, header: Header) -> Columns:
     return columns
 
 
-def _raw(data: memoryview, header: Header) -> memoryview:
+def _raw(data: memoryview, header: BatchHeader) -> memoryview:
     """The columns, decompressed."""
     start = header.header_length + layout.section_bytes(header.flags, header.count)
     end = start + header.body_length
@@ -176,7 +176,7 @@ def _raw(data: memoryview, header: Header) -> memoryview:
     return body if header.codec is Codec.NONE else memoryview(decompress(body, header.raw_length))
 
 
-def _check_section(data: memoryview, header: Header) -> None:
+def _check_section(data: memoryview, header: BatchHeader) -> None:
     due = section.due_times_ms(data, header)
     if due is not None:
         _check_range(due, 0, "due times")
@@ -228,7 +228,7 @@ class _Walker:
         return Strings(offsets_at, count, data_at, data_at + last)
 
 
-def _walk(header: Header, view: memoryview, raw: memoryview) -> Columns:
+def _walk(header: BatchHeader, view: memoryview, raw: memoryview) -> BatchColumns:
     """Where every column lies; the order here is the order in the format."""
     count, flags = header.count, header.flags
     walker = _Walker(raw)
@@ -250,7 +250,7 @@ def _walk(header: Header, view: memoryview, raw: memoryview) -> Columns:
         _check_range(raw[created_at : created_at + 8 * count].cast("q"), header.created_ms, "created-at times")
     if walker.at != len(raw):
         raise RemoteProtocolError(f"columns of {walker.at} bytes in a body of {len(raw)}")
-    return Columns(
+    return BatchColumns(
         header, view, raw, payloads, validity_at, keys, tag_lists_at, tags, header_lists_at, names, values, created_at
     )
 
@@ -282,7 +282,7 @@ def _survey_array(offsets: Any, item_max: int) -> tuple[bool, int, int]:
     return rising, last, int((offsets[1:] - offsets[:-1]).max()) if rising and last > item_max else 0
 
 
-def _check_text(columns: Columns, strings: Strings, what: str) -> None:
+def _check_text(columns: BatchColumns, strings: Strings, what: str) -> None:
     """The column is UTF-8, and no item begins inside a character."""
     data = columns.raw[strings.data_at : strings.data_end]
     try:
@@ -312,7 +312,7 @@ def _cuts_character(data: memoryview, offsets: list[int]) -> bool:
     return bool((numpy.frombuffer(data, numpy.uint8)[inside] & 0xC0 == 0x80).any())
 
 
-def _check_keys(columns: Columns, keys: Strings) -> None:
+def _check_keys(columns: BatchColumns, keys: Strings) -> None:
     _check_text(columns, keys, "keys")
     validity = columns.validity()
     if validity >> columns.header.count:
@@ -325,13 +325,13 @@ def _check_keys(columns: Columns, keys: Strings) -> None:
         raise RemoteProtocolError("key hashes that are not those of the keys")
 
 
-def _check_tags(columns: Columns, tags: Strings) -> None:
+def _check_tags(columns: BatchColumns, tags: Strings) -> None:
     _check_text(columns, tags, "tags")
     if tag_filter_of(columns.slices(tags)) != columns.header.tag_filter:
         raise RemoteProtocolError("tag filter that is not the one of the tags")
 
 
-def _check_headers(columns: Columns, names: Strings, values: Strings) -> None:
+def _check_headers(columns: BatchColumns, names: Strings, values: Strings) -> None:
     _check_text(columns, names, "header names")
     _check_text(columns, values, "header values")
     count = columns.header.count

@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fairway.batch import section
-from fairway.batch.check import Columns, Strings, open_columns, open_verified
+from fairway.batch.check import BatchColumns, Strings, open_columns, open_verified
 from fairway.batch.identity import MessageId
-from fairway.batch.layout import Header
+from fairway.batch.layout import BatchHeader
 from fairway.world.buffers import Bytes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def decode(view: Bytes) -> Batch:
     return Batch(open_columns(view))
 
 
-def decode_verified(view: Bytes, header: Header) -> Batch:
+def decode_verified(view: Bytes, header: BatchHeader) -> Batch:
     """Decode a batch that `verify` has passed, and whose bytes are known to be the same."""
     return Batch(open_verified(view, header))
 
@@ -36,10 +36,10 @@ class Batch:
 
     __slots__ = ("_columns", "header", "payloads")
 
-    header: Header
+    header: BatchHeader
     payloads: list[bytes]
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: BatchColumns) -> None:
         self._columns = columns
         self.header = columns.header
         self.payloads = columns.slices(columns.payloads)

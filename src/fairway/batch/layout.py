@@ -76,7 +76,7 @@ class Codec(enum.IntEnum):
 _CODECS: Final = tuple(Codec)
 
 
-class Header(msgspec.Struct, frozen=True, gc=False):
+class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     """What a batch says of itself as a whole."""
 
     crc: int
@@ -125,7 +125,7 @@ def section_bytes(flags: int, count: int) -> int:
     return per_message * count
 
 
-def peek(view: Bytes) -> Header:
+def peek(view: Bytes) -> BatchHeader:
     """Parse the header and check that it agrees with itself; the bytes behind it are not looked at.
 
     For code that has verified the batch before, or that needs to know its size: `view` may end with the header.
@@ -150,7 +150,7 @@ def peek(view: Bytes) -> Header:
         )
     if codec >= len(_CODECS):
         raise RemoteProtocolError(f"unknown batch codec {codec}")
-    header = Header(
+    header = BatchHeader(
         crc, header_length, _CODECS[codec], count, flags, hints, size, body_length, raw_length, producer_epoch,
         schema_id, producer_id, first_sequence, created_ms, tag_filter,
     )  # fmt: skip
@@ -173,7 +173,7 @@ def peek(view: Bytes) -> Header:
     return header
 
 
-def _check_values(header: Header) -> None:
+def _check_values(header: BatchHeader) -> None:
     if not 1 <= header.count <= limits.BATCH_MESSAGES_MAX:
         raise RemoteProtocolError(f"batch of {header.count} messages: 1 to {limits.BATCH_MESSAGES_MAX} are allowed")
     if not header.producer_id:
@@ -188,7 +188,7 @@ def _check_values(header: Header) -> None:
         raise RemoteProtocolError("batch with a tag filter but no tags")
 
 
-def _check_lengths(header: Header) -> None:
+def _check_lengths(header: BatchHeader) -> None:
     length = header.header_length
     if length != HEADER_BYTES and (not header.hints or length % 8 or not HEADER_BYTES < length <= HEADER_BYTES_MAX):
         raise RemoteProtocolError(f"batch header of {length} bytes with flags {header.hints:#x}")

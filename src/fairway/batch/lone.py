@@ -18,7 +18,7 @@ from fairway.batch.arrays import PADDING, padded
 from fairway.batch.checksum import checksum
 from fairway.batch.hashing import hash_of
 from fairway.batch.identity import MessageId
-from fairway.batch.layout import Codec, Header
+from fairway.batch.layout import BatchHeader, Codec
 from fairway.world.buffers import Bytes
 
 _HEAD: Final = struct.Struct("<HHHH II II II II Q Q q Q")  # `layout.HEADER` behind its prefix
@@ -61,7 +61,7 @@ def encode(
     return layout.PREFIX.pack(layout.MAGIC, checksum(rest)) + rest
 
 
-def is_sound(view: Bytes, header: Header) -> bool:
+def is_sound(view: Bytes, header: BatchHeader) -> bool:
     """Whether a batch of one message is sound in every byte. False says nothing."""
     flags = header.flags
     if flags & ~(layout.KEYS | layout.IDS) or header.codec or type(view) is not bytes or len(view) != header.size:

@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 
 from fairway import limits
-from fairway.batch import HEADER_BYTES, Header, check, checksum
+from fairway.batch import HEADER_BYTES, BatchHeader, check, checksum
 from fairway.batch.layout import raw_length
 from fairway.errors import InvariantViolated
 from fairway.protocol import Bytes
@@ -30,7 +30,7 @@ class Checked(msgspec.Struct, frozen=True, gc=False):
     """What a check has found out: the header of a batch that is sound, and the CRC-32C of the whole batch, which the
     log needs for its record."""
 
-    header: Header
+    header: BatchHeader
     crc: int
 
 

@@ -8,10 +8,10 @@ that it never has to renew.
 
 from __future__ import annotations
 
-from fairway.broker.desk import Desk
+from fairway.broker.desk import GroupCoordinator
 from fairway.broker.groups import GroupHost
-from fairway.names import Consumer
-from fairway.serving.requests import Asker
+from fairway.names import ConsumerName
+from fairway.serving.requests import Requester
 
 LEASE_MS = 10 * 365 * 24 * 3_600_000  # ten years: longer than any test lets pass, and a timer on every loop
 
@@ -19,20 +19,20 @@ LEASE_MS = 10 * 365 * 24 * 3_600_000  # ten years: longer than any test lets pas
 class ConnectionLeases:
     """The members of all groups, by the connection that their leases depend on."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: GroupCoordinator) -> None:
         self._desk = desk
-        self._members: dict[Asker, dict[tuple[GroupHost, Consumer], None]] = {}
+        self._members: dict[Requester, dict[tuple[GroupHost, ConsumerName], None]] = {}
 
-    def joined(self, host: GroupHost, name: Consumer, session: Asker) -> None:
+    def joined(self, host: GroupHost, name: ConsumerName, session: Requester) -> None:
         """The member's lease depends on this connection from now on."""
         self._members.setdefault(session, {})[host, name] = None
         for each in _with_inbox(host):
             each.law.stop_lease(name)
 
-    def left(self, host: GroupHost, name: Consumer, session: Asker) -> None:
+    def left(self, host: GroupHost, name: ConsumerName, session: Requester) -> None:
         self._members.get(session, {}).pop((host, name), None)
 
-    def lost(self, session: Asker) -> None:
+    def lost(self, session: Requester) -> None:
         """The connection has ended: the leases of the members that it spoke for run from now on."""
         now_ns = self._desk.clock.monotonic_ns()
         for host, name in self._members.pop(session, {}):

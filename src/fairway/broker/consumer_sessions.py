@@ -12,9 +12,9 @@ Either way the consumer has to JOIN, where it shows its secret (`groups.membersh
 from __future__ import annotations
 
 from fairway.errors import Code, Refused
-from fairway.groups import Group
-from fairway.names import Consumer
-from fairway.serving.requests import Asker
+from fairway.groups import GroupStateMachine
+from fairway.names import ConsumerName
+from fairway.serving.requests import Requester
 
 FENCED = Refused(Code.FENCED, "another connection has joined as this consumer: stop, or join with its secret")
 NOT_JOINED = Refused(Code.NOT_A_MEMBER, "this connection has not joined as this consumer: join")
@@ -24,16 +24,16 @@ class ConsumerSessions:
     """The connections of one group's consumers."""
 
     def __init__(self) -> None:
-        self._bound: dict[Consumer, Asker] = {}
+        self._bound: dict[ConsumerName, Requester] = {}
 
-    def bind(self, name: Consumer, session: Asker) -> bool:
+    def bind(self, name: ConsumerName, session: Requester) -> bool:
         """A JOIN was accepted: this connection acts for the consumer. Whether another one, which is open, no longer
         does."""
         before = self._bound.get(name)
         self._bound[name] = session
         return before is not None and before is not session and not before.is_gone
 
-    def check(self, name: Consumer, session: Asker, law: Group) -> None:
+    def check(self, name: ConsumerName, session: Requester, law: GroupStateMachine) -> None:
         """Refuse a connection that may not act for the consumer. Of a consumer that is no member, the law says so."""
         bound = self._bound.get(name)
         if bound is session:
@@ -43,16 +43,16 @@ class ConsumerSessions:
         if law.has_member(name):
             raise NOT_JOINED
 
-    def address(self, name: Consumer) -> str:
+    def address(self, name: ConsumerName) -> str:
         session = self._bound.get(name)
         return "" if session is None or session.is_gone else session.address
 
-    def has_other(self, name: Consumer, session: Asker) -> bool:
+    def has_other(self, name: ConsumerName, session: Requester) -> bool:
         """Whether a connection that is open, and is not this one, acts for the consumer."""
         bound = self._bound.get(name)
         return bound is not None and bound is not session and not bound.is_gone
 
-    def release(self, name: Consumer) -> None:
+    def release(self, name: ConsumerName) -> None:
         """The consumer has left."""
         self._bound.pop(name, None)
 

@@ -7,28 +7,27 @@ from functools import lru_cache
 from fairway.batch.secret import checked, consumer_verifier_of
 from fairway.broker.connection_leases import LEASE_MS, ConnectionLeases
 from fairway.broker.consumer_sessions import FENCED
-from fairway.broker.desk import Desk, refusal
+from fairway.broker.desk import GroupCoordinator, refusal
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
 from fairway.broker.keying import KeyFinder
 from fairway.broker.naming import NameBook
 from fairway.broker.pulling import EMPTY, Puller
 from fairway.broker.reading import Reader
-from fairway.broker.settling import Settler
+from fairway.broker.settling import SettleProcessor
 from fairway.errors import Code, Refused
-from fairway.groups import Claim, GroupConfig
+from fairway.groups import GroupConfig, JoinClaim
 from fairway.groups.config import encode, with_policies
-from fairway.names import Consumer, Subject
-from fairway.names import Group as GroupName
-from fairway.protocol import Message
+from fairway.names import ConsumerName, GroupName, Subject
+from fairway.protocol import ControlMessage
 from fairway.protocol.messages import Done, Heartbeat, Join, Joined, Leave, Pull, Renewed, SettleAll, Whence
-from fairway.replication.standing import Standing
-from fairway.scheduling import Actor, Expiry, Verdict
-from fairway.serving.requests import Asker, ServedRequest
+from fairway.replication.standing import CopyStatus
+from fairway.scheduling import Actor, Expiry, TurnResult
+from fairway.serving.requests import Requester, ServedRequest
 from fairway.world.rng import Rng
 
 # The same names come with every request: to look one up costs a tenth of what it costs to parse.
-_consumer = lru_cache(maxsize=8_192)(Consumer.parse)
+_consumer = lru_cache(maxsize=8_192)(ConsumerName.parse)
 
 _OF_MEMBERS = (Pull, SettleAll, Heartbeat)  # to write it as a union where it is asked costs 1 µs
 
@@ -38,13 +37,13 @@ class ConsumeProcessor:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: GroupCoordinator,
         inboxes: Inboxes,
         reader: Reader,
         rng: Rng,
         names: NameBook,
         leases: ConnectionLeases | None = None,
-        standing: Standing | None = None,
+        standing: CopyStatus | None = None,
     ) -> None:
         """With `leases`, members keep theirs for as long as they are connected. `standing`: of one copy of several."""
         self._desk = desk
@@ -53,7 +52,7 @@ class ConsumeProcessor:
         self._names = names
         self._inboxes = inboxes
         self._puller = Puller(desk, inboxes, reader, standing)
-        self._settler = Settler(desk, rng)
+        self._settler = SettleProcessor(desk, rng)
 
     @property
     def keys(self) -> KeyFinder:
@@ -63,7 +62,7 @@ class ConsumeProcessor:
     def pulled_messages(self) -> int:
         return self._puller.pulled_messages
 
-    def process(self, request: ServedRequest[Message], actor: Actor) -> Verdict:
+    def process(self, request: ServedRequest[ControlMessage], actor: Actor) -> TurnResult:
         message = request.message
         if isinstance(message, Join):
             self._join(request, message, actor)
@@ -78,7 +77,7 @@ class ConsumeProcessor:
             refused = self._renew(host, name, message.arrived)
             if refused is not None:
                 self._desk.refuse(request, refused)
-                return Verdict.DONE
+                return TurnResult.DONE
             if isinstance(message, SettleAll):
                 self._settler.settle_all(request, message, host, name)
             else:
@@ -86,20 +85,20 @@ class ConsumeProcessor:
                 is_paused = host.law.is_paused() or host.law.is_paused(name) or self._desk.is_switched_off(host)
                 leads_ms = self._leads_ms(request)
                 request.respond(Renewed(self.lease_ms(host), config.version, is_paused, leads_ms))
-        return Verdict.DONE
+        return TurnResult.DONE
 
-    def expire(self, request: ServedRequest[Message], expiry: Expiry) -> None:
+    def expire(self, request: ServedRequest[ControlMessage], expiry: Expiry) -> None:
         if expiry is Expiry.WAITED:
             request.respond(EMPTY)
         else:
             request.expire(expiry)
 
-    def fail(self, request: ServedRequest[Message], error: Exception) -> None:
+    def fail(self, request: ServedRequest[ControlMessage], error: Exception) -> None:
         request.fail(error)
 
     # --- membership --------------------------------------------------------------------------------------------------
 
-    def open_group(self, message: Join, session: Asker) -> GroupHost:
+    def open_group(self, message: Join, session: Requester) -> GroupHost:
         """The group that a JOIN names; made where it is new, and so is its subject."""
         desk = self._desk
         log = desk.store.messages
@@ -120,9 +119,9 @@ class ConsumeProcessor:
         """How long a member may be silent while it is connected."""
         return host.law.config.lease_ms if self._leases is None else LEASE_MS
 
-    def _join(self, request: ServedRequest[Message], message: Join, actor: Actor) -> None:
+    def _join(self, request: ServedRequest[ControlMessage], message: Join, actor: Actor) -> None:
         host = self._desk.host(message.subject, message.group)
-        name = Consumer.parse(message.consumer)
+        name = ConsumerName.parse(message.consumer)
         verifier = consumer_verifier_of(checked(message.secret, "session"), name)
         if not host.law.has_member(name):
             self._desk.admit_member(host, request.session)
@@ -134,7 +133,7 @@ class ConsumeProcessor:
             now_ns=self._desk.clock.monotonic_ns(),
             now_ms=self._desk.clock.wall_ms(),
             aging_ms=self._desk.store.aging_ms(),
-            claim=Claim(verifier, is_taken=host.sessions.has_other(name, request.session)),
+            claim=JoinClaim(verifier, is_taken=host.sessions.has_other(name, request.session)),
         )
         refused = refusal(decision)
         if refused is not None:
@@ -159,9 +158,9 @@ class ConsumeProcessor:
             written, lambda outcome: request.settle(outcome, Joined(*told, self._leads_ms(request), number))
         )
 
-    def _leave(self, request: ServedRequest[Message], message: Leave, actor: Actor) -> None:
+    def _leave(self, request: ServedRequest[ControlMessage], message: Leave, actor: Actor) -> None:
         host = self._desk.host(message.subject, message.group)
-        name = Consumer.parse(message.consumer)
+        name = ConsumerName.parse(message.consumer)
         host.sessions.check(name, request.session, host.law)
         decision = host.law.leave(name, now_ms=self._desk.store.time.ages_from_ms())
         written = self._desk.carry_out_all([(host, decision), *self._inboxes.leave(host, name)])
@@ -173,18 +172,18 @@ class ConsumeProcessor:
         self._desk.scheduler.wake(host.key)
         self._desk.when_durable(written, lambda outcome: request.settle(outcome, Done()))
 
-    def _waiting_pulls(self, host: GroupHost, name: Consumer, actor: Actor) -> list[ServedRequest[Message]]:
+    def _waiting_pulls(self, host: GroupHost, name: ConsumerName, actor: Actor) -> list[ServedRequest[ControlMessage]]:
         """Taken out of wherever they wait."""
 
-        def is_meant(request: ServedRequest[Message]) -> bool:
+        def is_meant(request: ServedRequest[ControlMessage]) -> bool:
             return isinstance(request.message, Pull) and request.message.consumer == name
 
         return [*actor.mailbox.withdraw(is_meant), *self._desk.parking.withdraw(host.key, is_meant)]
 
-    def _leads_ms(self, request: ServedRequest[Message]) -> int | None:
+    def _leads_ms(self, request: ServedRequest[ControlMessage]) -> int | None:
         return None if self._standing is None else self._standing.leads_ms(request.received_ns)
 
-    def _renew(self, host: GroupHost, name: Consumer, arrived: int) -> Refused | None:
+    def _renew(self, host: GroupHost, name: ConsumerName, arrived: int) -> Refused | None:
         beat = host.law.heartbeat(name, arrived=arrived, now_ns=self._desk.clock.monotonic_ns())
         refused = refusal(beat)
         if refused is None:
@@ -194,12 +193,12 @@ class ConsumeProcessor:
     # --- pulling -----------------------------------------------------------------------------------------------------
 
     def _pull(
-        self, request: ServedRequest[Message], message: Pull, host: GroupHost, name: Consumer, actor: Actor
-    ) -> Verdict:
+        self, request: ServedRequest[ControlMessage], message: Pull, host: GroupHost, name: ConsumerName, actor: Actor
+    ) -> TurnResult:
         verdict = self._puller.pull(request, message, host, name, actor)
         now_ns = self._desk.clock.monotonic_ns()
-        is_idle = verdict is Verdict.WAIT and request.wait_until_ns > now_ns
+        is_idle = verdict is TurnResult.WAIT and request.wait_until_ns > now_ns
         if is_idle and (host.law.is_paused(name) or host.law.stands_by(name)):
             self._desk.parking.park(host.key, request, self, now_ns)
-            return Verdict.DONE
+            return TurnResult.DONE
         return verdict

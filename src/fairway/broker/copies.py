@@ -17,16 +17,16 @@ from typing import NamedTuple
 
 from fairway import batch, limits
 from fairway.groups import Range
-from fairway.names import Group, Subject
+from fairway.names import GroupName, Subject
 from fairway.storage.message_log import MessageLog
 
 
-def stream_of(source: Subject, group: Group) -> int:
+def stream_of(source: Subject, group: GroupName) -> int:
     """The producer id of what is copied from a subject for a group."""
     return batch.key_hash(f"{source} {group}")
 
 
-class Copies:
+class CopiedRanges:
     """Which messages of one stream a subject holds, as ranges of the sequences that they were copied from."""
 
     def __init__(self, log: MessageLog, subject_id: int, stream: int) -> None:
@@ -80,7 +80,7 @@ class Copies:
         return max(end - first, 0) - sum(count for _, count in self.missing(first, end - first))
 
 
-class Copy(NamedTuple):
+class MessageCopy(NamedTuple):
     """One message as it is to be copied."""
 
     payload: bytes
@@ -91,10 +91,10 @@ class Copy(NamedTuple):
     created_ms: int
 
 
-def taken_from(source: batch.Batch, first: int, count: int) -> list[Copy]:
+def taken_from(source: batch.Batch, first: int, count: int) -> list[MessageCopy]:
     """Messages of a batch, by index."""
     return [
-        Copy(
+        MessageCopy(
             source.payloads[index],
             source.key(index),
             source.tags(index),
@@ -106,7 +106,7 @@ def taken_from(source: batch.Batch, first: int, count: int) -> list[Copy]:
     ]
 
 
-def encoded(copies: list[Copy], source: batch.Header, *, stream: int, sequence: int) -> bytes:
+def encoded(copies: list[MessageCopy], source: batch.BatchHeader, *, stream: int, sequence: int) -> bytes:
     """The copies as one batch; `sequence` is where the first was copied from."""
     created_ms = copies[0].created_ms
     return batch.encode(
@@ -124,7 +124,7 @@ def encoded(copies: list[Copy], source: batch.Header, *, stream: int, sequence: 
     )
 
 
-def with_headers(copy: Copy, more: Mapping[str, str]) -> Copy:
+def with_headers(copy: MessageCopy, more: Mapping[str, str]) -> MessageCopy:
     """The copy with headers added as far as there is room: the sender's own come first."""
     kept = {name: value for name, value in copy.headers.items() if name not in more}
     room = max(limits.HEADERS_MAX - len(kept), 0)

@@ -18,15 +18,15 @@ from functools import partial
 from typing import NamedTuple
 
 from fairway import batch, limits
-from fairway.broker.copies import Copies, Copy, encoded, stream_of, taken_from, with_headers
-from fairway.broker.desk import Desk
+from fairway.broker.copies import CopiedRanges, MessageCopy, encoded, stream_of, taken_from, with_headers
+from fairway.broker.desk import GroupCoordinator
 from fairway.broker.errands import Errand
 from fairway.broker.groups import GroupHost
 from fairway.errors import FairwayError, Misuse, Refused
 from fairway.groups import Dying, Range
 from fairway.groups.attempts import count_of, decode, encode, joined
 from fairway.names import Subject
-from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.scheduling import Actor, Expiry, TurnResult
 from fairway.storage.message_log import StoredBatch
 
 HISTORY_SUBJECT = "fairway.dead.subject"  # where the message was
@@ -54,13 +54,13 @@ class _Grave(Errand):
         self.host = host
         self.queue: deque[_Burial] = deque()
         self.is_under_way = False
-        self.copies: Copies | None = None  # what the lives before have buried; looked up once
+        self.copies: CopiedRanges | None = None  # what the lives before have buried; looked up once
 
 
-class Undertaker:
+class DeadLetterWriter:
     """Buries for all groups of a broker. `buried` and `unreadable` count messages."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: GroupCoordinator) -> None:
         self._desk = desk
         self._graves: dict[int, _Grave] = {}
         self.buried = 0
@@ -106,27 +106,27 @@ class Undertaker:
         grave.is_under_way = False
         self._go_on(grave)
 
-    def process(self, grave: _Grave, actor: Actor) -> Verdict:
+    def process(self, grave: _Grave, actor: Actor) -> TurnResult:
         """Bury what one batch holds."""
         if not self._desk.groups.has(grave.host):  # it was removed, its letters with it
             self._graves.pop(grave.host.id, None)
-            return Verdict.DONE
+            return TurnResult.DONE
         burial = grave.queue.popleft()
         try:
             done = self._bury_some(grave, burial, actor)
         except Refused:
             grave.queue.appendleft(burial._replace(is_again=True))  # some of it may be on its way
             self._later(grave)
-            return Verdict.DONE
+            return TurnResult.DONE
         rest = _less(burial.dying.ranges, done)
         if rest:
             grave.queue.appendleft(burial._replace(dying=burial.dying._replace(first=rest[0][0], ranges=rest)))
         grave.is_under_way = bool(grave.queue)
         if grave.is_under_way:
-            return Verdict.AGAIN
+            return TurnResult.AGAIN
         grave.copies = None
         self._graves.pop(grave.host.id, None)
-        return Verdict.DONE
+        return TurnResult.DONE
 
     def expire(self, grave: _Grave, expiry: Expiry) -> None:
         """The broker stops: what is dying is found in the action log."""
@@ -195,7 +195,7 @@ class Undertaker:
         if not burial.is_again or known is None:
             return list(parts)
         if grave.copies is None:
-            grave.copies = Copies(self._desk.store.messages, known.id, stream)
+            grave.copies = CopiedRanges(self._desk.store.messages, known.id, stream)
         grave.copies.refresh()
         return [each for part in parts for each in grave.copies.missing(*part)]
 
@@ -220,8 +220,8 @@ class Undertaker:
         return encoded(copies, source.header, stream=stream, sequence=first)
 
     def _with_history(
-        self, host: GroupHost, home: Subject, dying: Dying, copies: list[Copy], first: int, most: int
-    ) -> list[Copy]:
+        self, host: GroupHost, home: Subject, dying: Dying, copies: list[MessageCopy], first: int, most: int
+    ) -> list[MessageCopy]:
         """The copies with their history in headers, `most` of their attempts among it."""
         dead = []
         attempts = encode(dying.history, dying.attempt, most)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import TypeAlias, TypeVar
 
-from fairway.broker.desk import Desk
+from fairway.broker.desk import GroupCoordinator
 from fairway.broker.groups import GroupHost
 from fairway.broker.redrive import redriven
 from fairway.groups.config import encode
-from fairway.names import Consumer, Subject
+from fairway.names import ConsumerName, Subject
 from fairway.protocol.admin import (
     ActorState,
     BrokerState,
@@ -22,8 +22,8 @@ from fairway.protocol.admin import (
     Depth,
     Describe,
     Described,
-    GroupState,
-    SubjectState,
+    GroupDescription,
+    SubjectDescription,
 )
 from fairway.serving.subject_order import SubjectOrder
 from fairway.storage import subjects
@@ -35,7 +35,7 @@ _STEP_NS = 200_000  # a slice of the actors
 _STEP_ITEMS = 64  # in one step, where the clock stands still
 _SORTED_AT_ONCE = 1_000  # names of groups
 
-Page: TypeAlias = Generator[None, None, Described]
+DescribeSteps: TypeAlias = Generator[None, None, Described]
 PartT = TypeVar("PartT")
 Steps: TypeAlias = Generator[None, None, PartT]
 
@@ -63,11 +63,13 @@ class _Pace:
             self.begin()
 
 
-def describe(desk: Desk, order: SubjectOrder, asked: Describe, broker: Callable[[], BrokerState]) -> Page:
+def describe(
+    desk: GroupCoordinator, order: SubjectOrder, asked: Describe, broker: Callable[[], BrokerState]
+) -> DescribeSteps:
     """One page, by name of subject and then of group. Inboxes are left out, unless one is asked for by its name."""
     pace = _Pace(desk.clock)
     after, _, after_group = asked.after.partition(_SEPARATOR)
-    page: list[SubjectState] = []
+    page: list[SubjectDescription] = []
     room = max(min(asked.items_max, ITEMS_MAX), 1)
     while asked.subject is None and not order.refresh():
         yield
@@ -89,7 +91,7 @@ def describe(desk: Desk, order: SubjectOrder, asked: Describe, broker: Callable[
     return Described(broker(), page)
 
 
-def _find(desk: Desk, order: SubjectOrder, asked: Describe, name: str) -> subjects.SubjectState | None:
+def _find(desk: GroupCoordinator, order: SubjectOrder, asked: Describe, name: str) -> subjects.SubjectState | None:
     if asked.subject is None:
         return order.find(name)
     return desk.store.messages.views.subjects.find(Subject(name))
@@ -104,8 +106,8 @@ def _first(order: SubjectOrder, asked: Describe, after: str, *, is_included: boo
 
 
 def _subject(
-    desk: Desk, state: subjects.SubjectState, asked: Describe, after_group: str, room: int, pace: _Pace
-) -> Steps[tuple[SubjectState, str]]:
+    desk: GroupCoordinator, state: subjects.SubjectState, asked: Describe, after_group: str, room: int, pace: _Pace
+) -> Steps[tuple[SubjectDescription, str]]:
     """The subject with as many of its groups as there is room for; and the last of them, unless those were all."""
     log = desk.store.messages
     names = yield from _groups(desk, state.id, asked, after_group, room + 1)
@@ -118,11 +120,11 @@ def _subject(
     number = len(desk.groups.of_subject(state.id))
     is_read_only = state.id in desk.groups.read_only
     first, end = log.first_sequence(state.id), log.end_sequence(state.id)
-    described = SubjectState(str(state.name), first, end, is_read_only, number, groups)
+    described = SubjectDescription(str(state.name), first, end, is_read_only, number, groups)
     return described, names[room - 1] if len(names) > room else ""
 
 
-def _groups(desk: Desk, subject_id: int, asked: Describe, after: str, number: int) -> Steps[list[str]]:
+def _groups(desk: GroupCoordinator, subject_id: int, asked: Describe, after: str, number: int) -> Steps[list[str]]:
     """The next so many of a subject's groups, by name: the least of some are kept while the others are looked at."""
     if asked.depth <= Depth.SUBJECTS:
         return []
@@ -137,7 +139,7 @@ def _groups(desk: Desk, subject_id: int, asked: Describe, after: str, number: in
     return least
 
 
-def dead_letters_of(desk: Desk, host: GroupHost) -> int:
+def dead_letters_of(desk: GroupCoordinator, host: GroupHost) -> int:
     """Dead letters that are there and were not redriven."""
     log = desk.store.messages
     name = Subject.dead_letters(host.name, desk.name_of(host.subject_id))
@@ -148,7 +150,7 @@ def dead_letters_of(desk: Desk, host: GroupHost) -> int:
     return end - first - (0 if host.inbox is None else redriven(desk, host, name).count(first, end))
 
 
-def _waiting_in_inbox(desk: Desk, host: GroupHost) -> int:
+def _waiting_in_inbox(desk: GroupCoordinator, host: GroupHost) -> int:
     if host.inbox is None:
         return 0
     end = desk.store.messages.end_sequence(host.inbox.subject_id)
@@ -156,7 +158,7 @@ def _waiting_in_inbox(desk: Desk, host: GroupHost) -> int:
     return seen.lag + seen.returned + seen.retrying + seen.parked
 
 
-def _group(desk: Desk, host: GroupHost, end: int, depth: Depth) -> GroupState:
+def _group(desk: GroupCoordinator, host: GroupHost, end: int, depth: Depth) -> GroupDescription:
     seen = host.describe(end, now_ns=desk.clock.monotonic_ns(), now_ms=desk.clock.wall_ms())
     consumers = [
         ConsumerState(
@@ -167,12 +169,12 @@ def _group(desk: Desk, host: GroupHost, end: int, depth: Depth) -> GroupState:
             each.lease_left_ms,
             each.config_version,
             each.is_paused,
-            host.sessions.address(Consumer(each.name)),
+            host.sessions.address(ConsumerName(each.name)),
         )
         for each in seen.consumers
     ]
     is_deep = depth is Depth.CONSUMERS
-    return GroupState(
+    return GroupDescription(
         name=str(host.name),
         cursor=seen.cursor,
         oldest_unacked=seen.oldest_unacked,
@@ -205,7 +207,7 @@ def _group(desk: Desk, host: GroupHost, end: int, depth: Depth) -> GroupState:
     )
 
 
-def _oldest_ms(desk: Desk, host: GroupHost, sequence: int, end: int) -> int | None:
+def _oldest_ms(desk: GroupCoordinator, host: GroupHost, sequence: int, end: int) -> int | None:
     """When the message with this sequence was stored. Where the index would have to be read from disk, which the loop
     must not wait for, it is the newest time in that part of it: the message is at least so old."""
     if sequence >= end:
@@ -217,7 +219,7 @@ def _oldest_ms(desk: Desk, host: GroupHost, sequence: int, end: int) -> int | No
     return None if entry is None else entry.appended_ms
 
 
-def _actor(desk: Desk, host: GroupHost) -> ActorState | None:
+def _actor(desk: GroupCoordinator, host: GroupHost) -> ActorState | None:
     actor = desk.scheduler.find(host.key)
     if actor is None:
         return None

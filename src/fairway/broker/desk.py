@@ -13,20 +13,19 @@ from typing import Protocol
 from fairway import limits
 from fairway.broker.groups import WEIGHT_UNIT, GroupHost, Groups
 from fairway.broker.parking import Parking
-from fairway.broker.watching import Watches
+from fairway.broker.watching import ScanWaitList
 from fairway.errors import Code, FairwayError, Refused
-from fairway.groups import Decision, Dying, GroupConfig, Kind, Outcome, Range
+from fairway.groups import Dying, GroupConfig, GroupDecision, GroupEventKind, GroupOutcome, Range
 from fairway.groups.events import LOST
-from fairway.names import Group as GroupName
-from fairway.names import Subject
-from fairway.protocol import Message
+from fairway.names import GroupName, Subject
+from fairway.protocol import ControlMessage
 from fairway.scheduling import Scheduler
 from fairway.serving.memory import SharedMemory
-from fairway.serving.requests import Asker, ServedRequest
+from fairway.serving.requests import Requester, ServedRequest
 from fairway.storage.action_log import Action, ActionKind
-from fairway.storage.flusher import Outcome as Told
+from fairway.storage.flusher import OnDurable as Told
 from fairway.storage.hole import lost_ranges
-from fairway.storage.record import Header
+from fairway.storage.record import RecordHeader
 from fairway.storage.store import Store
 from fairway.storage.subjects import SubjectState
 from fairway.world.clock import Clock
@@ -43,26 +42,36 @@ _REMARKS_MAX = 1_000
 CallLater = Callable[..., asyncio.TimerHandle]
 
 # In an ordered group something that waited behind these may go out now.
-_FREEING = frozenset({Kind.ACK, Kind.DEAD, Kind.RETRY, Kind.EXPIRE, Kind.LEAVE, Kind.GO_ON, Kind.CURSOR})
+_FREEING = frozenset(
+    {
+        GroupEventKind.ACK,
+        GroupEventKind.DEAD,
+        GroupEventKind.RETRY,
+        GroupEventKind.EXPIRE,
+        GroupEventKind.LEAVE,
+        GroupEventKind.GO_ON,
+        GroupEventKind.CURSOR,
+    }
+)
 
-_PARTING = frozenset({Kind.EXPIRE, Kind.LEAVE})
+_PARTING = frozenset({GroupEventKind.EXPIRE, GroupEventKind.LEAVE})
 
 _CODES = {
-    Outcome.BUSY: Code.BUSY,
-    Outcome.NOT_A_MEMBER: Code.NOT_A_MEMBER,
-    Outcome.OTHER_VERSION: Code.STALE_CONFIG,
-    Outcome.BAD_REQUEST: Code.BAD_REQUEST,
+    GroupOutcome.BUSY: Code.BUSY,
+    GroupOutcome.NOT_A_MEMBER: Code.NOT_A_MEMBER,
+    GroupOutcome.OTHER_VERSION: Code.STALE_CONFIG,
+    GroupOutcome.BAD_REQUEST: Code.BAD_REQUEST,
 }
 
 
-class Undertaker(Protocol):
+class DeadLetterPort(Protocol):
     """Whoever brings messages to dead letter."""
 
     def bury(self, host: GroupHost, dying: tuple[Dying, ...], *, is_again: bool = False) -> None:
         """These have had their last attempt; `is_again` if in the life before, which may have begun to."""
 
 
-class Desk:
+class GroupCoordinator:
     """Carries out what the groups' laws decide."""
 
     def __init__(
@@ -75,7 +84,7 @@ class Desk:
         groups_bytes_max: int = limits.GROUPS_BYTES_MAX,
     ) -> None:
         self.groups = groups
-        self.memory: SharedMemory[GroupHost, Asker] = SharedMemory(groups_bytes_max, limits.GROUP_RESERVE_BYTES)
+        self.memory: SharedMemory[GroupHost, Requester] = SharedMemory(groups_bytes_max, limits.GROUP_RESERVE_BYTES)
         self.store = store
         self.scheduler = scheduler
         self.clock = clock
@@ -85,8 +94,8 @@ class Desk:
         self._busy_ns = -_BUSY_NS  # when a decision was last carried out
         self._known: dict[tuple[str, str], GroupHost] = {}  # by names as they come: each request brings them anew
         self.parking = Parking(scheduler, self.call_later)
-        self.watches = Watches(scheduler, self.call_later)
-        self.undertaker: Undertaker | None = None  # works at this desk, so it comes after it
+        self.watches = ScanWaitList(scheduler, self.call_later)
+        self.undertaker: DeadLetterPort | None = None  # works at this desk, so it comes after it
         self.is_off: Callable[[Subject, GroupName], bool] = lambda _subject, _group: False  # by the registry's word
 
     # --- looking -----------------------------------------------------------------------------------------------------
@@ -123,11 +132,11 @@ class Desk:
 
     # --- making it so ------------------------------------------------------------------------------------------------
 
-    def carry_out(self, host: GroupHost, decision: Decision) -> Header | None:
+    def carry_out(self, host: GroupHost, decision: GroupDecision) -> RecordHeader | None:
         """Apply the events, write them, bring to dead letter what dies. The record, if there is one to wait for."""
         return self.carry_out_all([(host, decision)])
 
-    def carry_out_all(self, decisions: Sequence[tuple[GroupHost, Decision]]) -> Header | None:
+    def carry_out_all(self, decisions: Sequence[tuple[GroupHost, GroupDecision]]) -> RecordHeader | None:
         """Several decisions that do not depend on one another, in one record: all of them or none."""
         actions = [host.action(event) for host, decision in decisions for event in decision.events]
         written = self.store.act(actions) if actions else None
@@ -143,7 +152,7 @@ class Desk:
                 self.undertaker.bury(host, decision.dying)
         return written
 
-    def _wake_next(self, host: GroupHost, decision: Decision) -> None:
+    def _wake_next(self, host: GroupHost, decision: GroupDecision) -> None:
         """In an ordered group: who waited behind something, or stood by, may have it now."""
         kinds = {event.kind for event in decision.events}
         if not kinds.isdisjoint(_FREEING):
@@ -155,13 +164,13 @@ class Desk:
         """Whether groups are at work: something was decided for one of them just now."""
         return now_ns - self._busy_ns < _BUSY_NS
 
-    def when_durable(self, written: Header | None, told: Told) -> None:
+    def when_durable(self, written: RecordHeader | None, told: Told) -> None:
         """Call `told` once the record is durable. Where there was nothing to write, once all before it is: an ack that
         is repeated is stale because of the first one, and that may still be on its way to the disk."""
         log = self.store.actions.log
         log.flusher.when_durable(log.end if written is None else written.end, told)
 
-    def refuse(self, request: ServedRequest[Message], refused: Refused) -> None:
+    def refuse(self, request: ServedRequest[ControlMessage], refused: Refused) -> None:
         """No sooner than what it follows from is durable: whoever is told that its lease has ended forgets what it
         held, and a crash must not give that back to it."""
 
@@ -176,7 +185,7 @@ class Desk:
         self.when_durable(None, told)
 
     def ensure(
-        self, subject_id: int, name: GroupName, config: GroupConfig, start: int, session: Asker | None = None
+        self, subject_id: int, name: GroupName, config: GroupConfig, start: int, session: Requester | None = None
     ) -> GroupHost:
         """The group on the subject; made, configured and set to `start` where it is new. `session`: who wants it."""
         host = self.groups.find(subject_id, name)
@@ -200,7 +209,7 @@ class Desk:
                 self.memory.charge(host, session)
         return host
 
-    def admit_member(self, host: GroupHost, session: Asker) -> None:
+    def admit_member(self, host: GroupHost, session: Requester) -> None:
         """`Refused` where memory is full, unless the group has hardly any members."""
         size = limits.MEMBER_BYTES * (1 if host.inbox is None else 2)
         if self.memory.room(host, session, is_small=True) >= size:
@@ -209,7 +218,7 @@ class Desk:
             sentence = _NO_MEMORY.format(f"one more member of group {host.name}")
             raise Refused(Code.BUSY, sentence, retry_after_ms=_FULL_MEMORY_RETRY_MS)
 
-    def admit_name(self, host: GroupHost, session: Asker) -> None:
+    def admit_name(self, host: GroupHost, session: Requester) -> None:
         """`Refused` where there is no memory to keep one more consumer paused."""
         if self.memory.room(host, session, is_small=True) < limits.PAUSED_NAME_BYTES:
             sentence = _NO_MEMORY.format(f"one more paused consumer of group {host.name}")
@@ -247,23 +256,23 @@ class Desk:
             self.parking.release(each.key)
             self.scheduler.wake(each.key)
 
-    def set_weight(self, host: GroupHost, weight: float) -> Header:
+    def set_weight(self, host: GroupHost, weight: float) -> RecordHeader:
         self.scheduler.set_weight(host.key, weight)
         host.weight = weight
         return self._note(ActionKind.WEIGHT, host.id, host.subject_id, round(weight * WEIGHT_UNIT))
 
-    def set_rate(self, host: GroupHost, rate_per_s: int) -> Header | None:
+    def set_rate(self, host: GroupHost, rate_per_s: int) -> RecordHeader | None:
         if host.rate_per_s == rate_per_s:
             return None
         written = self._note(ActionKind.RATE, host.id, host.subject_id, rate_per_s)
         host.rate_per_s = rate_per_s
         return written
 
-    def set_read_only(self, subject_id: int, *, is_on: bool) -> Header:
+    def set_read_only(self, subject_id: int, *, is_on: bool) -> RecordHeader:
         self.groups.note_read_only(subject_id, is_on=is_on)
         return self._note(ActionKind.READ_ONLY, 0, subject_id, int(is_on))
 
-    def _note(self, kind: ActionKind, group_id: int, subject_id: int, value: int) -> Header:
+    def _note(self, kind: ActionKind, group_id: int, subject_id: int, value: int) -> RecordHeader:
         return self.store.act([Action(kind, group_id, subject_id, self.clock.wall_ms(), lot=value)])
 
     # --- news and time -----------------------------------------------------------------------------------------------
@@ -327,7 +336,7 @@ class Desk:
         for first, count in self.lost_ranges(host, host.law.cursor, to):
             self.lose(host, host.law.skip(first, first + count, is_lost=True, now_ms=self.clock.wall_ms()))
 
-    def lose(self, host: GroupHost, decision: Decision) -> None:
+    def lose(self, host: GroupHost, decision: GroupDecision) -> None:
         """Carry out a decision by which the group misses messages that the disk has lost, and tell the operator."""
         self.carry_out(host, decision)
         lost = [each for event in decision.events if event.detail == LOST for each in event.ranges]
@@ -393,7 +402,7 @@ class Desk:
                 host.timer = None
 
 
-def refusal(decision: Decision) -> Refused | None:
+def refusal(decision: GroupDecision) -> Refused | None:
     """What to tell the asker, where the law says no."""
     code = _CODES.get(decision.outcome)
     if code is None:

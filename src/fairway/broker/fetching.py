@@ -28,9 +28,9 @@ from typing import NamedTuple, TypeAlias
 from fairway.errors import Code, FairwayError, Refused, StorageFault
 from fairway.limits import MIB
 from fairway.scheduling import Actor, Scheduler
-from fairway.storage.index_file import Run
+from fairway.storage.index_file import IndexRun
 from fairway.world.clock import Clock
-from fairway.world.disk import Fetched
+from fairway.world.disk import ReadCompletion
 
 SHELVES_BYTES_MAX = 16 * MIB  # fetched and not yet used, of all actors; one that lost its own fetches again
 
@@ -51,12 +51,12 @@ _BEGUN_MAX = 1_000  # of which it is known when their last fetch began
 _FAULT_RETRY_MS = 1_000  # a device that fails does not get better by being asked often
 _WARY_NS = 60_000_000_000  # so long after a fault nobody reads ahead: what fails may be what nobody has asked for
 
-Begin: TypeAlias = Callable[[Fetched], None]
-Keep: TypeAlias = Callable[[bytes], None]
+Begin: TypeAlias = Callable[[ReadCompletion], None]
+KeepBytes: TypeAlias = Callable[[bytes], None]
 CallLater: TypeAlias = Callable[[float, Callable[[], None]], object]
 
 
-class Piece(NamedTuple):
+class FetchedRange(NamedTuple):
     """A part of the log: `data` is shorter than `size` only where the log's file ends too early."""
 
     position: int
@@ -65,19 +65,19 @@ class Piece(NamedTuple):
 
 
 @dataclass(slots=True)
-class Shelf:
+class FetchCache:
     """What was fetched for one actor."""
 
-    pieces: list[Piece] = field(default_factory=list)
-    runs: list[tuple[int, Run, bytes]] = field(default_factory=list)  # of the index, by subject
+    pieces: list[FetchedRange] = field(default_factory=list)
+    runs: list[tuple[int, IndexRun, bytes]] = field(default_factory=list)  # of the index, by subject
     fault: StorageFault | None = None
     size_bytes: int = 0
 
     def keep(self, position: int, size: int, data: bytes) -> None:
-        self.pieces.append(Piece(position, size, data))
+        self.pieces.append(FetchedRange(position, size, data))
         self.size_bytes += len(data)
 
-    def keep_run(self, subject_id: int, run: Run, data: bytes) -> None:
+    def keep_run(self, subject_id: int, run: IndexRun, data: bytes) -> None:
         self.runs.append((subject_id, run, data))
         self.size_bytes += len(data)
 
@@ -85,21 +85,21 @@ class Shelf:
         """Whether something lies here from `position` on."""
         return any(piece.position + piece.size > position for piece in self.pieces)
 
-    def piece(self, position: int, size: int) -> Piece | None:
+    def piece(self, position: int, size: int) -> FetchedRange | None:
         """What lies here of `size` bytes from `position` on, if anything."""
         for piece in self.pieces:
             offset = position - piece.position
             if 0 <= offset < piece.size:
                 data = piece.data if offset == 0 else piece.data[offset : offset + size]
-                return Piece(position, min(size, piece.size - offset), data)
+                return FetchedRange(position, min(size, piece.size - offset), data)
         return None
 
 
 @dataclass(slots=True)
 class _Errand:
     actor: Actor
-    reads: deque[tuple[Begin, Keep]]
-    shelf: Shelf
+    reads: deque[tuple[Begin, KeepBytes]]
+    shelf: FetchCache
 
 
 class Fetches:
@@ -117,13 +117,13 @@ class Fetches:
         self._queue: deque[_Errand] = deque()  # a suspended actor is here, or under way,
         self._sated: deque[Actor] = deque()  # or here: what it wants is on its shelf, and it waits for its time
         self._began_ns: dict[Hashable, int] = {}
-        self._shelves: OrderedDict[Hashable, Shelf] = OrderedDict()
+        self._shelves: OrderedDict[Hashable, FetchCache] = OrderedDict()
         self._shelved_bytes = 0
         self.count = 0
 
     # --- shelves -----------------------------------------------------------------------------------------------------
 
-    def shelf(self, actor: Actor) -> Shelf | None:
+    def shelf(self, actor: Actor) -> FetchCache | None:
         """What lies there for the actor. `Refused` if it could not be read: whoever asks again may be luckier."""
         shelf = self._shelves.get(actor.key)
         if shelf is not None and shelf.fault is not None:
@@ -135,7 +135,7 @@ class Fetches:
         """It was used, or is of no use."""
         self._drop(self._shelves.pop(actor.key, None))
 
-    def take_runs(self, actor: Actor) -> list[tuple[int, Run, bytes]]:
+    def take_runs(self, actor: Actor) -> list[tuple[int, IndexRun, bytes]]:
         """What was fetched of the index; the pieces of the log stay."""
         shelf = self._shelves.get(actor.key)
         if shelf is None or not shelf.runs:
@@ -152,19 +152,19 @@ class Fetches:
             return 0
         return min(most, SHELVES_BYTES_MAX // 2 // (len(self._shelves) + 1))
 
-    def _put(self, key: Hashable, shelf: Shelf) -> None:
+    def _put(self, key: Hashable, shelf: FetchCache) -> None:
         self._shelves[key] = shelf
         self._shelved_bytes += shelf.size_bytes
         while self._shelved_bytes > SHELVES_BYTES_MAX and len(self._shelves) > 1:
             self._drop(self._shelves.popitem(last=False)[1])
 
-    def _drop(self, shelf: Shelf | None) -> None:
+    def _drop(self, shelf: FetchCache | None) -> None:
         if shelf is not None:
             self._shelved_bytes -= shelf.size_bytes
 
     # --- errands -----------------------------------------------------------------------------------------------------
 
-    def start(self, actor: Actor, shelf: Shelf, reads: Sequence[tuple[Begin, Keep]]) -> None:
+    def start(self, actor: Actor, shelf: FetchCache, reads: Sequence[tuple[Begin, KeepBytes]]) -> None:
         """Suspend the actor until all is read; its processor returns AGAIN. `shelf` is what `reads` keep theirs on."""
         self.clear(actor)
         actor.is_background = True
@@ -246,7 +246,7 @@ class Fetches:
         except FairwayError:
             fetched(b"")  # gone meanwhile: whoever reads it will find that out, and say so
 
-    def _on_fetched(self, errand: _Errand, keep: Keep, started_ns: int, found: bytes | StorageFault) -> None:
+    def _on_fetched(self, errand: _Errand, keep: KeepBytes, started_ns: int, found: bytes | StorageFault) -> None:
         now_ns = self._now_ns()
         self._under_way -= 1
         errand.actor.charge(elapsed_ns=now_ns - started_ns)

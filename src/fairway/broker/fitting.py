@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from fairway.batch.layout import raw_length
 from fairway.groups import Handout, Range
-from fairway.storage.consume_log import Entry
+from fairway.storage.consume_log import ConsumeLogEntry
 from fairway.storage.message_log import StoredBatch
 
 # An answer that is not batches, at its worst: the numbers of MessagePack have up to 9 bytes.
@@ -27,7 +27,9 @@ _BATCH_BYTES = 24
 ALONE_BYTES = _FRAME_BYTES + _LOT_BYTES + _SPAN_BYTES + _BATCH_BYTES  # beside a batch that has a frame to itself
 
 
-def fitting(lots: Sequence[Handout], entries: Sequence[Entry], bytes_max: int, frame_bytes_max: int) -> int | None:
+def fitting(
+    lots: Sequence[Handout], entries: Sequence[ConsumeLogEntry], bytes_max: int, frame_bytes_max: int
+) -> int | None:
     """How many messages of the lots, from the first on, one answer can carry; None: all. `entries` hold them, in
     order."""
     firsts = [entry.first_sequence for entry in entries]
@@ -66,7 +68,9 @@ def fitting_batches(batches: Sequence[StoredBatch], bytes_max: int) -> int:
     return max(bisect_right(sums, bytes_max), 1)
 
 
-def _holding(entries: Sequence[Entry], firsts: Sequence[int], first: int, messages: int) -> Iterable[Entry]:
+def _holding(
+    entries: Sequence[ConsumeLogEntry], firsts: Sequence[int], first: int, messages: int
+) -> Iterable[ConsumeLogEntry]:
     at = max(bisect_right(firsts, first) - 1, 0)
     while at < len(entries) and entries[at].first_sequence < first + messages:
         if entries[at].end_sequence > first:
@@ -100,7 +104,7 @@ def too_large(lots: Sequence[Handout], batches: Sequence[StoredBatch], frame_byt
     return _outside(lots, small) if len(small) < len(batches) else []
 
 
-def _outside(lots: Iterable[Handout], entries: Iterable[Entry]) -> list[Handout]:
+def _outside(lots: Iterable[Handout], entries: Iterable[ConsumeLogEntry]) -> list[Handout]:
     """What of the lots lies in none of these batches, which are in order."""
     begins: list[int] = []  # of runs without a gap
     ends: list[int] = []

@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fairway.broker.consumer_sessions import ConsumerSessions
-from fairway.broker.copies import Copies
+from fairway.broker.copies import CopiedRanges
 from fairway.errors import InvariantViolated, RemoteProtocolError
-from fairway.groups import Description, Event, Group, Kind
-from fairway.names import Group as GroupName
+from fairway.groups import Description, GroupEvent, GroupEventKind, GroupStateMachine
+from fairway.names import GroupName
 from fairway.storage.action_log import Action, ActionKind, unpack, unpack_groups
-from fairway.storage.record import Kind as RecordKind
-from fairway.storage.record import Record
+from fairway.storage.record import Record, RecordKind
 from fairway.storage.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from fairway.broker.pacing import Bucket
+    from fairway.broker.pacing import TokenBucket
 
 WEIGHT_UNIT = 1_000  # an action has no fractions: a weight of 1 is written as this
 _BESIDE_THE_LAW = frozenset({ActionKind.WEIGHT, ActionKind.RATE, ActionKind.REMOVE})
@@ -35,11 +34,11 @@ _BESIDE_THE_LAW = frozenset({ActionKind.WEIGHT, ActionKind.RATE, ActionKind.REMO
 class GroupHost:
     """One group on one subject. `key` names its actor."""
 
-    def __init__(self, id_: int, subject_id: int, name: GroupName, law: Group | None = None) -> None:
+    def __init__(self, id_: int, subject_id: int, name: GroupName, law: GroupStateMachine | None = None) -> None:
         self.id = id_
         self.subject_id = subject_id
         self.name = name
-        self.law = law if law is not None else Group()
+        self.law = law if law is not None else GroupStateMachine()
         self.weight = 1.0
         self.main: GroupHost | None = None  # of an inbox: the group that it belongs to
         self.inbox: GroupHost | None = None
@@ -47,9 +46,9 @@ class GroupHost:
         self.is_inbox_next = False  # the next response is the inbox's, if it has something
         self.rate_per_s = 0  # of an inbox: messages handed out, at most; 0 is without limit
         self.next_handout_ns = 0  # and when the next may be
-        self.bucket: Bucket | None = None  # of a group with a rate, once somebody has pulled
+        self.bucket: TokenBucket | None = None  # of a group with a rate, once somebody has pulled
         self.is_revived = False  # from the life before
-        self.redriven: Copies | None = None  # which of its dead letters are in its inbox, once somebody has asked
+        self.redriven: CopiedRanges | None = None  # which of its dead letters are in its inbox, once somebody has asked
         self.sessions = ConsumerSessions()
         self._skipped = (0, 0, 0)  # at this cursor, by this configuration: nothing is wanted below the third
         self.timer: asyncio.TimerHandle | None = None
@@ -86,10 +85,10 @@ class GroupHost:
         if inbox is not None:
             inbox.main = self
 
-    def action(self, event: Event) -> Action:
+    def action(self, event: GroupEvent) -> Action:
         """The event as it stands in the action log; the configuration carries the group's name with it."""
         detail = event.detail
-        if event.kind is Kind.GROUP_CONFIG:
+        if event.kind is GroupEventKind.GROUP_CONFIG:
             detail = msgspec.msgpack.encode((str(self.name), detail))
         return Action(
             ActionKind(event.kind),
@@ -176,8 +175,8 @@ class Groups:
         if action.kind in _BESIDE_THE_LAW:
             self._replay_beside(host, action)
             return
-        event = Event(
-            Kind(action.kind),
+        event = GroupEvent(
+            GroupEventKind(action.kind),
             action.time_ms,
             action.consumer_id,
             action.attempt,
@@ -269,7 +268,7 @@ class Groups:
 
 
 def _restored(picture: _HostPicture) -> GroupHost:
-    host = GroupHost(picture.id, picture.subject_id, GroupName(picture.name), Group.restore(picture.law))
+    host = GroupHost(picture.id, picture.subject_id, GroupName(picture.name), GroupStateMachine.restore(picture.law))
     host.weight = picture.weight
     host.rate_per_s = picture.rate_per_s
     return host

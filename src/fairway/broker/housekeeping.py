@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fairway.broker.desk import Desk
+from fairway.broker.desk import GroupCoordinator
 from fairway.broker.errands import Errand
 from fairway.broker.groups import GroupHost
 from fairway.broker.unused_subjects import UnusedSubjects
 from fairway.errors import FairwayError, Refused
-from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.scheduling import Actor, Expiry, TurnResult
 
 _KEY = ("housekeeping",)
 _GROUPS_PER_TURN = 20  # to know what a group owes, all that it has in flight is looked at
@@ -30,18 +30,18 @@ _IMPATIENT_S = 1.0
 _REMARKS_MAX = 1_000
 
 
-class _Round(Errand):
+class _MaintenanceRound(Errand):
     def __init__(self, hosts: list[GroupHost], *, is_retaining: bool) -> None:
         self.hosts = hosts
         self.is_retaining = is_retaining
         self.owed_from: int | None = None
 
 
-class Housekeeper:
+class BrokerMaintenance:
     """Keeps house for one broker. `removed` counts groups, `forsaken` messages that some group lost, `retired` what
     retention took."""
 
-    def __init__(self, desk: Desk, every_ms: int) -> None:
+    def __init__(self, desk: GroupCoordinator, every_ms: int) -> None:
         self._desk = desk
         self._unused = UnusedSubjects(desk)
         self._every_s = every_ms / 1_000
@@ -60,33 +60,35 @@ class Housekeeper:
         store.complete_old_segment()
         is_retaining = bool(self._desk.store.plan_retention().doomed)
         try:
-            self._desk.scheduler.dispatch(_KEY, _Round(list(self._desk.groups), is_retaining=is_retaining), self)
+            self._desk.scheduler.dispatch(
+                _KEY, _MaintenanceRound(list(self._desk.groups), is_retaining=is_retaining), self
+            )
         except Refused:
             self.start()
 
     # --- a round -----------------------------------------------------------------------------------------------------
 
-    def process(self, round_: _Round, actor: Actor) -> Verdict:
+    def process(self, round_: _MaintenanceRound, actor: Actor) -> TurnResult:
         if round_.hosts:
             turn, round_.hosts = round_.hosts[:_GROUPS_PER_TURN], round_.hosts[_GROUPS_PER_TURN:]
             for host in turn:
                 self._look_at(host, round_)
-            return Verdict.AGAIN
+            return TurnResult.AGAIN
         if not self._unused.look():
-            return Verdict.AGAIN
+            return TurnResult.AGAIN
         is_waiting = round_.is_retaining and not self._retain(round_.owed_from)
         self._desk.call_later(_IMPATIENT_S if is_waiting else self._every_s, self._begin)
-        return Verdict.DONE
+        return TurnResult.DONE
 
-    def expire(self, round_: _Round, expiry: Expiry) -> None:
+    def expire(self, round_: _MaintenanceRound, expiry: Expiry) -> None:
         """The broker stops."""
 
-    def fail(self, round_: _Round, error: Exception) -> None:
+    def fail(self, round_: _MaintenanceRound, error: Exception) -> None:
         if isinstance(error, FairwayError):
             self._remark(f"housekeeping was put off: {error}")
         self.start()
 
-    def _look_at(self, host: GroupHost, round_: _Round) -> None:
+    def _look_at(self, host: GroupHost, round_: _MaintenanceRound) -> None:
         removable_at_ms = host.law.removable_at_ms
         if host.main is None and removable_at_ms is not None and removable_at_ms <= self._desk.store.aging_ms():
             self._desk.remove(host)

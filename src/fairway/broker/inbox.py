@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import msgspec
 
-from fairway.broker.desk import Desk
+from fairway.broker.desk import GroupCoordinator
 from fairway.broker.groups import GroupHost
 from fairway.errors import Code, FairwayError, Refused
-from fairway.groups import Claim, Decision, GroupConfig, Order, Outcome, TagFilter
-from fairway.names import Consumer, Subject
-from fairway.storage.flusher import Outcome as Told
+from fairway.groups import GroupConfig, GroupDecision, GroupOutcome, JoinClaim, Order, TagFilter
+from fairway.names import ConsumerName, Subject
+from fairway.storage.flusher import OnDurable as Told
 
 _NS = 1_000_000_000
 
@@ -23,7 +23,7 @@ _NS = 1_000_000_000
 class Inboxes:
     """The inboxes of all groups of a broker."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: GroupCoordinator) -> None:
         self._desk = desk
         self._opening: dict[int, list[Told]] = {}  # by the group's number: who waits, in order
 
@@ -78,7 +78,7 @@ class Inboxes:
         start = self._desk.store.messages.end_sequence(subject_id)  # what lies below was another group's of that name
         host.take_inbox(self._desk.ensure(subject_id, host.name, config, start))
 
-    def reconfigured(self, host: GroupHost, config: GroupConfig) -> list[tuple[GroupHost, Decision]]:
+    def reconfigured(self, host: GroupHost, config: GroupConfig) -> list[tuple[GroupHost, GroupDecision]]:
         """What follows for the inbox from a new configuration of the group."""
         if host.inbox is None:
             return []
@@ -88,7 +88,9 @@ class Inboxes:
 
     # --- members -----------------------------------------------------------------------------------------------------
 
-    def join(self, host: GroupHost, name: Consumer, arrived: int, verifier: bytes) -> list[tuple[GroupHost, Decision]]:
+    def join(
+        self, host: GroupHost, name: ConsumerName, arrived: int, verifier: bytes
+    ) -> list[tuple[GroupHost, GroupDecision]]:
         """A consumer has joined the group: so it joins the inbox. A member of the inbox with another secret, under the
         same id, expires."""
         if host.inbox is None:
@@ -101,34 +103,34 @@ class Inboxes:
             resume_at=0,
             now_ns=clock.monotonic_ns(),
             now_ms=clock.wall_ms(),
-            claim=Claim(verifier, is_granted=True),
+            claim=JoinClaim(verifier, is_granted=True),
         )
         return [(host.inbox, joined)]
 
-    def renew(self, host: GroupHost, name: Consumer, arrived: int) -> None:
+    def renew(self, host: GroupHost, name: ConsumerName, arrived: int) -> None:
         """A member of the group has spoken: it lives here, too, also where the inbox is younger than its JOIN."""
         if host.inbox is None:
             return
         beat = host.inbox.law.heartbeat(name, arrived=arrived, now_ns=self._desk.clock.monotonic_ns())
-        if beat.outcome is Outcome.NOT_A_MEMBER:
+        if beat.outcome is GroupOutcome.NOT_A_MEMBER:
             self._desk.carry_out_all(self.join(host, name, arrived, host.law.verifier_of(name)))
             if host.law.has_lasting_lease(name):
                 host.inbox.law.stop_lease(name)
 
-    def leave(self, host: GroupHost, name: Consumer) -> list[tuple[GroupHost, Decision]]:
+    def leave(self, host: GroupHost, name: ConsumerName) -> list[tuple[GroupHost, GroupDecision]]:
         if host.inbox is None:
             return []
         return [(host.inbox, host.inbox.law.leave(name, now_ms=self._desk.store.time.ages_from_ms()))]
 
     # --- pulling -----------------------------------------------------------------------------------------------------
 
-    def sources(self, host: GroupHost, name: Consumer, arrived: int) -> tuple[GroupHost, ...]:
+    def sources(self, host: GroupHost, name: ConsumerName, arrived: int) -> tuple[GroupHost, ...]:
         """Where a pull looks, in this order: first where a response of its own did not arrive."""
         inbox = host.inbox
         if inbox is None:
             return (host,)
         beat = host.law.heartbeat(name, arrived=arrived, now_ns=self._desk.clock.monotonic_ns())
-        if beat.outcome is not Outcome.DONE:
+        if beat.outcome is not GroupOutcome.DONE:
             return (host,)  # which says why not
         self.renew(host, name, arrived)
         unarrived = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fairway import batch
 from fairway.broker.copies import stream_of
-from fairway.broker.desk import Desk
+from fairway.broker.desk import GroupCoordinator
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
 from fairway.broker.produce import ProduceProcessor
@@ -17,7 +17,7 @@ from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError
 from fairway.names import Subject
 from fairway.protocol import Bytes
 from fairway.protocol.messages import Produce
-from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.scheduling import Actor, Expiry, TurnResult
 from fairway.serving.requests import ServedRequest
 
 _RETRY_MS = 50
@@ -26,7 +26,7 @@ _RETRY_MS = 50
 class InboxProduceProcessor:
     """Handles PRODUCE to an inbox; the batch itself is the other processor's affair."""
 
-    def __init__(self, desk: Desk, inboxes: Inboxes, produce: ProduceProcessor) -> None:
+    def __init__(self, desk: GroupCoordinator, inboxes: Inboxes, produce: ProduceProcessor) -> None:
         self._desk = desk
         self._inboxes = inboxes
         self._produce = produce
@@ -50,7 +50,7 @@ class InboxProduceProcessor:
 
         self._inboxes.when_open(host, opened)
 
-    def process(self, request: ServedRequest[Produce], actor: Actor) -> Verdict:
+    def process(self, request: ServedRequest[Produce], actor: Actor) -> TurnResult:
         host = self.host_of(request.message)  # which may have gone since
         if not host.is_inbox_open:
             raise Refused(Code.BUSY, f"group {host.name} is being made anew", retry_after_ms=_RETRY_MS)

@@ -12,11 +12,11 @@ from fairway.protocol.tracing import Index, Names, Retrace
 from fairway.replication import law
 from fairway.replication.member import GroupMember
 from fairway.replication.membership import Face, MemberOptions, MemberWorld
-from fairway.replication.standing import Standing
-from fairway.scheduling import Order
+from fairway.replication.standing import CopyStatus
+from fairway.scheduling import RunOrder
 from fairway.serving.http import Pages
 from fairway.serving.probe_pages import ProbePages
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.flusher import Durability
 from fairway.world.disk import Disk
 
@@ -31,12 +31,12 @@ class BrokerMember(GroupMember[Broker]):
     kind = law.BROKER
 
     def __init__(
-        self, world: MemberWorld, options: BrokerOptions, membership: MemberOptions, order: Order | None = None
+        self, world: MemberWorld, options: BrokerOptions, membership: MemberOptions, order: RunOrder | None = None
     ) -> None:
         if options.store.durability is Durability.MEMORY:
             raise Misuse("durability `memory` is for a broker without replicas: leave it out, or leave out the group")
         face = Face(options.host, options.port, options.http_port, options.connection.name)
-        super().__init__(world, membership, face, Standing(membership.group, _READS))
+        super().__init__(world, membership, face, CopyStatus(membership.group, _READS))
         self._options = replace(
             options, http_port=None
         )  # probes are answered by the copy, whatever becomes of a server
@@ -47,7 +47,7 @@ class BrokerMember(GroupMember[Broker]):
 
     @classmethod
     async def start(
-        cls, world: MemberWorld, options: BrokerOptions, membership: MemberOptions, order: Order | None = None
+        cls, world: MemberWorld, options: BrokerOptions, membership: MemberOptions, order: RunOrder | None = None
     ) -> BrokerMember:
         """Open the directory, listen, and begin to take part. What this copy does is decided by and by."""
         member = cls(world, options, membership, order)
@@ -85,7 +85,7 @@ class BrokerMember(GroupMember[Broker]):
         """None while the directory is being opened."""
         return self.server
 
-    async def _serve(self, disk: Disk, adopt: Identity | None) -> Broker:
+    async def _serve(self, disk: Disk, adopt: DirectoryIdentity | None) -> Broker:
         world = BrokerWorld(self._world.clock, disk, self._world.net, self._world.rng, self._world.pool)
         options = replace(self._options, port=self.face.port)
         broker = await Broker.follow(world, options, self.standing, adopt, self._order, jobs=self._world.jobs)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from fairway import limits
 from fairway.broker.groups import GroupHost, Groups
 from fairway.errors import Code, Refused
-from fairway.groups import Decision, Kind
+from fairway.groups import GroupDecision, GroupEventKind
 from fairway.protocol.tracing import Named, Names, NumberedConsumer
 from fairway.storage.subjects import SubjectTable
 
@@ -27,11 +27,11 @@ class NameBook:
         self._groups = groups
         self._latest: OrderedDict[tuple[int, int], str] = OrderedDict()
 
-    def note(self, decided: Iterable[tuple[GroupHost, Decision]]) -> None:
+    def note(self, decided: Iterable[tuple[GroupHost, GroupDecision]]) -> None:
         """Remember who joins."""
         for host, decision in decided:
             for event in decision.events:
-                if event.kind is Kind.JOIN:
+                if event.kind is GroupEventKind.JOIN:
                     self._latest[host.id, event.consumer_id] = event.detail.decode()
         while len(self._latest) > LATEST_MAX:
             self._latest.popitem(last=False)

@@ -19,7 +19,7 @@ _SLACK_S = 0.001  # uvloop rounds to milliseconds: without it a timer would ring
 CallLater = Callable[..., object]
 
 
-class Bucket:
+class TokenBucket:
     """Tokens come at a rate, and so many are kept at most."""
 
     def __init__(self, rate_per_s: float, most: float, now_ns: int, *, is_full: bool) -> None:
@@ -44,7 +44,7 @@ class Bucket:
         return max(round((1 - self._tokens) * _NS / self.rate_per_s), 0)
 
 
-class Pace:
+class GroupRates:
     """The buckets of all groups of a broker. What comes out of an inbox is the group's, too."""
 
     def __init__(self, clock: Clock, scheduler: Scheduler, call_later: CallLater) -> None:
@@ -71,7 +71,7 @@ class Pace:
         if bucket is not None:
             bucket.take(count)
 
-    def _bucket(self, host: GroupHost) -> Bucket | None:
+    def _bucket(self, host: GroupHost) -> TokenBucket | None:
         config: GroupConfig = host.law.config
         bucket = host.bucket
         if not config.rate_per_s:
@@ -79,7 +79,7 @@ class Pace:
             return None
         if bucket is None or (bucket.rate_per_s, bucket.most) != (config.rate_per_s, config.burst_max):
             is_full = bucket is None and not host.is_revived
-            bucket = host.bucket = Bucket(
+            bucket = host.bucket = TokenBucket(
                 config.rate_per_s, config.burst_max, self._clock.monotonic_ns(), is_full=is_full
             )
         return bucket

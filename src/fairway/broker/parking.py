@@ -9,11 +9,11 @@ from itertools import islice
 
 from fairway.broker.watching import RELEASED_PER_TURN
 from fairway.errors import Refused
-from fairway.protocol import Message
+from fairway.protocol import ControlMessage
 from fairway.scheduling import Expiry, Processor, Scheduler
 from fairway.serving.requests import ServedRequest, hand_to
 
-_Request = ServedRequest[Message]
+_Request = ServedRequest[ControlMessage]
 _Processor = Processor[_Request]
 CallLater = Callable[..., Callable[[], None]]
 

@@ -11,17 +11,17 @@ from fairway.broker.batch_checks import BatchChecks
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError
 from fairway.names import Subject
 from fairway.protocol.messages import Produce
-from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.scheduling import Actor, Expiry, TurnResult
 from fairway.serving.creation_rate import CreationRate
 from fairway.serving.produce_answer import checked_secret, produced
 from fairway.serving.requests import ServedRequest
 from fairway.storage.dedupe import PlaceTaken
-from fairway.storage.message_log import Receipt
+from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store
 from fairway.storage.subjects import SubjectTable
 
 if TYPE_CHECKING:
-    from fairway.serving.session import Session
+    from fairway.serving.session import ServerSession
 
 
 class ProduceProcessor:
@@ -42,7 +42,7 @@ class ProduceProcessor:
         self.messages = 0
         self.bytes = 0
 
-    def process(self, request: ServedRequest[Produce], actor: Actor) -> Verdict:
+    def process(self, request: ServedRequest[Produce], actor: Actor) -> TurnResult:
         subject = Subject(request.message.subject)  # parsed before it became an actor's name
         if self._is_read_only(subject):
             raise Refused(
@@ -53,17 +53,17 @@ class ProduceProcessor:
             if self._checks.is_large(data):
                 checked = self._checks.result(request, actor)
                 if checked is None:
-                    return Verdict.AGAIN
+                    return TurnResult.AGAIN
                 header, crc = checked.header, checked.crc
             receipt = self._store.produce(subject, data, header, checked_secret(request.message), crc)
         except RemoteProtocolError as error:
-            session: Session = request.session  # type: ignore[assignment]
+            session: ServerSession = request.session  # type: ignore[assignment]
             session.fail(error)
             request.end()
-            return Verdict.DONE
+            return TurnResult.DONE
         except PlaceTaken as taken:
             self._store.when_taken(taken, partial(self._conflicted, request))
-            return Verdict.DONE
+            return TurnResult.DONE
         size = len(data)  # what waits for the log does not keep the batch in memory
         actor.charge(size_bytes=size)
         answer = produced(receipt, self._store)
@@ -77,10 +77,10 @@ class ProduceProcessor:
             request.settle(outcome, answer)
 
         self._store.messages.log.flusher.when_durable(receipt.end, durable, receipt.undos)
-        return Verdict.DONE
+        return TurnResult.DONE
 
     def _conflicted(
-        self, request: ServedRequest[Produce], outcome: FairwayError | None, answer: Receipt | PlaceTaken
+        self, request: ServedRequest[Produce], outcome: FairwayError | None, answer: AppendReceipt | PlaceTaken
     ) -> None:
         request.settle(outcome, answer if isinstance(answer, PlaceTaken) else produced(answer, self._store))
 
@@ -117,7 +117,7 @@ class NewNames:
         name = request.message.subject
         self._pending[name] = self._pending.get(name, 0) + 1
 
-    def process(self, request: ServedRequest[Produce], actor: Actor) -> Verdict:
+    def process(self, request: ServedRequest[Produce], actor: Actor) -> TurnResult:
         subject = Subject(request.message.subject)
         is_new = self._subjects.find(subject) is None
         if is_new:
@@ -125,7 +125,7 @@ class NewNames:
         verdict = self._produce.process(request, actor)
         if is_new and self._subjects.find(subject) is not None:
             self._rate.note(request.session)
-        if verdict is not Verdict.AGAIN:  # it stays, until a worker has checked its batch
+        if verdict is not TurnResult.AGAIN:  # it stays, until a worker has checked its batch
             self._remove(request)
         return verdict
 

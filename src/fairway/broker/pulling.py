@@ -10,20 +10,20 @@ from collections.abc import Collection
 
 from fairway import limits
 from fairway.broker import fitting
-from fairway.broker.desk import Desk, refusal
+from fairway.broker.desk import GroupCoordinator, refusal
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
 from fairway.broker.keying import Fresh, KeyFinder
-from fairway.broker.pacing import Pace
+from fairway.broker.pacing import GroupRates
 from fairway.broker.reading import SKIPPED_BATCHES_MAX, Reader
 from fairway.errors import FairwayError, Refused
-from fairway.groups import Group, Handout, Kind, Mode, Outcome, Pulled, Range
-from fairway.groups import Verdict as Settlement
-from fairway.names import Consumer
-from fairway.protocol import Message, messages
+from fairway.groups import GroupEventKind, GroupOutcome, GroupStateMachine, Handout, Mode, PullDecision, Range
+from fairway.groups import SettleVerdict as Settlement
+from fairway.names import ConsumerName
+from fairway.protocol import ControlMessage, messages
 from fairway.protocol.messages import Pull
-from fairway.replication.standing import Standing
-from fairway.scheduling import Actor, Verdict
+from fairway.replication.standing import CopyStatus
+from fairway.scheduling import Actor, TurnResult
 from fairway.serving.requests import ServedRequest
 from fairway.storage.message_log import StoredBatch
 
@@ -31,42 +31,44 @@ EMPTY = messages.Pulled(0, [], [])
 SKIPPED_MESSAGES_MAX = SKIPPED_BATCHES_MAX  # passed over and not noted; no more than what one look passes over
 _TRIES_MAX = 8  # a pull decides again when what it chose cannot be read or is too much; each try leaves some out
 _RUN_CUT = 4  # and so a try is not the last before there are no runs: what fits of the heads alone is what is chosen
-_PASSED = frozenset({Kind.PARK, Kind.DECLINE})
+_PASSED = frozenset({GroupEventKind.PARK, GroupEventKind.DECLINE})
 _ROOMY_FRAME_BYTES = 128 * limits.KIB  # beside the batches that were chosen by their size there is room in it
 
 
 class Puller:
     """Handles PULL for the consumers of all groups."""
 
-    def __init__(self, desk: Desk, inboxes: Inboxes, reader: Reader, standing: Standing | None = None) -> None:
+    def __init__(
+        self, desk: GroupCoordinator, inboxes: Inboxes, reader: Reader, standing: CopyStatus | None = None
+    ) -> None:
         """`standing`: of one copy of several."""
         self._desk = desk
         self._standing = standing
         self._inboxes = inboxes
         self._reader = reader
         self.keys = KeyFinder(reader)
-        self._pace = Pace(desk.clock, desk.scheduler, desk.call_later)
+        self._pace = GroupRates(desk.clock, desk.scheduler, desk.call_later)
         self.pulled_messages = 0
 
     def pull(
-        self, request: ServedRequest[Message], message: Pull, host: GroupHost, name: Consumer, actor: Actor
-    ) -> Verdict:
+        self, request: ServedRequest[ControlMessage], message: Pull, host: GroupHost, name: ConsumerName, actor: Actor
+    ) -> TurnResult:
         """WAIT: there is nothing now, or the group's rate allows nothing."""
-        verdict = Verdict.WAIT
+        verdict = TurnResult.WAIT
         paced_max = self._pace.messages_max(host) if host.law.config.rate_per_s else None
         is_shut = paced_max == 0 or self._desk.is_switched_off(host)
         if is_shut and self._may_wait(host, name, message.arrived):
             return verdict
         for source in self._inboxes.sources(host, name, message.arrived):
             verdict = self._pull_from(source, request, message, name, actor, paced_max)
-            if verdict is not Verdict.WAIT:
+            if verdict is not TurnResult.WAIT:
                 break
         return verdict
 
-    def _may_wait(self, host: GroupHost, name: Consumer, arrived: int) -> bool:
+    def _may_wait(self, host: GroupHost, name: ConsumerName, arrived: int) -> bool:
         """Whether there is nothing to tell it: neither that it is no member, nor what did not arrive. It has spoken."""
         beat = host.law.heartbeat(name, arrived=arrived, now_ns=self._desk.clock.monotonic_ns())
-        if beat.outcome is not Outcome.DONE:
+        if beat.outcome is not GroupOutcome.DONE:
             return False
         self._inboxes.renew(host, name, arrived)
         sources = (host,) if host.inbox is None else (host, host.inbox)
@@ -75,14 +77,14 @@ class Puller:
     def _pull_from(
         self,
         source: GroupHost,
-        request: ServedRequest[Message],
+        request: ServedRequest[ControlMessage],
         message: Pull,
-        name: Consumer,
+        name: ConsumerName,
         actor: Actor,
         paced_max: int | None,
-    ) -> Verdict:
+    ) -> TurnResult:
         if not self._reader.is_indexed(actor, source.subject_id, source.next_fresh):
-            return Verdict.AGAIN
+            return TurnResult.AGAIN
         frame_bytes_max = request.session.frame_bytes_max
         messages_max = self._inboxes.messages_max(source, message.messages_max)
         if paced_max is not None:
@@ -92,11 +94,11 @@ class Puller:
         for _ in range(_TRIES_MAX):
             pulled = self._decide(source, message, name, messages_max, actor, run_max, bytes_left)
             if pulled is None:
-                return Verdict.AGAIN
+                return TurnResult.AGAIN
             refused = refusal(pulled)
             if refused is not None:
                 self._desk.refuse(request, refused)
-                return Verdict.DONE
+                return TurnResult.DONE
             if not pulled.lots and any(event.kind in _PASSED for event in pulled.events):
                 self._desk.carry_out(source, pulled)  # and look behind those that cannot go out
                 continue
@@ -112,7 +114,7 @@ class Puller:
                 continue
             batches = self._reader.batches(actor, source.subject_id, pulled.lots)
             if batches is None:
-                return Verdict.AGAIN
+                return TurnResult.AGAIN
             absent = fitting.missing(pulled.lots, batches)
             is_roomy = frame_bytes_max >= limits.FRAME_BYTES_MAX
             large = [] if absent or is_roomy else fitting.too_large(pulled.lots, batches, frame_bytes_max)
@@ -128,10 +130,10 @@ class Puller:
             else:
                 self._hand_out(request, source, pulled, batches, actor)
                 self._reader.rest(actor)
-                return Verdict.DONE
-        return Verdict.AGAIN
+                return TurnResult.DONE
+        return TurnResult.AGAIN
 
-    def _breaks_runs(self, source: GroupHost, name: Consumer, pulled: Pulled) -> bool:
+    def _breaks_runs(self, source: GroupHost, name: ConsumerName, pulled: PullDecision) -> bool:
         """Whether messages of one key are in it that come one after another: what cannot go out must not be passed by
         those behind it, so they stay."""
         behind = [lot for lot in pulled.lots if lot.is_behind]
@@ -143,12 +145,12 @@ class Puller:
         self,
         source: GroupHost,
         message: Pull,
-        name: Consumer,
+        name: ConsumerName,
         messages_max: int,
         actor: Actor,
         run_max: int,
         bytes_left: int,
-    ) -> Pulled | None:
+    ) -> PullDecision | None:
         """None: what the law must know is being fetched."""
         law = source.law
         found = self._fresh(source, message, messages_max, actor, bytes_left)
@@ -175,7 +177,7 @@ class Puller:
             bytes_left=bytes_left,
         )
 
-    def _beside(self, law: Group, other: Group, fresh: Range | None) -> Collection[int]:
+    def _beside(self, law: GroupStateMachine, other: GroupStateMachine, fresh: Range | None) -> Collection[int]:
         """Keys that consumers have in hand from the group's inbox, or from the subject where the inbox asks."""
         if not law.is_ordered or (fresh is None and not law.has_ready(self._desk.clock.wall_ms())):
             return ()
@@ -193,19 +195,19 @@ class Puller:
             self._reader.fresh(source.subject_id, source.next_fresh, law.config, max(messages_max, 1), bytes_max)
         )
 
-    def _skip(self, source: GroupHost, request: ServedRequest[Message], pulled: Pulled) -> Verdict:
+    def _skip(self, source: GroupHost, request: ServedRequest[ControlMessage], pulled: PullDecision) -> TurnResult:
         """Nothing to hand out; batches may have been skipped. A slice's worth of them: the rest comes later."""
         if not pulled.events:
-            return Verdict.WAIT
+            return TurnResult.WAIT
         self._desk.carry_out(source, pulled)
-        if pulled.outcome is not Outcome.EMPTY:
-            return Verdict.WAIT
+        if pulled.outcome is not GroupOutcome.EMPTY:
+            return TurnResult.WAIT
         if request.wait_until_ns:
-            return Verdict.AGAIN
+            return TurnResult.AGAIN
         request.respond(EMPTY)
-        return Verdict.DONE
+        return TurnResult.DONE
 
-    def _fitting(self, source: GroupHost, pulled: Pulled, bytes_max: int, frame_bytes_max: int) -> int | None:
+    def _fitting(self, source: GroupHost, pulled: PullDecision, bytes_max: int, frame_bytes_max: int) -> int | None:
         """How many messages to ask for instead, where these are too many bytes: retries lie far apart."""
         is_fresh = all(lot.first >= source.law.cursor for lot in pulled.lots)  # and so chosen by its size
         if is_fresh and frame_bytes_max >= _ROOMY_FRAME_BYTES and not source.law.config.is_keyed:
@@ -214,12 +216,12 @@ class Puller:
         entries = self._reader.entries(source.subject_id, pulled.lots)
         return fitting.fitting(pulled.lots, entries, wanted, frame_bytes_max)
 
-    def _fitting_raw(self, pulled: Pulled, batches: list[StoredBatch], bytes_max: int) -> int | None:
+    def _fitting_raw(self, pulled: PullDecision, batches: list[StoredBatch], bytes_max: int) -> int | None:
         """How many messages to ask for instead, where these are too many bytes before compression. A response that did
         not arrive comes as it was: it was bounded the first time."""
         return None if pulled.is_again else fitting.fitting_raw(pulled.lots, batches, bytes_max)
 
-    def _leave_out(self, source: GroupHost, name: Consumer, absent: list[Handout], pulled: Pulled) -> None:
+    def _leave_out(self, source: GroupHost, name: ConsumerName, absent: list[Handout], pulled: PullDecision) -> None:
         """These cannot be read: there is nothing to hand out, now or later. What is fresh of them is stepped over the
         next time, for it is known to be damaged by then."""
         self.keys.forget(source.id)
@@ -237,7 +239,7 @@ class Puller:
             self._desk.lose(source, dropped)
 
     def _keep_back(
-        self, source: GroupHost, name: Consumer, large: list[Handout], pulled: Pulled, frame_bytes_max: int
+        self, source: GroupHost, name: ConsumerName, large: list[Handout], pulled: PullDecision, frame_bytes_max: int
     ) -> int | None:
         """Too large for this consumer's frames: a failed attempt, so that others may try, and dead letter in the end.
         What else was chosen goes out as a response that has not arrived yet."""
@@ -249,7 +251,7 @@ class Puller:
         self._settle(source, name, Settlement.RETRY, large, reason)
         return None
 
-    def _lose(self, source: GroupHost, large: Handout, pulled: Pulled, reason: str) -> int | None:
+    def _lose(self, source: GroupHost, large: Handout, pulled: PullDecision, reason: str) -> int | None:
         """To hand it out is to settle it, so there is no attempt that could fail: it is counted as lost. How many
         messages to ask for instead, where others come before it."""
         law, now_ms = source.law, self._desk.clock.wall_ms()
@@ -264,7 +266,7 @@ class Puller:
         return None
 
     def _settle(
-        self, source: GroupHost, name: Consumer, verdict: Settlement, lots: list[Handout], reason: str = ""
+        self, source: GroupHost, name: ConsumerName, verdict: Settlement, lots: list[Handout], reason: str = ""
     ) -> None:
         """In the consumer's name; `Refused` where a bound stands in the way."""
         for lot in lots:
@@ -279,9 +281,9 @@ class Puller:
 
     def _hand_out(
         self,
-        request: ServedRequest[Message],
+        request: ServedRequest[ControlMessage],
         source: GroupHost,
-        pulled: Pulled,
+        pulled: PullDecision,
         batches: list[StoredBatch],
         actor: Actor,
     ) -> None:
@@ -289,7 +291,9 @@ class Puller:
         written = self._desk.carry_out(source, pulled)
         fence = pulled.number if source.law.is_ordered else 0
         lots = [
-            messages.Lot(lot.first, lot.attempt, [messages.Span(*each) for each in lot.ranges], fence, lot.is_behind)
+            messages.WireLot(
+                lot.first, lot.attempt, [messages.SequenceRange(*each) for each in lot.ranges], fence, lot.is_behind
+            )
             for lot in pulled.lots
         ]
         attached = [messages.AttachedBatch(each.entry.first_sequence, each.entry.appended_ms) for each in batches]

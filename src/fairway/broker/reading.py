@@ -19,13 +19,13 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import partial
 
-from fairway.broker.fetching import Fetches, Piece, Shelf
+from fairway.broker.fetching import FetchCache, FetchedRange, Fetches
 from fairway.broker.recent import Recent
 from fairway.errors import Refused
 from fairway.groups import GroupConfig, Handout, Range
 from fairway.limits import KIB, LOT_MESSAGES_MAX, MIB
 from fairway.scheduling import Actor
-from fairway.storage.consume_log import Entry
+from fairway.storage.consume_log import ConsumeLogEntry
 from fairway.storage.log import Damaged
 from fairway.storage.message_log import MessageLog, StoredBatch, side_by_side
 
@@ -43,7 +43,7 @@ MANY_RANGES = 8  # of one lot: a look-up costs as much as a walk over dozens of 
 BEHIND_MAX = 10_000  # actors known to be behind; one that is forgotten misses once more
 
 _Span = tuple[int, int]  # position and size
-_EMPTY = Shelf()
+_EMPTY = FetchCache()
 
 
 class Reader:
@@ -56,8 +56,11 @@ class Reader:
         self._messages = messages
         self._fetches = fetches
         self._behind: OrderedDict[Hashable, None] = OrderedDict()
-        self._chosen: tuple[int, list[Entry]] = (0, [])  # by the last `fresh`, contiguous; entries never change
-        self._answers: dict[Hashable, tuple[Range | None, list[Entry]]] = {}  # of `fresh`
+        self._chosen: tuple[int, list[ConsumeLogEntry]] = (
+            0,
+            [],
+        )  # by the last `fresh`, contiguous; entries never change
+        self._answers: dict[Hashable, tuple[Range | None, list[ConsumeLogEntry]]] = {}  # of `fresh`
         self._answers_as_of = (0, 0)
         self._recent = Recent()
 
@@ -80,7 +83,7 @@ class Reader:
         absent = entries.absent(subject_id, sequence, LOT_MESSAGES_MAX)
         if not absent:
             return True
-        shelf = Shelf(list(so_far.pieces), size_bytes=so_far.size_bytes)
+        shelf = FetchCache(list(so_far.pieces), size_bytes=so_far.size_bytes)
         self._fetches.start(
             actor, shelf, [(partial(entries.fetch, run), partial(shelf.keep_run, subject_id, run)) for run in absent]
         )
@@ -113,10 +116,10 @@ class Reader:
 
     def _find_fresh(
         self, subject_id: int, cursor: int, config: GroupConfig, messages_max: int, bytes_max: int
-    ) -> tuple[Range | None, list[Entry]]:
+    ) -> tuple[Range | None, list[ConsumeLogEntry]]:
         first = cursor
         count = size = seen = 0
-        chosen: list[Entry] = []
+        chosen: list[ConsumeLogEntry] = []
         for entry in self._messages.readable(subject_id, cursor):
             seen += 1
             begin = max(entry.first_sequence, cursor)
@@ -145,9 +148,9 @@ class Reader:
         end = first + LOT_MESSAGES_MAX if entry is None else min(entry.first_sequence, first + LOT_MESSAGES_MAX)
         return first, max(end - first, count)
 
-    def entries(self, subject_id: int, lots: Sequence[Handout]) -> list[Entry]:
+    def entries(self, subject_id: int, lots: Sequence[Handout]) -> list[ConsumeLogEntry]:
         """Of the batches that hold the messages of these lots, in order."""
-        wanted: dict[int, Entry] = {}
+        wanted: dict[int, ConsumeLogEntry] = {}
         for lot in lots:
             if len(lot.ranges) > MANY_RANGES:
                 wanted |= {entry.first_sequence: entry for entry in self._scattered(subject_id, lot.ranges)}
@@ -159,7 +162,7 @@ class Reader:
                     wanted[entry.first_sequence] = entry
         return [wanted[first] for first in sorted(wanted)]
 
-    def _scattered(self, subject_id: int, ranges: Sequence[Range]) -> Iterator[Entry]:
+    def _scattered(self, subject_id: int, ranges: Sequence[Range]) -> Iterator[ConsumeLogEntry]:
         """Those that hold any of many short ranges, which lie in one lot: a walk past all of them costs less than to
         look each of them up."""
         last, length = ranges[-1]
@@ -173,7 +176,7 @@ class Reader:
             if first < entry.end_sequence:
                 yield entry
 
-    def _entries_from(self, subject_id: int, first: int, end: int) -> Iterable[Entry]:
+    def _entries_from(self, subject_id: int, first: int, end: int) -> Iterable[ConsumeLogEntry]:
         """At least up to `end`. Most often it is what `fresh` has just found: a third of a short pull's look-ups."""
         of_subject, chosen = self._chosen
         if of_subject == subject_id and chosen and chosen[0].first_sequence <= first and end <= chosen[-1].end_sequence:
@@ -192,7 +195,7 @@ class Reader:
             self._fetches.clear(actor)
             return recent
         shelf = self._fetches.shelf(actor) or _EMPTY
-        found: list[Piece] = []
+        found: list[FetchedRange] = []
         absent: list[_Span] = []
         for position, size in map(_span, side_by_side(entries)):
             piece = self._look(actor, shelf, position, size)
@@ -217,20 +220,20 @@ class Reader:
         if self._fetches is not None and actor.key in self._behind:
             self._fetches.rest(actor)
 
-    def _is_near_end(self, entries: Sequence[Entry]) -> bool:
+    def _is_near_end(self, entries: Sequence[ConsumeLogEntry]) -> bool:
         """There groups follow one another closely. Farther back each pays for its own: else the one that comes second
         is charged less for the same, and with few pulls in flight falls short of its share (bench/fairness)."""
         return not entries or entries[0].position >= self._messages.log.committed_end - SHARED_BYTES
 
     def prefix(
-        self, actor: Actor, subject_id: int, entries: Sequence[Entry]
-    ) -> tuple[Sequence[Entry], list[StoredBatch]] | None:
+        self, actor: Actor, subject_id: int, entries: Sequence[ConsumeLogEntry]
+    ) -> tuple[Sequence[ConsumeLogEntry], list[StoredBatch]] | None:
         """As many from the first on as are in memory, with their batches. None: the first are being fetched."""
         if self._fetches is None:
             return entries, self._messages.read_entries(subject_id, entries)
         shelf = self._fetches.shelf(actor) or _EMPTY
-        found: list[Piece] = []
-        present: list[Entry] = []
+        found: list[FetchedRange] = []
+        present: list[ConsumeLogEntry] = []
         for stretch in side_by_side(entries):
             piece = self._look(actor, shelf, *_span(stretch))
             whole = [entry for entry in stretch if entry.position + entry.size <= piece.position + piece.size]
@@ -244,7 +247,7 @@ class Reader:
         self._fetches.clear(actor)
         return present, self._parse(actor, subject_id, present, found)
 
-    def _look(self, actor: Actor, shelf: Shelf, position: int, size: int) -> Piece:
+    def _look(self, actor: Actor, shelf: FetchCache, position: int, size: int) -> FetchedRange:
         """What is at hand of that stretch."""
         piece = shelf.piece(position, size)
         if piece is not None:
@@ -255,19 +258,19 @@ class Reader:
             self._behind.pop(actor.key, None)
             actor.is_background = False
         elif actor.key in self._behind:
-            return Piece(position, 0, b"")
+            return FetchedRange(position, 0, b"")
         try:
             data = log.read_recent(position, size) if is_recent else log.read_cached(position, size)
         except Damaged:
-            return Piece(position, size, b"")  # the segment is missing: reading will say so
+            return FetchedRange(position, size, b"")  # the segment is missing: reading will say so
         if data is None or len(data) < size:
             self._behind[actor.key] = None
             if len(self._behind) > BEHIND_MAX:
                 self._behind.popitem(last=False)
-        return Piece(position, len(data), data) if data is not None else Piece(position, 0, b"")
+        return FetchedRange(position, len(data), data) if data is not None else FetchedRange(position, 0, b"")
 
     def _parse(
-        self, actor: Actor, subject_id: int, entries: Iterable[Entry], found: Iterable[Piece]
+        self, actor: Actor, subject_id: int, entries: Iterable[ConsumeLogEntry], found: Iterable[FetchedRange]
     ) -> list[StoredBatch]:
         at_hand = {piece.position: piece.data for piece in found}
         log = self._messages.log
@@ -284,9 +287,9 @@ class Reader:
             self._answers.clear()  # damage was met: what was found before may hold it
         return batches
 
-    def _fetch(self, actor: Actor, spans: Iterable[_Span], found: Iterable[Piece]) -> None:
+    def _fetch(self, actor: Actor, spans: Iterable[_Span], found: Iterable[FetchedRange]) -> None:
         if self._fetches is not None:
-            shelf = Shelf()
+            shelf = FetchCache()
             for piece in found:
                 shelf.keep(piece.position, piece.size, piece.data)
             fetch = self._messages.log.fetch
@@ -319,17 +322,17 @@ class Reader:
         return merged
 
 
-def _span(stretch: Sequence[Entry]) -> _Span:
+def _span(stretch: Sequence[ConsumeLogEntry]) -> _Span:
     first, last = stretch[0], stretch[-1]
     return first.position, last.position + last.size - first.position
 
 
-def _is_one(spans: Sequence[_Span], entries: Sequence[Entry]) -> bool:
+def _is_one(spans: Sequence[_Span], entries: Sequence[ConsumeLogEntry]) -> bool:
     """Whether the entries lie side by side, and nothing of them is at hand: likely, those that follow lie there too."""
     return len(spans) == 1 and spans[0][1] == sum(entry.size for entry in entries)
 
 
-def _first_span(entries: Sequence[Entry]) -> _Span:
+def _first_span(entries: Sequence[ConsumeLogEntry]) -> _Span:
     """The first of them that lie side by side, at least one, up to what one fetch should read."""
     stretch = side_by_side(entries)[0]
     start = stretch[0].position

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from fairway.limits import KIB, MIB
-from fairway.storage.consume_log import Entry
+from fairway.storage.consume_log import ConsumeLogEntry
 from fairway.storage.message_log import StoredBatch
 
 BATCHES_MAX = 4_096  # seen; the bytes of some are kept
@@ -26,7 +26,7 @@ class Recent:
         self._bytes = 0
         self._batches: OrderedDict[int, StoredBatch | None] = OrderedDict()
 
-    def find(self, entries: Sequence[Entry]) -> list[StoredBatch] | None:
+    def find(self, entries: Sequence[ConsumeLogEntry]) -> list[StoredBatch] | None:
         """All of them, or None."""
         found = []
         for entry in entries:

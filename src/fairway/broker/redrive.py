@@ -12,26 +12,28 @@ from __future__ import annotations
 from itertools import groupby, islice
 
 from fairway import batch, limits
-from fairway.broker.copies import Copies, encoded, stream_of, taken_from
-from fairway.broker.desk import Desk
+from fairway.broker.copies import CopiedRanges, encoded, stream_of, taken_from
+from fairway.broker.desk import GroupCoordinator
 from fairway.broker.errands import Errand
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
 from fairway.errors import Code, FairwayError, Refused
 from fairway.names import Subject
-from fairway.protocol import Message
+from fairway.protocol import ControlMessage
 from fairway.protocol.admin import Redrive, Redriven
-from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.scheduling import Actor, Expiry, TurnResult
 from fairway.serving.requests import ServedRequest
-from fairway.storage.consume_log import Entry
+from fairway.storage.consume_log import ConsumeLogEntry
 
 _ENTRIES_PER_TURN = 1_000  # looked at; those that were redriven before cost no more
 
 
-class _Job(Errand):
+class _RedriveJob(Errand):
     """One request on its way."""
 
-    def __init__(self, request: ServedRequest[Message], message: Redrive, host: GroupHost, dead: Subject) -> None:
+    def __init__(
+        self, request: ServedRequest[ControlMessage], message: Redrive, host: GroupHost, dead: Subject
+    ) -> None:
         self.request = request
         self.message = message
         self.host = host
@@ -51,17 +53,17 @@ class _Job(Errand):
 class Redriver:
     """Handles REDRIVE. `redriven` counts messages."""
 
-    def __init__(self, desk: Desk, inboxes: Inboxes) -> None:
+    def __init__(self, desk: GroupCoordinator, inboxes: Inboxes) -> None:
         self._desk = desk
         self._inboxes = inboxes
         self.redriven = 0
 
-    def begin(self, request: ServedRequest[Message], message: Redrive) -> None:
+    def begin(self, request: ServedRequest[ControlMessage], message: Redrive) -> None:
         if message.ids is not None and len(message.ids) > limits.REDRIVE_IDS_MAX:
             raise Refused(Code.TOO_LARGE, f"{len(message.ids)} ids: at most {limits.REDRIVE_IDS_MAX} in one request")
         host = self._desk.host(message.subject, message.group)
         log = self._desk.store.messages
-        job = _Job(request, message, host, Subject.dead_letters(host.name, self._desk.name_of(host.subject_id)))
+        job = _RedriveJob(request, message, host, Subject.dead_letters(host.name, self._desk.name_of(host.subject_id)))
         dead = log.views.subjects.find(job.dead)
         if dead is None:
             request.respond(Redriven(0, job.unknown))
@@ -81,37 +83,39 @@ class Redriver:
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
-    def process(self, job: _Job, actor: Actor) -> Verdict:
+    def process(self, job: _RedriveJob, actor: Actor) -> TurnResult:
         """The next batch with something to redrive, or the end."""
         if job.request.is_cancelled:
             job.request.end()
-            return Verdict.DONE
+            return TurnResult.DONE
         log = self._desk.store.messages
         dead = log.views.subjects.find(job.dead)
         if dead is None or job.at >= job.end or job.wanted == job.found:
             self._finish(job)
-            return Verdict.DONE
+            return TurnResult.DONE
         copies = redriven(self._desk, job.host, job.dead)
         for entry in islice(log.readable(dead.id, job.at), _ENTRIES_PER_TURN):
             if entry.first_sequence >= job.end:
                 job.at = job.end
-                return Verdict.AGAIN
+                return TurnResult.AGAIN
             if copies.missing(entry.first_sequence, entry.count):
                 self._redrive(job, dead.id, entry, copies, actor)
                 job.at = entry.end_sequence
-                return Verdict.AGAIN
+                return TurnResult.AGAIN
             job.at = entry.end_sequence
         if next(log.readable(dead.id, job.at), None) is None:
             job.at = job.end
-        return Verdict.AGAIN
+        return TurnResult.AGAIN
 
-    def expire(self, job: _Job, expiry: Expiry) -> None:
+    def expire(self, job: _RedriveJob, expiry: Expiry) -> None:
         job.request.expire(expiry)
 
-    def fail(self, job: _Job, error: Exception) -> None:
+    def fail(self, job: _RedriveJob, error: Exception) -> None:
         job.request.fail(error)
 
-    def _redrive(self, job: _Job, dead_id: int, entry: Entry, copies: Copies, actor: Actor) -> None:
+    def _redrive(
+        self, job: _RedriveJob, dead_id: int, entry: ConsumeLogEntry, copies: CopiedRanges, actor: Actor
+    ) -> None:
         for stored in self._desk.store.messages.read_entries(dead_id, [entry]):
             actor.charge(size_bytes=len(stored.data))
             source = batch.decode(stored.data)
@@ -127,14 +131,16 @@ class Redriver:
             job.found.update(ids[index] for index in chosen)
             job.count += len(chosen)
 
-    def _copy(self, job: _Job, source: batch.Batch, base: int, first: int, count: int, copies: Copies) -> None:
+    def _copy(
+        self, job: _RedriveJob, source: batch.Batch, base: int, first: int, count: int, copies: CopiedRanges
+    ) -> None:
         sequence = base + first
         stream = stream_of(job.dead, job.host.name)
         data = encoded(taken_from(source, first, count), source.header, stream=stream, sequence=sequence)
         self._desk.store.produce_own(self._inboxes.subject_of(job.host), data)
         copies.add(sequence, count)
 
-    def _finish(self, job: _Job) -> None:
+    def _finish(self, job: _RedriveJob) -> None:
         inbox = job.host.inbox
 
         def durable(outcome: FairwayError | None) -> None:
@@ -151,12 +157,12 @@ class Redriver:
         log.flusher.when_durable(log.end, durable, job.undos)  # with what a request before this one had begun
 
 
-def redriven(desk: Desk, host: GroupHost, dead: Subject) -> Copies:
+def redriven(desk: GroupCoordinator, host: GroupHost, dead: Subject) -> CopiedRanges:
     """Which of a group's dead letters its inbox holds, by this life and those before it."""
     if host.inbox is None:
-        return Copies(desk.store.messages, 0, 0)
+        return CopiedRanges(desk.store.messages, 0, 0)
     if host.redriven is None:
-        host.redriven = Copies(desk.store.messages, host.inbox.subject_id, stream_of(dead, host.name))
+        host.redriven = CopiedRanges(desk.store.messages, host.inbox.subject_id, stream_of(dead, host.name))
     host.redriven.refresh()
     return host.redriven
 

@@ -12,16 +12,16 @@ from functools import partial
 from typing import Final
 
 from fairway import limits
-from fairway.broker.desk import Desk
-from fairway.broker.fetching import Fetches, Shelf
+from fairway.broker.desk import GroupCoordinator
+from fairway.broker.fetching import FetchCache, Fetches
 from fairway.broker.naming import NameBook
 from fairway.broker.reading import RECENT_BYTES, Reader
 from fairway.broker.scan import place
 from fairway.errors import Code, Refused
-from fairway.protocol import Message
+from fairway.protocol import ControlMessage
 from fairway.protocol.messages import Whence
 from fairway.protocol.tracing import Index, Indexed, Names, Retrace, Retraced
-from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.scheduling import Actor, Expiry, TurnResult
 from fairway.serving.requests import ServedRequest
 from fairway.storage import log_time
 from fairway.storage.index_file import ENTRY, ENTRY_BYTES
@@ -36,13 +36,13 @@ _FRAME_SPARE_BYTES = 4 * limits.KIB  # of an answer, for all but the bytes
 class RetraceProcessor:
     """Handles RETRACE, INDEX and NAMES."""
 
-    def __init__(self, desk: Desk, reader: Reader, fetches: Fetches | None, names: NameBook) -> None:
+    def __init__(self, desk: GroupCoordinator, reader: Reader, fetches: Fetches | None, names: NameBook) -> None:
         self._desk = desk
         self._reader = reader
         self._fetches = fetches
         self._names = names
 
-    def process(self, request: ServedRequest[Message], actor: Actor) -> Verdict:
+    def process(self, request: ServedRequest[ControlMessage], actor: Actor) -> TurnResult:
         message = request.message
         if isinstance(message, Retrace):
             return self._retrace(request, message, actor)
@@ -50,15 +50,15 @@ class RetraceProcessor:
             return self._index(request, message, actor)
         if isinstance(message, Names):
             request.respond(self._names.answer(message, self._desk.store.messages.views.subjects))
-        return Verdict.DONE
+        return TurnResult.DONE
 
-    def expire(self, request: ServedRequest[Message], expiry: Expiry) -> None:
+    def expire(self, request: ServedRequest[ControlMessage], expiry: Expiry) -> None:
         if expiry is Expiry.WAITED and isinstance(request.message, Retrace):
             request.respond(self._answer(self._place(request.message)))
         else:
             request.expire(expiry)
 
-    def fail(self, request: ServedRequest[Message], error: Exception) -> None:
+    def fail(self, request: ServedRequest[ControlMessage], error: Exception) -> None:
         request.fail(error)
 
     # --- the action log ----------------------------------------------------------------------------------------------
@@ -67,25 +67,25 @@ class RetraceProcessor:
     def _log(self) -> Log:
         return self._desk.store.actions.log
 
-    def _retrace(self, request: ServedRequest[Message], message: Retrace, actor: Actor) -> Verdict:
+    def _retrace(self, request: ServedRequest[ControlMessage], message: Retrace, actor: Actor) -> TurnResult:
         _check_log(message.log_id, self._log.log_id)
         position = self._place(message)
         now_ns = self._desk.clock.monotonic_ns()
         if position >= self._log.committed_end and now_ns < request.wait_until_ns:
             self._desk.watches.add(WATCHED, actor.key, request, self, now_ns)
-            return Verdict.DONE
+            return TurnResult.DONE
         found = self._segment(position)
         if found is None or not message.bytes_max:
             request.respond(self._answer(position))
-            return Verdict.DONE
+            return TurnResult.DONE
         position = max(position, found.base + HEADER_BYTES)
         size = min(self._end(found) - position, _bounded(message.bytes_max, request))
         data = self._read(actor, position, size) if size > 0 else b""
         if data is None:
-            return Verdict.AGAIN
+            return TurnResult.AGAIN
         actor.charge(size_bytes=len(data))
         request.respond(self._answer(position, data))
-        return Verdict.DONE
+        return TurnResult.DONE
 
     def _place(self, message: Retrace) -> int:
         log = self._log
@@ -138,19 +138,19 @@ class RetraceProcessor:
         data = log.read_recent(position, size) if is_recent else log.read_cached(position, size)
         if data:
             return data
-        shelf = Shelf()
+        shelf = FetchCache()
         fetches.start(actor, shelf, [(partial(log.fetch, position, size), partial(shelf.keep, position, size))])
         return None
 
     # --- the index of a subject --------------------------------------------------------------------------------------
 
-    def _index(self, request: ServedRequest[Message], message: Index, actor: Actor) -> Verdict:
+    def _index(self, request: ServedRequest[ControlMessage], message: Index, actor: Actor) -> TurnResult:
         messages = self._desk.store.messages
         _check_log(message.log_id, messages.log.log_id)
         subject_id = self._desk.subject(message.subject).id
         begin = place(self._desk, subject_id, message.whence, message.value)
         if not self._reader.is_indexed(actor, subject_id, begin):
-            return Verdict.AGAIN
+            return TurnResult.AGAIN
         stored_end = messages.end_sequence(subject_id)
         end = stored_end if message.end is None else min(message.end, stored_end)
         entries_max = _bounded(message.entries_max * ENTRY_BYTES, request) // ENTRY_BYTES
@@ -177,10 +177,10 @@ class RetraceProcessor:
                 messages.log.epoch,
             )
         )
-        return Verdict.DONE
+        return TurnResult.DONE
 
 
-def _bounded(asked_bytes: int, request: ServedRequest[Message]) -> int:
+def _bounded(asked_bytes: int, request: ServedRequest[ControlMessage]) -> int:
     """No more than one answer may hold."""
     room = request.session.frame_bytes_max - _FRAME_SPARE_BYTES
     return max(min(asked_bytes, limits.RETRACE_BYTES_MAX, room), min(asked_bytes, ENTRY_BYTES))

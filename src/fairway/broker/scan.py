@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 from fairway.batch import may_hold, tag_mask
 from fairway.broker import fitting
-from fairway.broker.desk import Desk
+from fairway.broker.desk import GroupCoordinator
 from fairway.broker.reading import Reader
 from fairway.errors import Code, Refused
 from fairway.limits import KIB
 from fairway.protocol.admin import Scan, Scanned
 from fairway.protocol.messages import AttachedBatch, Whence
-from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.scheduling import Actor, Expiry, TurnResult
 from fairway.serving.requests import ServedRequest
-from fairway.storage.consume_log import Entry
+from fairway.storage.consume_log import ConsumeLogEntry
 from fairway.storage.message_log import StoredBatch
 
 SCAN_WEIGHT = 0.1  # a tenth of a group's share, while groups want theirs
@@ -27,7 +27,7 @@ _ENTRIES_MAX = 4_096  # looked at in one slice
 BESIDE_GROUPS_BYTES_MAX = 128 * KIB
 
 
-def place(desk: Desk, subject_id: int, whence: Whence, value: int) -> int:
+def place(desk: GroupCoordinator, subject_id: int, whence: Whence, value: int) -> int:
     """The sequence that a place in a subject stands for."""
     log = desk.store.messages
     if whence is Whence.EARLIEST:
@@ -43,11 +43,11 @@ def place(desk: Desk, subject_id: int, whence: Whence, value: int) -> int:
 class ScanProcessor:
     """Handles SCAN."""
 
-    def __init__(self, desk: Desk, reader: Reader) -> None:
+    def __init__(self, desk: GroupCoordinator, reader: Reader) -> None:
         self._desk = desk
         self._reader = reader
 
-    def process(self, request: ServedRequest[Scan], actor: Actor) -> Verdict:
+    def process(self, request: ServedRequest[Scan], actor: Actor) -> TurnResult:
         message = request.message
         log = self._desk.store.messages
         if message.log_id is not None and message.log_id != log.log.log_id:
@@ -57,18 +57,18 @@ class ScanProcessor:
         now_ns = self._desk.clock.monotonic_ns()
         if begin >= log.end_sequence(subject.id) and now_ns < request.wait_until_ns:
             self._desk.watches.add(subject.id, actor.key, request, self, now_ns)  # type: ignore[arg-type]
-            return Verdict.DONE
+            return TurnResult.DONE
         if not self._reader.is_indexed(actor, subject.id, begin):
-            return Verdict.AGAIN
+            return TurnResult.AGAIN
         is_bounded = not message.is_dry and self._desk.is_busy(now_ns)
         bytes_max = min(message.bytes_max, BESIDE_GROUPS_BYTES_MAX) if is_bounded else message.bytes_max
         choice = self._choose(subject.id, begin, message, bytes_max)
         if message.is_dry:
             request.respond(self._answer(subject.id, choice.reached, choice.size))
-            return Verdict.DONE
+            return TurnResult.DONE
         found = self._reader.prefix(actor, subject.id, choice.entries)
         if found is None:
-            return Verdict.AGAIN
+            return TurnResult.AGAIN
         wanted, batches = found
         reached = choice.reached if len(wanted) == len(choice.entries) else wanted[-1].end_sequence
         kept = fitting.fitting_batches(batches, message.bytes_max)
@@ -79,7 +79,7 @@ class ScanProcessor:
         actor.charge(size_bytes=size)
         answer = self._answer(subject.id, reached, size, batches[:kept])
         request.respond(answer, attachments)
-        return Verdict.DONE
+        return TurnResult.DONE
 
     def _answer(self, subject_id: int, reached: int, size: int, batches: Sequence[StoredBatch] = ()) -> Scanned:
         log = self._desk.store.messages
@@ -131,6 +131,6 @@ class _Choice:
     __slots__ = ("entries", "reached", "size")
 
     def __init__(self, begin: int) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[ConsumeLogEntry] = []
         self.reached = begin
         self.size = 0

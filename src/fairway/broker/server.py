@@ -22,11 +22,11 @@ from fairway.batch.arrays import numpy_or_none
 from fairway.broker.batch_checks import BatchChecks
 from fairway.broker.connection_leases import ConnectionLeases
 from fairway.broker.consuming import ConsumeProcessor
-from fairway.broker.dead_letter import Undertaker
-from fairway.broker.desk import Desk
+from fairway.broker.dead_letter import DeadLetterWriter
+from fairway.broker.desk import GroupCoordinator
 from fairway.broker.fetching import Fetches
 from fairway.broker.groups import Groups
-from fairway.broker.housekeeping import Housekeeper
+from fairway.broker.housekeeping import BrokerMaintenance
 from fairway.broker.inbox import Inboxes
 from fairway.broker.inbox_produce import InboxProduceProcessor
 from fairway.broker.metrics import Metrics
@@ -39,15 +39,15 @@ from fairway.broker.scan import SCAN_WEIGHT, ScanProcessor
 from fairway.broker.steering import SteeringProcessor
 from fairway.errors import Code, FairwayError, Refused, StorageFault
 from fairway.names import Subject
-from fairway.protocol import Message, Options, RequestReceived
+from fairway.protocol import ConnectionOptions, ControlMessage, RequestReceived
 from fairway.protocol.admin import BrokerState, Configure, Lever, Scan, Switch
 from fairway.protocol.handshake import INBOX
 from fairway.protocol.messages import Heartbeat, Join, Leave, Produce, Pull, SettleAll
 from fairway.protocol.routing import Route
 from fairway.protocol.tracing import Index, Names, Retrace
 from fairway.replication import standing as copies
-from fairway.replication.standing import Standing
-from fairway.scheduling import Order, Processor, Scheduler, SchedulerOptions
+from fairway.replication.standing import CopyStatus
+from fairway.scheduling import Processor, RunOrder, Scheduler, SchedulerOptions
 from fairway.serving.alone import OF_META, LoneRoutes
 from fairway.serving.budget import Allowance
 from fairway.serving.creation_rate import CreationRate
@@ -55,14 +55,14 @@ from fairway.serving.delaying import NO_DESK, DelayDesk, concerns_delay, key_of
 from fairway.serving.doors import Doors, check_host
 from fairway.serving.exposition import CONTENT_TYPE
 from fairway.serving.hall import Hall, HallOptions
-from fairway.serving.http import EXHAUSTED, HttpDoor, Page
+from fairway.serving.http import EXHAUSTED, HttpDoor, HttpResponse
 from fairway.serving.meters import Meters, SyncWatch
-from fairway.serving.requests import Asker, MessageT, ServedRequest, admit, hand_to
-from fairway.serving.session import Session
+from fairway.serving.requests import MessageT, Requester, ServedRequest, admit, hand_to
+from fairway.serving.session import ServerSession
 from fairway.serving.subject_order import SubjectOrder
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.flusher import Durability
-from fairway.storage.opening import Opened, recover
+from fairway.storage.opening import RecoveredStore, recover
 from fairway.storage.store import Store, StoreOptions
 from fairway.world.clock import Clock
 from fairway.world.disk import READERS, Disk
@@ -105,7 +105,7 @@ class BrokerOptions:
     fetches_at_once: int = READERS  # cold reads; 0 makes the loop wait for the device, for comparison
     store: StoreOptions = field(default_factory=StoreOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
-    connection: Options = field(default_factory=Options)
+    connection: ConnectionOptions = field(default_factory=ConnectionOptions)
 
     def __post_init__(self) -> None:
         check_host(self.host, allow_remote=self.allow_remote)
@@ -137,22 +137,22 @@ class Broker:
         options: BrokerOptions,
         store: Store,
         groups: Groups,
-        order: Order | None = None,
+        order: RunOrder | None = None,
         delay: DelayDesk | None = None,
-        standing: Standing | None = None,
+        standing: CopyStatus | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
-        self.clock = world.clock
+        self.clock = clock = world.clock
         self.standing = standing  # of one copy of several
         self.store = store
         self.options = options
         self.delay = delay
         self.scheduler = Scheduler(world.clock, loop, options.scheduler, order, self._start_commits)
-        self.desk = Desk(groups, store, self.scheduler, world.clock, loop.call_later, options.groups_bytes_max)
-        self.desk.undertaker = self.undertaker = Undertaker(self.desk)
-        self.housekeeper = Housekeeper(self.desk, options.housekeeping_ms)
+        self.desk = GroupCoordinator(groups, store, self.scheduler, clock, loop.call_later, options.groups_bytes_max)
+        self.desk.undertaker = self.undertaker = DeadLetterWriter(self.desk)
+        self.housekeeper = BrokerMaintenance(self.desk, options.housekeeping_ms)
         self.meters = Meters()
-        self.waiting: Allowance[Asker] = Allowance(options.waiting_bytes_max, "wait in this broker's requests")
+        self.waiting: Allowance[Requester] = Allowance(options.waiting_bytes_max, "wait in this broker's requests")
         self.hall = Hall(world.clock, options.hall(), self.meters, self.scheduler, self.waiting, self.handle)
         self.sync_watches = {
             "messages": store.messages.log.flusher.watch(SyncWatch(world.clock)),
@@ -210,7 +210,7 @@ class Broker:
         cls,
         world: BrokerWorld,
         options: BrokerOptions,
-        order: Order | None = None,
+        order: RunOrder | None = None,
         *,
         delay: DelayDesk | None = None,
     ) -> Broker:
@@ -233,9 +233,9 @@ class Broker:
         cls,
         world: BrokerWorld,
         options: BrokerOptions,
-        standing: Standing,
-        adopt: Identity | None = None,
-        order: Order | None = None,
+        standing: CopyStatus,
+        adopt: DirectoryIdentity | None = None,
+        order: RunOrder | None = None,
         *,
         jobs: JobRunner,
     ) -> Broker:
@@ -289,24 +289,24 @@ class Broker:
 
     # --- what probes ask ---------------------------------------------------------------------------------------------
 
-    def _metrics_page(self) -> Page:
-        return Page(200, self.metrics.page(), CONTENT_TYPE)
+    def _metrics_page(self) -> HttpResponse:
+        return HttpResponse(200, self.metrics.page(), CONTENT_TYPE)
 
-    def _live_page(self) -> Page:
+    def _live_page(self) -> HttpResponse:
         """Whether a restart would help: it does when the disk has failed us."""
-        return Page(200, "alive\n") if self.store.fault is None else Page(503, f"{self.store.fault}\n")
+        return HttpResponse(200, "alive\n") if self.store.fault is None else HttpResponse(503, f"{self.store.fault}\n")
 
-    def _ready_page(self) -> Page:
+    def _ready_page(self) -> HttpResponse:
         """Whether to send clients here."""
         if self.store.fault is not None:
-            return Page(503, f"{self.store.fault}\n")
+            return HttpResponse(503, f"{self.store.fault}\n")
         if self._is_stopping or not self._doors.are_open:
-            return Page(503, "stopping\n" if self._is_stopping else "starting\n")
-        return EXHAUSTED if self.waiting.is_exhausted else Page(200, "ready\n")
+            return HttpResponse(503, "stopping\n" if self._is_stopping else "starting\n")
+        return EXHAUSTED if self.waiting.is_exhausted else HttpResponse(200, "ready\n")
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def handle(self, session: Session, received: RequestReceived) -> None:
+    def handle(self, session: ServerSession, received: RequestReceived) -> None:
         """Put a request into the mailbox of its actor; `Refused` and `Misuse` are answered by the session."""
         message = received.message
         if self.standing is not None and (leader := self.standing.admit(message)) is not None:
@@ -331,7 +331,7 @@ class Broker:
             self._join(session, received, message)
         elif isinstance(message, _OF_MEMBERS):
             host = self.desk.host(message.subject, message.group)
-            bounded: Message = self._bounded(session, message)
+            bounded: ControlMessage = self._bounded(session, message)
             wait_ms_max = self.consume.lease_ms(host) // 2
             self._dispatch(host.key, self._request(session, received, bounded, wait_ms_max), self.consume)
         elif isinstance(message, Scan):
@@ -363,7 +363,7 @@ class Broker:
     ) -> None:
         hand_to(self.scheduler, key, request, processor)
 
-    def _bounded(self, session: Session, message: MessageT) -> MessageT:
+    def _bounded(self, session: ServerSession, message: MessageT) -> MessageT:
         """The same, asking for no more batches than one answer may carry."""
         if not isinstance(message, _READS) or (isinstance(message, Scan) and message.is_dry):
             return message
@@ -372,7 +372,7 @@ class Broker:
             return message
         return msgspec.structs.replace(message, bytes_max=max(bytes_max, 1))
 
-    def _join(self, session: Session, received: RequestReceived, message: Join) -> None:
+    def _join(self, session: ServerSession, received: RequestReceived, message: Join) -> None:
         subject = Subject.parse_joinable(message.subject)
         request = self._request(session, received, received.message)
         self._once_named(subject, request, lambda: (self.consume.open_group(message, session).key, self.consume))
@@ -380,8 +380,8 @@ class Broker:
     def _once_named(
         self,
         subject: Subject,
-        request: ServedRequest[Message],
-        place: Callable[[], tuple[Hashable, Processor[ServedRequest[Message]]]],
+        request: ServedRequest[ControlMessage],
+        place: Callable[[], tuple[Hashable, Processor[ServedRequest[ControlMessage]]]],
     ) -> None:
         """A subject that is new is committed before any action speaks of its number: a torn tail would give that number
         to another."""
@@ -409,7 +409,7 @@ class Broker:
         log.flusher.when_durable(log.end if born_at >= log.committed_end else 0, go_on)
 
     def _request(
-        self, session: Session, received: RequestReceived, message: MessageT, wait_ms_max: int = 0
+        self, session: ServerSession, received: RequestReceived, message: MessageT, wait_ms_max: int = 0
     ) -> ServedRequest[MessageT]:
         """A pull waits for half a lease at most: who waits says nothing, and must not lose its place by that.
 
@@ -436,7 +436,7 @@ class Broker:
                 raise
         return admitted(0)
 
-    def _session_closed(self, session: Session) -> None:
+    def _session_closed(self, session: ServerSession) -> None:
         self.desk.memory.forget_payer(session)
         if self._leases is not None:
             self._leases.lost(session)
@@ -512,7 +512,9 @@ class Broker:
             raise self.store.fault
 
 
-def _open_store(world: BrokerWorld, options: BrokerOptions, groups: Groups, opened: Opened | None = None) -> Store:
+def _open_store(
+    world: BrokerWorld, options: BrokerOptions, groups: Groups, opened: RecoveredStore | None = None
+) -> Store:
     """`opened`: what was recovered beforehand, for one copy of several."""
     numpy_or_none()  # importing it takes a tenth of a second: now, not when somebody's first large batch comes
     try:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from fairway import limits
-from fairway.broker.desk import Desk, refusal
+from fairway.broker.desk import GroupCoordinator, refusal
 from fairway.broker.groups import GroupHost
-from fairway.groups import Outcome, Settled
-from fairway.groups import Verdict as Settlement
-from fairway.names import Consumer
-from fairway.protocol import Message, messages
+from fairway.groups import GroupOutcome, SettleDecision
+from fairway.groups import SettleVerdict as Settlement
+from fairway.names import ConsumerName
+from fairway.protocol import ControlMessage, messages
 from fairway.protocol.messages import Settle, SettleAll
 from fairway.serving.requests import ServedRequest
-from fairway.storage.record import Header
+from fairway.storage.record import RecordHeader
 from fairway.world.rng import Rng
 
 _Lot = tuple[bool, int, int]  # is it the inbox's, and its name
@@ -20,10 +20,10 @@ _Lot = tuple[bool, int, int]  # is it the inbox's, and its name
 class _Gathered:
     """Decisions on different lots: they do not depend on one another, so one record may hold them all."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: GroupCoordinator) -> None:
         self._desk = desk
-        self._decisions: dict[_Lot, tuple[GroupHost, Settled]] = {}
-        self.written: Header | None = None
+        self._decisions: dict[_Lot, tuple[GroupHost, SettleDecision]] = {}
+        self.written: RecordHeader | None = None
         self.settled = 0
         self.stale = 0
 
@@ -31,7 +31,7 @@ class _Gathered:
         if lot in self._decisions:
             self.carry_out()
 
-    def add(self, lot: _Lot, host: GroupHost, decision: Settled) -> None:
+    def add(self, lot: _Lot, host: GroupHost, decision: SettleDecision) -> None:
         self._decisions[lot] = (host, decision)
 
     def carry_out(self) -> None:
@@ -42,14 +42,16 @@ class _Gathered:
         self.stale += sum(decision.stale for _, decision in decisions)
 
 
-class Settler:
+class SettleProcessor:
     """Handles SETTLE for the consumers of all groups."""
 
-    def __init__(self, desk: Desk, rng: Rng) -> None:
+    def __init__(self, desk: GroupCoordinator, rng: Rng) -> None:
         self._desk = desk
         self._rng = rng
 
-    def settle_all(self, request: ServedRequest[Message], message: SettleAll, host: GroupHost, name: Consumer) -> None:
+    def settle_all(
+        self, request: ServedRequest[ControlMessage], message: SettleAll, host: GroupHost, name: ConsumerName
+    ) -> None:
         """Where one outcome is refused, those before it hold: settling twice is harmless."""
         gathered = _Gathered(self._desk)
         refused = None
@@ -74,8 +76,8 @@ class Settler:
         self._desk.when_durable(gathered.written, lambda told: request.settle(told, answer))
 
     def _settle(
-        self, request: ServedRequest[Message], host: GroupHost, name: Consumer, outcome: Settle, arrived: int
-    ) -> Settled:
+        self, request: ServedRequest[ControlMessage], host: GroupHost, name: ConsumerName, outcome: Settle, arrived: int
+    ) -> SettleDecision:
         is_ack = outcome.kind is messages.Settlement.ACK and not host.is_revived
         return host.law.settle(
             name,
@@ -93,6 +95,6 @@ class Settler:
         )
 
 
-def _unknown(outcome: Settle) -> Settled:
+def _unknown(outcome: Settle) -> SettleDecision:
     """There is no inbox, or no longer."""
-    return Settled(Outcome.DONE, stale=sum(span.count for span in outcome.spans))
+    return SettleDecision(GroupOutcome.DONE, stale=sum(span.count for span in outcome.spans))

@@ -6,19 +6,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fairway.batch.hashing import key_hash
-from fairway.broker.describe import Page, describe
-from fairway.broker.desk import Desk, refusal
+from fairway.broker.describe import DescribeSteps, describe
+from fairway.broker.desk import GroupCoordinator, refusal
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
 from fairway.broker.redrive import Redriver
 from fairway.broker.scan import place
 from fairway.broker.subject_removal import SubjectRemoval
 from fairway.errors import Code, Refused
-from fairway.groups import Decision
+from fairway.groups import GroupDecision
 from fairway.groups.config import decode
-from fairway.names import MOMENTS, Consumer, Subject
-from fairway.names import Group as GroupName
-from fairway.protocol import Message
+from fairway.names import MOMENTS, ConsumerName, GroupName, Subject
+from fairway.protocol import ControlMessage
 from fairway.protocol.admin import (
     BrokerState,
     Configure,
@@ -35,7 +34,7 @@ from fairway.protocol.admin import (
     Weigh,
 )
 from fairway.protocol.messages import Done
-from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.scheduling import Actor, Expiry, TurnResult
 from fairway.serving.requests import ServedRequest
 from fairway.serving.subject_order import SubjectOrder
 
@@ -44,17 +43,17 @@ class SteeringProcessor:
     """Handles what is not on the way of a message."""
 
     def __init__(
-        self, desk: Desk, inboxes: Inboxes, subjects: SubjectOrder, broker_state: Callable[[], BrokerState]
+        self, desk: GroupCoordinator, inboxes: Inboxes, subjects: SubjectOrder, broker_state: Callable[[], BrokerState]
     ) -> None:
         self._desk = desk
         self._subjects = subjects
-        self._pages: dict[ServedRequest[Message], Page] = {}  # of DESCRIBE, under way
+        self._pages: dict[ServedRequest[ControlMessage], DescribeSteps] = {}  # of DESCRIBE, under way
         self._inboxes = inboxes
         self.redriver = Redriver(desk, inboxes)
         self._broker_state = broker_state
         self.removal = SubjectRemoval(desk)
 
-    def process(self, request: ServedRequest[Message], actor: Actor) -> Verdict:
+    def process(self, request: ServedRequest[ControlMessage], actor: Actor) -> TurnResult:
         message = request.message
         if isinstance(message, Describe):
             return self._describe(request, message)
@@ -76,27 +75,27 @@ class SteeringProcessor:
             self.removal.remove_group(request, message)
         else:
             raise Refused(Code.UNSUPPORTED, f"this broker does not answer {type(message).__name__} yet")
-        return Verdict.DONE
+        return TurnResult.DONE
 
-    def _describe(self, request: ServedRequest[Message], message: Describe) -> Verdict:
+    def _describe(self, request: ServedRequest[ControlMessage], message: Describe) -> TurnResult:
         """A step of its page."""
         page = self._pages.pop(request, None) or describe(self._desk, self._subjects, message, self._broker_state)
         try:
             next(page)
         except StopIteration as end:
             request.respond(end.value)
-            return Verdict.DONE
+            return TurnResult.DONE
         self._pages[request] = page
-        return Verdict.AGAIN
+        return TurnResult.AGAIN
 
-    def expire(self, request: ServedRequest[Message], expiry: Expiry) -> None:
+    def expire(self, request: ServedRequest[ControlMessage], expiry: Expiry) -> None:
         self._pages.pop(request, None)
         request.expire(expiry)
 
-    def fail(self, request: ServedRequest[Message], error: Exception) -> None:
+    def fail(self, request: ServedRequest[ControlMessage], error: Exception) -> None:
         request.fail(error)
 
-    def _seek(self, request: ServedRequest[Message], message: Seek) -> None:
+    def _seek(self, request: ServedRequest[ControlMessage], message: Seek) -> None:
         host = self._desk.host(message.subject, message.group)
         was = host.law.cursor
         to = place(self._desk, host.subject_id, message.whence, message.value)
@@ -111,7 +110,7 @@ class SteeringProcessor:
         answer = Sought(to, was, decision.held, decision.waiting, decision.dying_count)
         self._carry_out(request, host, decision, answer)
 
-    def _configure(self, request: ServedRequest[Message], message: Configure) -> None:
+    def _configure(self, request: ServedRequest[ControlMessage], message: Configure) -> None:
         config = decode(message.config)
         now_ms = self._desk.clock.wall_ms()
         if message.expected_version == 0:
@@ -132,7 +131,7 @@ class SteeringProcessor:
         version = config.version if decision.events else host.law.config.version
         self._carry_out(request, host, decision, Configured(version), beside)
 
-    def _switch(self, request: ServedRequest[Message], message: Switch) -> None:
+    def _switch(self, request: ServedRequest[ControlMessage], message: Switch) -> None:
         if message.lever is Lever.READ_ONLY:
             subject = self._desk.store.ensure_subject(Subject.parse(message.subject))
             was_on = subject.id in self._desk.groups.read_only
@@ -143,7 +142,7 @@ class SteeringProcessor:
         if message.lever is Lever.HALT_KEY:
             self._go_on(request, message, host)
             return
-        consumer = Consumer.parse(message.consumer) if message.lever is Lever.PAUSE_CONSUMER else None
+        consumer = ConsumerName.parse(message.consumer) if message.lever is Lever.PAUSE_CONSUMER else None
         was_on = host.law.is_paused(consumer)
         if consumer is not None and message.is_on and not was_on:
             self._desk.admit_name(host, request.session)
@@ -151,7 +150,7 @@ class SteeringProcessor:
         decision = turn(consumer, now_ms=self._desk.clock.wall_ms())
         self._carry_out(request, host, decision, Switched(was_on))
 
-    def _go_on(self, request: ServedRequest[Message], message: Switch, host: GroupHost) -> None:
+    def _go_on(self, request: ServedRequest[ControlMessage], message: Switch, host: GroupHost) -> None:
         """With keys that have halted, in the inbox, too."""
         if message.is_on:
             raise Refused(Code.BAD_REQUEST, "a key halts by itself, after a dead letter: it can only be let go on")
@@ -164,11 +163,11 @@ class SteeringProcessor:
 
     def _carry_out(
         self,
-        request: ServedRequest[Message],
+        request: ServedRequest[ControlMessage],
         host: GroupHost,
-        decision: Decision,
-        answer: Message,
-        beside: Sequence[tuple[GroupHost, Decision]] = (),
+        decision: GroupDecision,
+        answer: ControlMessage,
+        beside: Sequence[tuple[GroupHost, GroupDecision]] = (),
     ) -> None:
         refused = refusal(decision)
         if refused is not None:

@@ -22,12 +22,11 @@ from typing import NamedTuple
 
 from fairway import limits
 from fairway.broker.describe import dead_letters_of
-from fairway.broker.desk import Desk
+from fairway.broker.desk import GroupCoordinator
 from fairway.broker.groups import GroupHost
 from fairway.errors import Code, FairwayError, Refused
-from fairway.names import Group as GroupName
-from fairway.names import Subject
-from fairway.protocol import Message
+from fairway.names import GroupName, Subject
+from fairway.protocol import ControlMessage
 from fairway.protocol.admin import Removed, RemoveGroup, RemoveSubject
 from fairway.serving.requests import ServedRequest
 from fairway.storage.subjects import SubjectState
@@ -35,8 +34,8 @@ from fairway.storage.subjects import SubjectState
 _NAMED_MAX = 3  # groups in a sentence
 
 
-class _Waiting(NamedTuple):
-    request: ServedRequest[Message]
+class _WaitingRemoval(NamedTuple):
+    request: ServedRequest[ControlMessage]
     answer: Removed
 
 
@@ -70,16 +69,16 @@ class _Losses(NamedTuple):
 class SubjectRemoval:
     """Removes for one broker. `removed_subjects` and `removed_groups` count."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: GroupCoordinator) -> None:
         self._desk = desk
-        self._waiting: dict[int, list[_Waiting]] = {}  # by the subject's number: who waits until it is gone
+        self._waiting: dict[int, list[_WaitingRemoval]] = {}  # by the subject's number: who waits until it is gone
         self.removed_subjects = 0
         self.removed_groups = 0
         desk.store.messages.on_removed = self._gone
 
     # --- subjects ----------------------------------------------------------------------------------------------------
 
-    def remove_subject(self, request: ServedRequest[Message], message: RemoveSubject) -> None:
+    def remove_subject(self, request: ServedRequest[ControlMessage], message: RemoveSubject) -> None:
         name = Subject.parse_joinable(message.subject)
         state = self._desk.store.messages.views.subjects.find(name)
         if state is None:
@@ -108,9 +107,9 @@ class SubjectRemoval:
         of_letters = [each for each in subjects.owned_by(Subject(state.name.owner)) if each.name.is_of(state.name)]
         return [state, *of_letters]
 
-    def _remove(self, request: ServedRequest[Message], states: Sequence[SubjectState], answer: Removed) -> None:
+    def _remove(self, request: ServedRequest[ControlMessage], states: Sequence[SubjectState], answer: Removed) -> None:
         store, first = self._desk.store, states[0]
-        waiting = _Waiting(request, answer)
+        waiting = _WaitingRemoval(request, answer)
         staying = [each for each in states if each.removed_end is None]
         if staying:
             store.remove_subjects(staying)
@@ -152,7 +151,7 @@ class SubjectRemoval:
 
     # --- groups ------------------------------------------------------------------------------------------------------
 
-    def remove_group(self, request: ServedRequest[Message], message: RemoveGroup) -> None:
+    def remove_group(self, request: ServedRequest[ControlMessage], message: RemoveGroup) -> None:
         desk, subjects = self._desk, self._desk.store.messages.views.subjects
         name, group = Subject.parse_joinable(message.subject), GroupName.parse(message.group)
         state = subjects.find(name)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import chain, islice
 
 from fairway.errors import FairwayError
-from fairway.names import Group, Subject
+from fairway.names import GroupName, Subject
 from fairway.registry.layout import SUBJECTS, SubjectRecord, subject_path, unpack
 from fairway.registry.port import Node, Registry
 from fairway.world.clock import Clock
@@ -25,7 +25,7 @@ READ_AT_ONCE = 100
 _NS = 1_000_000_000
 
 
-class _Seen:
+class _SeenSwitch:
     __slots__ = ("asked_ns", "off")
 
     def __init__(self) -> None:
@@ -40,16 +40,16 @@ class Switches:
         self.on_change: Callable[[Subject], None] = lambda _: None
         self._registry = registry
         self._now_ns = clock.monotonic_ns
-        self._seen: dict[Subject, _Seen] = {}
+        self._seen: dict[Subject, _SeenSwitch] = {}
         self._by_path: dict[str, Subject] = {}
         self._turned: dict[Subject, None] = {}  # they have changed, and are read first
         self._stale: dict[Subject, None] = {}  # they were not read yet, or may have changed
         self._stirred = asyncio.Event()
 
-    def is_off(self, subject: Subject, group: Group) -> bool:
+    def is_off(self, subject: Subject, group: GroupName) -> bool:
         seen = self._seen.get(subject)
         if seen is None:
-            seen = self._seen[subject] = _Seen()
+            seen = self._seen[subject] = _SeenSwitch()
             self._by_path[subject_path(str(subject))] = subject
             self._mark(subject)
         seen.asked_ns = self._now_ns()

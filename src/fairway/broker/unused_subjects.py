@@ -11,7 +11,7 @@ A round looks at some subjects per turn; only those that are unused are remember
 from __future__ import annotations
 
 from fairway import limits
-from fairway.broker.desk import Desk
+from fairway.broker.desk import GroupCoordinator
 from fairway.errors import Refused
 from fairway.storage.subjects import SubjectState
 
@@ -22,7 +22,7 @@ _MS_NS = 1_000_000
 class UnusedSubjects:
     """Of one broker. `look` once in a while."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: GroupCoordinator) -> None:
         self._desk = desk
         self._since_ns: dict[int, int] = {}  # by number: unused since then, as far as this life has seen
         self._pending: list[SubjectState] | None = None  # to be looked at in this round; None: none is under way

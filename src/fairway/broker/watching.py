@@ -12,18 +12,18 @@ from functools import partial
 from itertools import islice
 
 from fairway.errors import Refused
-from fairway.protocol import Message
+from fairway.protocol import ControlMessage
 from fairway.scheduling import Expiry, Processor, Scheduler
 from fairway.serving.requests import ServedRequest, hand_to
 
-_Request = ServedRequest[Message]
+_Request = ServedRequest[ControlMessage]
 _Processor = Processor[_Request]
 CallLater = Callable[..., Callable[[], None]]
 
 RELEASED_PER_TURN = 64  # about 0.3 ms, where their mailbox is full and each is refused
 
 
-class Watches:
+class ScanWaitList:
     """All waiting scans of a broker. Each has one timer, however often it looks in vain."""
 
     def __init__(self, scheduler: Scheduler, call_later: CallLater) -> None:

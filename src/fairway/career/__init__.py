@@ -13,7 +13,7 @@ from fairway.career.candidacy import Candidacy
 from fairway.career.candidacy_aio import AioCandidacy
 from fairway.career.careers import AioCareer, Career
 from fairway.career.electing import elect, elect_async
-from fairway.career.election import Election, Listener
+from fairway.career.election import Election, ElectionListener
 from fairway.career.law import Confirmation
 from fairway.career.local import LocalBallot, LocalElection
 from fairway.career.meta import MetaElection
@@ -28,7 +28,7 @@ __all__ = [
     "Confirmation",
     "Election",
     "ElectionFailed",
-    "Listener",
+    "ElectionListener",
     "LocalBallot",
     "LocalElection",
     "Mandate",

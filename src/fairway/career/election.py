@@ -21,7 +21,7 @@ from typing import Protocol
 from fairway.career.law import Confirmation
 
 
-class Listener(Protocol):
+class ElectionListener(Protocol):
     """Whom an election tells. It may be called from any thread, and does not block."""
 
     def elected(self, confirmation: Confirmation) -> None:
@@ -49,7 +49,7 @@ class Listener(Protocol):
 class Election(Protocol):
     """One candidate's place in the line. No call blocks or raises; what comes of it is told to the listener."""
 
-    def open(self, listener: Listener) -> None:
+    def open(self, listener: ElectionListener) -> None:
         """Begin. An election that cannot be reached is waited for."""
 
     def campaign(self) -> None:

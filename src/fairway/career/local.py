@@ -8,7 +8,7 @@ There is no session that could be lost, unless a test says so: `suspend`, `resum
 
 from __future__ import annotations
 
-from fairway.career.election import Listener
+from fairway.career.election import ElectionListener
 from fairway.career.law import Confirmation
 from fairway.errors import Misuse
 from fairway.world.gate import Lock
@@ -60,9 +60,9 @@ class LocalElection:
     def __init__(self, ballot: LocalBallot) -> None:
         self._ballot = ballot
         self._token = 0
-        self._listener: Listener | None = None
+        self._listener: ElectionListener | None = None
 
-    def open(self, listener: Listener) -> None:
+    def open(self, listener: ElectionListener) -> None:
         if self._listener is not None:
             raise Misuse("this election has its candidate: ask the ballot for another one")
         self._listener = listener
@@ -100,7 +100,7 @@ class LocalElection:
     def _confirmation(self) -> Confirmation:
         return Confirmation(self._token, _NEVER_NS, _NEVER_NS)
 
-    def _listen(self) -> Listener:
+    def _listen(self) -> ElectionListener:
         if self._listener is None:
             raise Misuse("this election has no candidate yet: run one with it first")
         return self._listener

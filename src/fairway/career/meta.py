@@ -21,12 +21,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from fairway.career.election import Listener
+from fairway.career.election import ElectionListener
 from fairway.career.law import Confirmation
 from fairway.errors import FairwayError, Misuse, Refused
 from fairway.lookup.opening import META, parse_meta
 from fairway.lookup.remote import RemoteRegistry
-from fairway.names import Group
+from fairway.names import GroupName
 from fairway.redaction import without_password
 from fairway.registry.port import Missing, Registry, RegistryError, SessionState, Watch
 from fairway.world.clock import RealClock
@@ -46,7 +46,7 @@ _MS_NS = 1_000_000
 _log = logging.getLogger("fairway.career")
 
 
-class Leases(Registry, Protocol):
+class LeasedRegistry(Registry, Protocol):
     """A registry that says how long its session lasts."""
 
     @property
@@ -67,7 +67,7 @@ class _Note(enum.Enum):
 class RegistryElection:
     """One candidate's place in a line in a registry. Its calls come from any thread; it lives on the loop of `run`."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Leases]], path: str, rng: Rng) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[LeasedRegistry]], path: str, rng: Rng) -> None:
         self._connect = connect
         self._path = path
         self._rng = rng
@@ -75,8 +75,8 @@ class RegistryElection:
         self._stirred = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._registry: Leases | None = None
-        self._connecting: asyncio.Future[Leases] | None = None
+        self._registry: LeasedRegistry | None = None
+        self._connecting: asyncio.Future[LeasedRegistry] | None = None
         self._watch: Watch | None = None
         self._watched = ""
         self._is_running = False
@@ -89,7 +89,7 @@ class RegistryElection:
 
     # --- the port ----------------------------------------------------------------------------------------------------
 
-    def open(self, listener: Listener) -> None:
+    def open(self, listener: ElectionListener) -> None:
         """On the loop that it is to live on."""
         self._task = asyncio.get_running_loop().create_task(self.run(listener), name="fairway-election")
 
@@ -111,7 +111,7 @@ class RegistryElection:
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
-    async def run(self, listener: Listener) -> None:
+    async def run(self, listener: ElectionListener) -> None:
         """Until it is closed."""
         self._loop = asyncio.get_running_loop()
         try:
@@ -122,7 +122,7 @@ class RegistryElection:
         finally:
             listener.closed()
 
-    async def _run_until_closed(self, listener: Listener) -> None:
+    async def _run_until_closed(self, listener: ElectionListener) -> None:
         wait_s: float | None = None
         while (note := await self._next_note(wait_s)) is not _Note.CLOSE:
             if note is _Note.CAMPAIGN:
@@ -144,7 +144,7 @@ class RegistryElection:
         self._stirred.clear()
         return self._notes.popleft() if self._notes else None
 
-    async def _attend(self, listener: Listener) -> float | None:
+    async def _attend(self, listener: ElectionListener) -> float | None:
         """What is to be done now; how long until there is something again, though nothing happens."""
         try:
             return await self._pursue(listener)
@@ -158,7 +158,7 @@ class RegistryElection:
             self._suspend(listener)
             return _RETRY_S
 
-    async def _pursue(self, listener: Listener) -> float | None:
+    async def _pursue(self, listener: ElectionListener) -> float | None:
         registry = self._registry or self._connected()
         if registry is None:
             return None
@@ -173,7 +173,7 @@ class RegistryElection:
             await self._look(registry, listener)
         return registry.session_ms / 1_000 / _CONFIRMED_PER_SESSION
 
-    def _connected(self) -> Leases | None:
+    def _connected(self) -> LeasedRegistry | None:
         """A session, once there is one; meanwhile there are notes to be read."""
         if self._connecting is None:
             self._connecting = asyncio.ensure_future(self._connect())
@@ -189,14 +189,14 @@ class RegistryElection:
         self._is_over = self._is_over or state is SessionState.OVER
         self._post(_Note.LOOK)
 
-    def _suspend(self, listener: Listener) -> None:
+    def _suspend(self, listener: ElectionListener) -> None:
         if self._is_elected and not self._is_suspended:
             self._is_suspended = True
             listener.suspended()
 
     # --- standing, looking, confirming -------------------------------------------------------------------------------
 
-    async def _stand(self, registry: Leases) -> bool:
+    async def _stand(self, registry: LeasedRegistry) -> bool:
         """Have a node in the line. One that was made by a request whose answer was lost is found by its word."""
         self._word = self._word or f"{self._rng.bits(96):024x}"
         mine = [name for name in await registry.children(self._path) if name.startswith(self._word)]
@@ -212,7 +212,7 @@ class RegistryElection:
         self._node, self._token = node.path, _number_of(node.path) + 1
         return True
 
-    async def _look(self, registry: Leases, listener: Listener) -> None:
+    async def _look(self, registry: LeasedRegistry, listener: ElectionListener) -> None:
         """Are we the first in line? If not, watch the one before us; and look again once that is watched."""
         while True:
             line = sorted((name for name in await registry.children(self._path) if _MARK in name), key=_number_of)
@@ -233,7 +233,7 @@ class RegistryElection:
             if await registry.get(before) is not None:
                 return
 
-    async def _confirm(self, registry: Leases, listener: Listener) -> None:
+    async def _confirm(self, registry: LeasedRegistry, listener: ElectionListener) -> None:
         """Our node is there, and of our session: the office is ours for as long as that is certain."""
         session = registry.session_id
         node = await registry.get(self._node, fresh=True)
@@ -247,7 +247,7 @@ class RegistryElection:
 
     # --- going -------------------------------------------------------------------------------------------------------
 
-    def _lose(self, listener: Listener) -> None:
+    def _lose(self, listener: ElectionListener) -> None:
         """The node is gone. Who was waiting stands again; who ruled says so, and waits to be asked."""
         token, was_elected = self._token, self._is_elected
         self._forget()
@@ -310,18 +310,18 @@ class MetaElection:
         self._session_ms = session_ms
         self._workers = Workers()
         self._is_open = False
-        self._core = RegistryElection(self._open_registry, f"{FOLDER}/{Group.parse(career)}", RealRng())
+        self._core = RegistryElection(self._open_registry, f"{FOLDER}/{GroupName.parse(career)}", RealRng())
         self.campaign = self._core.campaign
         self.resign = self._core.resign
         self.close = self._core.close
 
-    def open(self, listener: Listener) -> None:
+    def open(self, listener: ElectionListener) -> None:
         if self._is_open:
             raise Misuse("this election has its candidate: make another one")
         self._is_open = True
         self._workers.start_loop("fairway-election", lambda: self._core.run(listener))
 
-    async def _open_registry(self) -> Leases:
+    async def _open_registry(self) -> LeasedRegistry:
         return await RemoteRegistry.open(
             RealNet(), RealClock(), RealRng(), self._addresses, session_ms=self._session_ms, name="fairway career"
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from fairway.career.law import Confirmation, Duty, Hold, InHand, Law, Wish
 from fairway.errors import Deposed, Misuse
-from fairway.names import Group
+from fairway.names import GroupName
 from fairway.world.clock import Clock
 from fairway.world.gate import Lock
 from fairway.world.workers import Ending
@@ -52,7 +52,7 @@ class Office:
         looked at and not listened to, since a signal may ask for the end while this very thread has the lock."""
         if in_hand not in ("finish", "abort"):
             raise Misuse(f"in_hand={in_hand!r} of career {name}: what is in hand is 'finish'ed, or 'abort'ed")
-        self.name = str(Group.parse(name))  # the alphabet of a fence, and of a path
+        self.name = str(GroupName.parse(name))  # the alphabet of a fence, and of a path
         self._law = Law(in_hand)
         self._lock = Lock()
         self._clock = clock

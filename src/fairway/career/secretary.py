@@ -9,12 +9,12 @@ from __future__ import annotations
 import enum
 import queue
 
-from fairway.career.election import Listener
+from fairway.career.election import ElectionListener
 from fairway.errors import Misuse
 from fairway.world.workers import Workers
 
 
-class Note(enum.Enum):
+class ElectionTask(enum.Enum):
     """What the thread is to do, or to know."""
 
     CAMPAIGN = "campaign"
@@ -27,31 +27,31 @@ class Secretary:
     """An election with a thread of its own."""
 
     def __init__(self) -> None:
-        self._notes: queue.SimpleQueue[Note] = queue.SimpleQueue()
+        self._notes: queue.SimpleQueue[ElectionTask] = queue.SimpleQueue()
         self._workers = Workers()
-        self._listener: Listener | None = None
+        self._listener: ElectionListener | None = None
         self._is_running = False  # wants to be elected, or is
 
     # --- the port ----------------------------------------------------------------------------------------------------
 
-    def open(self, listener: Listener) -> None:
+    def open(self, listener: ElectionListener) -> None:
         if self._listener is not None:
             raise Misuse("this election has its candidate: make another one")
         self._listener = listener
         self._workers.start("fairway-election", lambda: self._serve(listener))
 
     def campaign(self) -> None:
-        self._notes.put(Note.CAMPAIGN)
+        self._notes.put(ElectionTask.CAMPAIGN)
 
     def resign(self) -> None:
-        self._notes.put(Note.RESIGN)
+        self._notes.put(ElectionTask.RESIGN)
 
     def close(self) -> None:
-        self._notes.put(Note.CLOSE)
+        self._notes.put(ElectionTask.CLOSE)
 
     # --- the form ----------------------------------------------------------------------------------------------------
 
-    def _attend(self, listener: Listener) -> float | None:
+    def _attend(self, listener: ElectionListener) -> float | None:
         """Whatever is to be done now; how long until there is something again, though nobody leaves a note."""
         raise NotImplementedError
 
@@ -64,7 +64,7 @@ class Secretary:
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
-    def _serve(self, listener: Listener) -> None:
+    def _serve(self, listener: ElectionListener) -> None:
         try:
             self._serve_until_closed(listener)
         except Exception as error:  # a bug: nobody would be elected any more, in silence
@@ -73,12 +73,12 @@ class Secretary:
         finally:
             listener.closed()
 
-    def _serve_until_closed(self, listener: Listener) -> None:
+    def _serve_until_closed(self, listener: ElectionListener) -> None:
         wait_s: float | None = None
-        while (note := self._next_note(wait_s)) is not Note.CLOSE:
-            if note is Note.CAMPAIGN:
+        while (note := self._next_note(wait_s)) is not ElectionTask.CLOSE:
+            if note is ElectionTask.CAMPAIGN:
                 self._is_running = True
-            elif note is Note.RESIGN:
+            elif note is ElectionTask.RESIGN:
                 self._is_running = False
                 self._withdraw()
                 listener.resigned()
@@ -87,7 +87,7 @@ class Secretary:
         self._withdraw()
         self._leave()
 
-    def _next_note(self, wait_s: float | None) -> Note | None:
+    def _next_note(self, wait_s: float | None) -> ElectionTask | None:
         try:
             return self._notes.get(timeout=wait_s)
         except queue.Empty:

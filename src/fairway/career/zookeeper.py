@@ -32,9 +32,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fairway.career.election import Listener
+from fairway.career.election import ElectionListener
 from fairway.career.law import Confirmation
-from fairway.career.secretary import Note, Secretary
+from fairway.career.secretary import ElectionTask, Secretary
 from fairway.errors import FairwayError, Misuse
 from fairway.world.clock import Clock, RealClock
 from fairway.world.rng import RealRng, Rng
@@ -93,7 +93,7 @@ class ZooKeeperElection(Secretary):
 
     # --- the form ----------------------------------------------------------------------------------------------------
 
-    def _attend(self, listener: Listener) -> float | None:
+    def _attend(self, listener: ElectionListener) -> float | None:
         from kazoo.exceptions import ConnectionLoss, KazooException, OperationTimeoutError, SessionExpiredError
         from kazoo.handlers.threading import KazooTimeoutError
 
@@ -109,7 +109,7 @@ class ZooKeeperElection(Secretary):
             listener.failed(failure)
             return None
 
-    def _pursue(self, listener: Listener) -> float | None:
+    def _pursue(self, listener: ElectionListener) -> float | None:
         from kazoo.exceptions import AuthFailedError
         from kazoo.protocol.states import KeeperState
 
@@ -144,7 +144,7 @@ class ZooKeeperElection(Secretary):
             session = self._client.client_id
             if found is None or session is None or found.ephemeralOwner != session[0]:
                 self._word = ""
-                self._notes.put(Note.LOOK)
+                self._notes.put(ElectionTask.LOOK)
                 return False
         else:
             prefix = f"{self._path}/{self._word}{_MARK}"
@@ -152,7 +152,7 @@ class ZooKeeperElection(Secretary):
         self._node, self._token = node, found.czxid
         return True
 
-    def _look(self, listener: Listener) -> None:
+    def _look(self, listener: ElectionListener) -> None:
         """Are we the first in line? If not, watch the one before us."""
         own = self._node.rpartition("/")[2]
         while True:
@@ -161,7 +161,7 @@ class ZooKeeperElection(Secretary):
             is_first = line[:1] == [own]
             if own not in line or (is_first and not self._holds()):
                 self._forget()  # somebody has removed it, or it was of a session that is over
-                self._notes.put(Note.LOOK)
+                self._notes.put(ElectionTask.LOOK)
                 return
             if is_first:
                 self._is_elected, self._is_suspended = True, False
@@ -171,7 +171,7 @@ class ZooKeeperElection(Secretary):
             if self._ask("exists", f"{self._path}/{line[place - 1]}", watch=self._on_watch) is not None:
                 return
 
-    def _confirm(self, listener: Listener) -> None:
+    def _confirm(self, listener: ElectionListener) -> None:
         asked_ns = self._clock.monotonic_ns()
         if not self._holds():
             self._lose(listener)
@@ -197,7 +197,7 @@ class ZooKeeperElection(Secretary):
 
     # --- going -------------------------------------------------------------------------------------------------------
 
-    def _lose(self, listener: Listener) -> None:
+    def _lose(self, listener: ElectionListener) -> None:
         """The node is gone. Who was waiting stands again; who ruled says so, and waits to be asked."""
         token, was_elected = self._token, self._is_elected
         self._forget()
@@ -239,7 +239,7 @@ class ZooKeeperElection(Secretary):
         def on_state(state: str) -> None:
             if client is self._client:  # one that was dropped may still say that it is closed
                 self._is_session_over = self._is_session_over or state == KazooState.LOST
-                self._notes.put(Note.LOOK)
+                self._notes.put(ElectionTask.LOOK)
 
         client.add_listener(on_state)
         _listen_to_grants(client, self._on_granted)
@@ -259,7 +259,7 @@ class ZooKeeperElection(Secretary):
         self.session_ms = session_ms
 
     def _on_watch(self, _event: object) -> None:
-        self._notes.put(Note.LOOK)
+        self._notes.put(ElectionTask.LOOK)
 
 
 def _number_of(name: str) -> int:

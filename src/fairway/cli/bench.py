@@ -30,7 +30,7 @@ Messages = Annotated[int, typer.Option("--messages", "-n", min=100, metavar="N",
 Size = Annotated[int, typer.Option("--size", min=1, max=1_000_000, metavar="BYTES", help="Of each payload.")]
 
 
-class Result(msgspec.Struct, frozen=True):
+class BenchResult(msgspec.Struct, frozen=True):
     """Messages a second, and milliseconds."""
 
     messages: int
@@ -82,7 +82,7 @@ class _Bench:
         self._payload = b"x" * size
         self._clock = RealClock()
 
-    def run(self) -> Result:
+    def run(self) -> BenchResult:
         from fairway.protocol.admin import Depth
 
         errors = terminal.console(err=True)
@@ -97,7 +97,7 @@ class _Bench:
             total = self._messages + singles + _LONE
             consume_s = self._consume(first, total)
             broker, _ = describe(self._client, Depth.SUBJECTS, _SUBJECT)
-        return Result(
+        return BenchResult(
             messages=self._messages,
             size_bytes=len(self._payload),
             durability=broker.durability,

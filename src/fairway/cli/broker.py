@@ -15,7 +15,7 @@ import typer
 
 from fairway import limits
 from fairway.cli import output, server_log
-from fairway.cli.options import Durability, Options, flag
+from fairway.cli.options import CliOptions, DurabilityChoice, flag
 from fairway.cli.promote import promote
 from fairway.cli.settings import ConfigFile, resolve
 from fairway.errors import FairwayError, Misuse
@@ -57,7 +57,7 @@ Host = Annotated[str | None, flag("host", "HOST")]
 Port = Annotated[int | None, flag("port", "N")]
 HttpPort = Annotated[int | None, flag("http_port", "N")]
 AllowRemote = Annotated[bool | None, flag("allow_remote")]
-Durable = Annotated[Durability | None, flag("durability")]
+Durable = Annotated[DurabilityChoice | None, flag("durability")]
 MemoryMib = Annotated[int | None, flag("memory_mib", "MIB")]
 BufferMib = Annotated[int | None, flag("buffer_mib", "MIB")]
 KeepHours = Annotated[str | None, flag("keep_hours", "HOURS")]
@@ -143,7 +143,7 @@ def _run(verb: str, config: Path | None, flags: dict[str, object]) -> None:
             service.run_server(_serve(verb, data, options))
 
 
-def data_directory(options: Options) -> Path:
+def data_directory(options: CliOptions) -> Path:
     """Of a server; `Misuse` where there cannot be one."""
     if not host_machine.can_serve():
         raise Misuse("a broker runs on Linux, or on macOS for development; the other commands run here, too")
@@ -164,18 +164,18 @@ def check_directory(path: Path, flag: str) -> Path:
     return path
 
 
-def broker_memory(options: Options, *, with_delay: bool = False) -> MemoryPlan:
+def broker_memory(options: CliOptions, *, with_delay: bool = False) -> MemoryPlan:
     """How a broker divides its memory; `Misuse` where the sum does not fit. `with_delay`: with a delay server."""
     from fairway.serving.memory_plan import broker_plan
 
     return broker_plan(options.memory_mib, options.buffer_mib, options.pending_max if with_delay else None)
 
 
-def broker_options(options: Options, memory: MemoryPlan | None = None) -> BrokerOptions:
+def broker_options(options: CliOptions, memory: MemoryPlan | None = None) -> BrokerOptions:
     """What the broker makes of the settings. `memory`: how it is divided, where a delay server has a part of it."""
     memory = memory or broker_memory(options)
     from fairway.broker.server import BrokerOptions
-    from fairway.protocol import Options as ConnectionOptions
+    from fairway.protocol import ConnectionOptions
     from fairway.storage import flusher
     from fairway.storage.retention import Policy
     from fairway.storage.retention_choice import AgeSource
@@ -233,7 +233,7 @@ def connections_max() -> int:
     return min(limits.CONNECTIONS_MAX, room)
 
 
-def delay_options(options: Options, memory: MemoryPlan) -> DelayOptions:
+def delay_options(options: CliOptions, memory: MemoryPlan) -> DelayOptions:
     """What the delay server makes of the settings."""
     from fairway.delay.options import DelayOptions
     from fairway.storage.store import StoreOptions
@@ -251,7 +251,7 @@ def delay_options(options: Options, memory: MemoryPlan) -> DelayOptions:
     )
 
 
-async def _serve(verb: str, data: Path, options: Options) -> None:
+async def _serve(verb: str, data: Path, options: CliOptions) -> None:
     """Start, say so, wait, stop. Raises the fault that ended it, if one did."""
     from fairway.cli.starting import ports_taken
 
@@ -266,7 +266,7 @@ async def _serve_on(
     net: RealNet,
     verb: str,
     data: Path,
-    options: Options,
+    options: CliOptions,
     broker: BrokerOptions,
     memory: MemoryPlan,
     asked: Callable[[], Awaitable[object]],
@@ -320,7 +320,7 @@ def check_alone(disk: Disk, data: Path) -> None:
         )
 
 
-def _open_delay(data: Path, options: Options, memory: MemoryPlan, net: Net) -> Delay | None:
+def _open_delay(data: Path, options: CliOptions, memory: MemoryPlan, net: Net) -> Delay | None:
     from fairway.batch.arrays import numpy_or_none
 
     if numpy_or_none() is None:
@@ -332,7 +332,7 @@ def _open_delay(data: Path, options: Options, memory: MemoryPlan, net: Net) -> D
     return Delay.open(world, delay_options(options, memory), _name())
 
 
-def delay_world(data: Path, options: Options, net: Net, *, is_below: bool = False) -> DelayWorld:
+def delay_world(data: Path, options: CliOptions, net: Net, *, is_below: bool = False) -> DelayWorld:
     """The world of a delay server with its data there; `is_below` as for `open_disk`."""
     from fairway.delay.service import DelayWorld
     from fairway.world.clock import RealClock

@@ -16,7 +16,7 @@ from fairway.errors import Code, InvariantViolated, Refused
 
 if TYPE_CHECKING:
     from fairway import Client
-    from fairway.protocol.admin import BrokerState, Depth, Describe, Described, GroupState, SubjectState
+    from fairway.protocol.admin import BrokerState, Depth, Describe, Described, GroupDescription, SubjectDescription
 
 _ANSWER_S = 30.0  # a broker that is busy answers late; one that is away for so long is unreachable
 
@@ -46,13 +46,13 @@ def describe(
     subject: str | None = None,
     group: str | None = None,
     timeout_s: float = _ANSWER_S,
-) -> tuple[BrokerState, list[SubjectState]]:
+) -> tuple[BrokerState, list[SubjectDescription]]:
     """The broker and all its subjects, however many pages that takes; a subject that came in parts is put together."""
     import msgspec
 
     from fairway.protocol.admin import Describe
 
-    found: dict[str, SubjectState] = {}
+    found: dict[str, SubjectDescription] = {}
     page = _page(client, Describe(depth, subject, group), timeout_s)
     while True:
         for each in page.subjects:
@@ -78,7 +78,7 @@ def _page(client: Client, asked: Describe, timeout_s: float) -> Described:
 
 def groups_of(
     client: Client, subject: str | None, group: str | None, depth: Depth | None = None
-) -> list[tuple[SubjectState, GroupState]]:
+) -> list[tuple[SubjectDescription, GroupDescription]]:
     """Every group on every subject, or those that are meant; asked for by name, there must be one."""
     from fairway.protocol.admin import Depth
 

@@ -17,7 +17,7 @@ from fairway.world import host, terminal
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
 
-    from fairway.cli.options import Options
+    from fairway.cli.options import CliOptions
     from fairway.protocol.routing import Copy, GroupRoute, Routed
 
 app = typer.Typer(invoke_without_command=True)
@@ -81,10 +81,10 @@ def drain(
     config: ConfigFile = None,
 ) -> None:
     """Send no new messages to a group of servers; its subjects go to others, and what it holds is still consumed."""
-    from fairway.protocol.routing import Change
+    from fairway.protocol.routing import RouteChange
 
     meta_client.decide(
-        "cluster drain", config, url, patience_s, Change.DRAIN, group, is_on=not off, is_forced=force, as_json=json
+        "cluster drain", config, url, patience_s, RouteChange.DRAIN, group, is_on=not off, is_forced=force, as_json=json
     )
 
 
@@ -99,15 +99,15 @@ def decommission(
     config: ConfigFile = None,
 ) -> None:
     """Give up a group of servers that was drained, or a copy of it. Refused while consumers are owed what it holds."""
-    from fairway.protocol.routing import Change
+    from fairway.protocol.routing import RouteChange
 
     meta_client.decide(
-        "cluster decommission", config, url, patience_s, Change.DECOMMISSION, group,
+        "cluster decommission", config, url, patience_s, RouteChange.DECOMMISSION, group,
         groups=copy or (), is_forced=force, as_json=json,
     )  # fmt: skip
 
 
-def _watch(options: Options, interval_s: float, *, as_json: bool) -> None:
+def _watch(options: CliOptions, interval_s: float, *, as_json: bool) -> None:
     with host.asked_to_end() as ending:
         if as_json:
             while True:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 FOLLOWER = "follower"
 
-Answers: TypeAlias = "Mapping[str, BrokerState | str]"
+CopyAnswers: TypeAlias = "Mapping[str, BrokerState | str]"
 
 
-def troubles(found: Routed, answers: Answers | None = None) -> list[str]:
+def troubles(found: Routed, answers: CopyAnswers | None = None) -> list[str]:
     """Empty: every group is led, takes messages, and all of its copies are in sync. `answers`: what the copies say of
     themselves, by address; a sentence where one does not answer."""
     return [
@@ -67,7 +67,7 @@ def _of_role(group: GroupRoute, copy: Copy) -> Iterator[str]:
         yield f"{name} counts as in sync and is {copy.role or 'silent'}: it is out of the set soon, or follows again"
 
 
-def _of_answers(group: GroupRoute, answers: Answers) -> Iterator[str]:
+def _of_answers(group: GroupRoute, answers: CopyAnswers) -> Iterator[str]:
     """What copies say themselves: a process that is dead has its session for a while."""
     for copy in group.copies:
         answer = answers.get(copy.address)

@@ -22,7 +22,7 @@ _PREFETCH = 2_000
 _LOOK_S = 0.2  # between two looks at whether to end
 
 
-class Start(enum.Enum):
+class StartChoice(enum.Enum):
     """Where a group that is new begins."""
 
     EARLIEST = "earliest"
@@ -32,7 +32,7 @@ class Start(enum.Enum):
 InGroup = Annotated[str, typer.Option("--group", "-g", metavar="GROUP", help="The group.", show_default=False)]
 Count = Annotated[int | None, typer.Option("--count", "-n", min=1, metavar="N", help="End after so many messages.")]
 Ack = Annotated[bool, typer.Option("--ack/--no-ack", help="Without ack they go back to the group at the end.")]
-NewStart = Annotated[Start, typer.Option("--start", help="Where a group that is new begins.")]
+NewStart = Annotated[StartChoice, typer.Option("--start", help="Where a group that is new begins.")]
 Create = Annotated[
     bool,
     typer.Option("--create/--no-create", help="Make a subject or a group that does not exist; else refuse it."),
@@ -48,7 +48,7 @@ def consume(
     group: InGroup,
     count: Count = None,
     ack: Ack = True,
-    start: NewStart = Start.EARLIEST,
+    start: NewStart = StartChoice.EARLIEST,
     create: Create = True,
     idle_s: Idle = None,
     json: AsJson = False,
@@ -66,7 +66,7 @@ def consume(
 
         _check_existence(client, subject, group, start, may_create=create)
         prefetch = min(count or _PREFETCH, _PREFETCH)
-        whence = Whence.LATEST if start is Start.LATEST else Whence.EARLIEST
+        whence = Whence.LATEST if start is StartChoice.LATEST else Whence.EARLIEST
         with client.consumer(subject, group, start=whence, prefetch_messages=prefetch) as consumer:
             printed = _Printing(consumer, as_json=json, is_acking=ack)
             with host.asked_to_end() as ending:
@@ -76,7 +76,7 @@ def consume(
             terminal.say(f"{output.count(printed.count, 'message')} {verb}", err=True)
 
 
-def _check_existence(client: Client, subject: str, group: str, start: Start, *, may_create: bool) -> None:
+def _check_existence(client: Client, subject: str, group: str, start: StartChoice, *, may_create: bool) -> None:
     """Say what joining will make: a name that is misspelt would else wait for ever without a word."""
     has_subject, has_group = _existing(client, subject, group)
     if has_subject and has_group:

@@ -21,8 +21,8 @@ from fairway.world import terminal
 
 if TYPE_CHECKING:
     from fairway import Client
-    from fairway.groups.attempts import History
-    from fairway.protocol.page import Page
+    from fairway.groups.attempts import AttemptHistory
+    from fairway.protocol.page import LazyBatch
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -39,7 +39,7 @@ Rate = Annotated[int, typer.Option("--rate", min=0, metavar="N", help="At most s
 class _Letter(ShownMessage, frozen=True, omit_defaults=True):
     """What `--json` prints for a dead letter."""
 
-    history: History | None = None  # None: it died before histories were kept, or has no room for one
+    history: AttemptHistory | None = None  # None: it died before histories were kept, or has no room for one
 
 
 @app.callback()
@@ -146,7 +146,7 @@ def redrive_letters(
         raise typer.Exit(output.Exit.FAILED)
 
 
-def _show_attempts(history: History) -> None:
+def _show_attempts(history: AttemptHistory) -> None:
     rows = [(str(each.attempt), output.moment(each.time_ms), each.consumer, each.reason) for each in history.attempts]
     table = output.table("failed attempts", "attempt>", "time (UTC)", "consumer", "reason")
     output.show_rows(table, rows, "its failed attempts were not kept")
@@ -163,7 +163,7 @@ def _letters(client: Client, subject: str, group: str, *, with_redriven: bool) -
     from fairway.broker.dead_letter import HISTORY
     from fairway.groups.attempts import decode
 
-    who, where = names.Group.parse(group), names.Subject.parse_any(subject)
+    who, where = names.GroupName.parse(group), names.Subject.parse_any(subject)
     dead = names.Subject.dead_letters(who, where)
     gone: set[int] = set()
     if not with_redriven:
@@ -179,7 +179,7 @@ def _letters(client: Client, subject: str, group: str, *, with_redriven: bool) -
                 yield _Letter(**msgspec.structs.asdict(shown), history=decode(shown.headers.get(HISTORY, "")))
 
 
-def _scan(client: Client, subject: str) -> Iterator[Page]:
+def _scan(client: Client, subject: str) -> Iterator[LazyBatch]:
     """All that is stored; a subject of the broker's own that was never needed has nothing."""
     try:
         yield from client.scan(subject)

@@ -25,14 +25,14 @@ from fairway.cli.broker import (
     Registry,
     SessionMs,
 )
-from fairway.cli.options import Options, flag
+from fairway.cli.options import CliOptions, flag
 from fairway.cli.settings import ConfigFile, resolve
 from fairway.errors import FairwayError, Misuse
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fairway.client.url import Address
+    from fairway.client.url import BrokerAddress
     from fairway.delay.server import DelayServer, ServerOptions
     from fairway.delay.service import DelayWorld
 
@@ -86,26 +86,26 @@ def serve(  # noqa: PLR0913, PLR0917  (typer takes the flags from here)
             service.run_server(member.serve_delay(directory, options, server_options(options)))
 
 
-def parse_brokers(raw: str | None) -> dict[str, tuple[Address, ...]]:
+def parse_brokers(raw: str | None) -> dict[str, tuple[BrokerAddress, ...]]:
     """Broker groups by name; a single one without a name is called by its addresses."""
-    from fairway.client.url import Address
+    from fairway.client.url import BrokerAddress
 
     if not raw or not raw.split():
         raise Misuse(f"no broker: {_REMEDY}")
-    found: dict[str, tuple[Address, ...]] = {}
+    found: dict[str, tuple[BrokerAddress, ...]] = {}
     for word in raw.split():
         name, equals, places = word.rpartition("=")
         if (equals and not name) or (not equals and len(raw.split()) > 1) or (name or places) in found:
             raise Misuse(f"{word!r} has no name of its own: {_REMEDY}")
-        found[name or places] = tuple(Address.parse(each) for each in places.split(","))
+        found[name or places] = tuple(BrokerAddress.parse(each) for each in places.split(","))
     return found
 
 
-def server_options(options: Options) -> ServerOptions:
+def server_options(options: CliOptions) -> ServerOptions:
     """What the delay server makes of the settings."""
     from fairway import __version__
     from fairway.delay.server import ServerOptions
-    from fairway.protocol import Options as ConnectionOptions
+    from fairway.protocol import ConnectionOptions
     from fairway.serving.hall import HallOptions
     from fairway.serving.memory_plan import delay_plan
 
@@ -125,10 +125,10 @@ def server_options(options: Options) -> ServerOptions:
     )
 
 
-async def _serve(data: Path, options: Options, brokers: dict[str, tuple[Address, ...]]) -> None:
+async def _serve(data: Path, options: CliOptions, brokers: dict[str, tuple[BrokerAddress, ...]]) -> None:
     """Start, say so, wait, stop. Raises the fault that ended it, if one did."""
     from fairway.cli.starting import ports_taken, settle
-    from fairway.client.url import Address
+    from fairway.client.url import BrokerAddress
 
     asked = broker_verbs.asked_to_end()
     server = server_options(options)
@@ -136,8 +136,8 @@ async def _serve(data: Path, options: Options, brokers: dict[str, tuple[Address,
         world = broker_verbs.delay_world(data, options, net)
         started = await _start(world, data, server, brokers)
         broker_verbs.say_findings(started.delay.engine.store, started.delay.engine.log.findings)
-        http = f" and http://{Address(options.host, started.http_port)}" if started.http_port is not None else ""
-        where = Address(options.host, started.port)
+        http = f" and http://{BrokerAddress(options.host, started.http_port)}" if started.http_port is not None else ""
+        where = BrokerAddress(options.host, started.port)
         settle("delay")
         server_log.ready(f"fairway delay: ready at {where}{http}, data in {data}, sends to {', '.join(brokers)}")
         await broker_verbs.first_of(asked, started.failed)
@@ -145,7 +145,7 @@ async def _serve(data: Path, options: Options, brokers: dict[str, tuple[Address,
 
 
 async def _start(
-    world: DelayWorld, data: Path, server: ServerOptions, brokers: dict[str, tuple[Address, ...]]
+    world: DelayWorld, data: Path, server: ServerOptions, brokers: dict[str, tuple[BrokerAddress, ...]]
 ) -> DelayServer:
     from fairway.delay.server import DelayServer
 

@@ -20,7 +20,7 @@ from fairway.world import terminal
 from fairway.world.clock import RealClock
 
 if TYPE_CHECKING:
-    from fairway import Decision, DelayedMessage
+    from fairway import DelayedMessage, DelayedOutcome
     from fairway.client.delaying import Between
 
 _BAR_CHARS = 40  # of the longest
@@ -244,8 +244,8 @@ def _between(start: str | None, end: str | None) -> Between:
 
 
 def _each(
-    ids: Sequence[str] | None, key: str | None, decide: Callable[[str | None], Decision]
-) -> list[tuple[str | None, Decision]]:
+    ids: Sequence[str] | None, key: str | None, decide: Callable[[str | None], DelayedOutcome]
+) -> list[tuple[str | None, DelayedOutcome]]:
     if bool(ids) == (key is not None):
         raise Misuse("name the ids, or --subject and --key")
     meant: Sequence[str | None] = ids or [None]
@@ -253,7 +253,7 @@ def _each(
 
 
 def _say(
-    verb: str, decided: list[tuple[str | None, Decision]], subject: str | None, key: str | None, *, as_json: bool
+    verb: str, decided: list[tuple[str | None, DelayedOutcome]], subject: str | None, key: str | None, *, as_json: bool
 ) -> None:
     """What became of each, and the exit status."""
     failed = [(one, each) for one, each in decided if each.fate != _DONE[verb]]

@@ -17,7 +17,7 @@ import typer
 
 from fairway.cli import demo_cluster, demo_log, output, top
 from fairway.cli.client import describe
-from fairway.cli.rates import GroupRow, Watch
+from fairway.cli.rates import GroupRow, RateMeter
 from fairway.errors import FairwayError, StorageFault
 from fairway.world import host, terminal
 from fairway.world.clock import RealClock
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from fairway import Client
-    from fairway.cli.demo_shop import Told
+    from fairway.cli.demo_shop import ShopGroupReport
     from fairway.client.many import PendingMany
     from fairway.world.process import Child
     from fairway.world.workers import Ending
@@ -90,7 +90,7 @@ def _directory(data: Path | None) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-class _Server:
+class _DemoBroker:
     """`fairway up` in a process of its own, started again when somebody kills it."""
 
     def __init__(self, root: Path) -> None:
@@ -143,7 +143,7 @@ class _Demo:
         self._ending = ending
         self._root = root
         self._clock = RealClock()
-        self._watch = Watch()
+        self._watch = RateMeter()
         self._pending: list[PendingMany] = []
         self._sent = 0
         self._stored = 0
@@ -154,7 +154,7 @@ class _Demo:
         import fairway
         from fairway.world.process import Child
 
-        self._server = _Server(self._root)
+        self._server = _DemoBroker(self._root)
         try:
             with (
                 Child("fairway.cli.main", "demo", "shop", self._server.url) as shop,
@@ -258,16 +258,16 @@ class _Demo:
                 return
             host.sleep(_TICK_S)
 
-    def _last_words(self, words: list[str]) -> dict[str, Told]:
+    def _last_words(self, words: list[str]) -> dict[str, ShopGroupReport]:
         import msgspec
 
-        from fairway.cli.demo_shop import Told
+        from fairway.cli.demo_shop import ShopGroupReport
 
         if not words:
             raise StorageFault("the shop has said nothing: see its message above")
-        return msgspec.json.decode(words[-1], type=dict[str, Told])
+        return msgspec.json.decode(words[-1], type=dict[str, ShopGroupReport])
 
-    def _sum_up(self, told: dict[str, Told], rows: list[GroupRow]) -> bool:
+    def _sum_up(self, told: dict[str, ShopGroupReport], rows: list[GroupRow]) -> bool:
         from rich.text import Text
 
         from fairway.cli.demo_shop import BILLING

@@ -20,7 +20,7 @@ import typer
 from fairway.cli import cluster as cluster_verb
 from fairway.cli import demo_servers, meta_client, output
 from fairway.cli.demo_servers import AWAY_S, SESSION_MS, Cluster
-from fairway.cli.options import Options
+from fairway.cli.options import CliOptions
 from fairway.errors import FairwayError
 from fairway.world import host, terminal
 from fairway.world.clock import RealClock
@@ -64,7 +64,7 @@ def cluster(seconds: Seconds = None, data: DataDirectory = None) -> None:
         out = terminal.console()
         out.print("starting ZooKeeper, two meta servers, four brokers and two delay servers ...")
         with demo_servers.running(root) as servers:
-            is_whole = _Show(out, servers, ending).run(seconds)
+            is_whole = _ClusterDemo(out, servers, ending).run(seconds)
     if not is_whole:
         raise typer.Exit(output.Exit.DAMAGE)
 
@@ -81,7 +81,7 @@ def _directory(data: Path | None) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-class _Show:
+class _ClusterDemo:
     """Orders, a live view, and a sum at the end."""
 
     def __init__(self, out: Console, servers: Cluster, ending: Ending) -> None:
@@ -89,7 +89,7 @@ class _Show:
         self._servers = servers
         self._ending = ending
         self._clock = RealClock()
-        self._options = Options(url=servers.url)
+        self._options = CliOptions(url=servers.url)
         self._killed: dict[str, _Killing] = {}  # masters, by group
 
     def run(self, seconds: float | None) -> bool:
@@ -131,9 +131,9 @@ class _Show:
             return None
 
     def _create_subject(self) -> None:
-        from fairway.protocol.routing import Change, Govern, Governed
+        from fairway.protocol.routing import Govern, Governed, RouteChange
 
-        meta_client.ask(self._options, Govern(Change.CREATE, SUBJECT, ["g1", "g2"]), Governed)
+        meta_client.ask(self._options, Govern(RouteChange.CREATE, SUBJECT, ["g1", "g2"]), Governed)
 
     # --- live --------------------------------------------------------------------------------------------------------
 

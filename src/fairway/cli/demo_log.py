@@ -51,7 +51,7 @@ def log(data: DataDirectory = None, writer: IsWriter = False) -> None:
             asyncio.run(_write(data))
             return
         with _place(data) as root:
-            is_right = _Show(terminal.console(), root).run()
+            is_right = _LogDemo(terminal.console(), root).run()
     if not is_right:
         raise typer.Exit(output.Exit.DAMAGE)
 
@@ -146,7 +146,7 @@ class _Found:
         return len(self.numbers) * _BATCH_MESSAGES
 
 
-class _Show:
+class _LogDemo:
     """The acts, in order."""
 
     def __init__(self, out: Console, root: Path) -> None:

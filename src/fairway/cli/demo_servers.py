@@ -55,7 +55,7 @@ class _Absence:
         return self._since_ns is not None and now_ns - self._since_ns >= AWAY_S * 1e9
 
 
-class Server:
+class DemoServer:
     """`fairway ...` in a process of its own; its port and its directory stay through all its lives."""
 
     def __init__(self, name: str, group: str, logs: Path, *arguments: str) -> None:
@@ -138,14 +138,16 @@ class Cluster:
         self._root = root
         registry = f"zookeeper://{zookeeper.hosts}"
         member = ("--registry", registry, "--session-ms", str(SESSION_MS))
-        metas = [Server(name, "", root, "meta", *member) for name in ("m1", "m2")]
+        metas = [DemoServer(name, "", root, "meta", *member) for name in ("m1", "m2")]
         brokers = [
-            Server(f"{group}-{copy}", group, root, "broker", *self._data(f"{group}-{copy}"), *member, "--group", group)
+            DemoServer(
+                f"{group}-{copy}", group, root, "broker", *self._data(f"{group}-{copy}"), *member, "--group", group
+            )
             for group in ("g1", "g2")
             for copy in "ab"
         ]
         delays = [
-            Server(name, "d1", root, "delay", "serve", *self._data(name), *member, "--group", "d1")
+            DemoServer(name, "d1", root, "delay", "serve", *self._data(name), *member, "--group", "d1")
             for name in ("d1-a", "d1-b")
         ]
         self.servers = [*metas, *brokers, *delays]
@@ -158,7 +160,7 @@ class Cluster:
     def zookeeper_pid(self) -> int | None:
         return self._zookeeper.servers[0].pid
 
-    def at(self, address: str) -> Server | None:
+    def at(self, address: str) -> DemoServer | None:
         """The server that listens there."""
         return next((each for each in self.servers if each.address == address), None)
 

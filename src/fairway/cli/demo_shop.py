@@ -27,7 +27,7 @@ _STOLEN_ONE_IN = 500  # orders, by number: no attempt will ever help
 _LATENCIES = 20_000  # the last ones
 
 
-class Told(msgspec.Struct):
+class ShopGroupReport(msgspec.Struct):
     """What a group did. `seen` are messages, each counted once however often it came."""
 
     handled: int = 0
@@ -42,7 +42,7 @@ class _Tally:
     """Written by one thread."""
 
     def __init__(self) -> None:
-        self.told = Told()
+        self.told = ShopGroupReport()
         self._seen = bytearray()  # one byte for each sequence: an hour of the demonstration is a megabyte
         self._latencies_ms: deque[float] = deque(maxlen=_LATENCIES)
         self._clock = RealClock()
@@ -55,7 +55,7 @@ class _Tally:
         self._seen[message.sequence] = 1
         self._latencies_ms.append(self._clock.wall_ms() - message.created_at.timestamp() * 1_000)
 
-    def close(self) -> Told:
+    def close(self) -> ShopGroupReport:
         ordered = sorted(self._latencies_ms) or [0.0]
         self.told.seen = sum(self._seen)
         self.told.p50_ms = ordered[len(ordered) // 2]
@@ -63,7 +63,7 @@ class _Tally:
         return self.told
 
 
-def run(url: str) -> dict[str, Told]:
+def run(url: str) -> dict[str, ShopGroupReport]:
     """Handle orders until SIGTERM or Ctrl-C; what was done."""
     logging.getLogger("fairway.app").setLevel(logging.ERROR)  # the demo has its own screen for all else
     app, rng = fairway.App(url), RealRng()

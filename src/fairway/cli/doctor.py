@@ -14,7 +14,7 @@ from fairway import __version__, limits
 from fairway.cli import output
 from fairway.cli.broker import Data
 from fairway.cli.client import AsJson, Patience, Url, describe
-from fairway.cli.options import Options
+from fairway.cli.options import CliOptions
 from fairway.cli.settings import ConfigFile, Settings, resolve
 from fairway.errors import Refused, Unreachable
 from fairway.world import host, terminal
@@ -22,7 +22,7 @@ from fairway.world.clock import RealClock
 
 if TYPE_CHECKING:
     from fairway import Client, InTransit
-    from fairway.protocol.admin import GroupState
+    from fairway.protocol.admin import GroupDescription
 
 _PYTHON_MIN = (3, 11)
 _DESCRIPTORS_WANTED = limits.CONNECTIONS_MAX + limits.SPARE_DESCRIPTORS
@@ -35,7 +35,7 @@ _EXTRAS = {
 }
 
 
-class State(enum.Enum):
+class CheckStatus(enum.Enum):
     OK = "ok"
     WARNING = "warning"
     FAILED = "failed"
@@ -45,7 +45,7 @@ class Check(msgspec.Struct, frozen=True):
     """One question and its answer."""
 
     name: str
-    state: State
+    state: CheckStatus
     found: str
     remedy: str = ""
 
@@ -68,7 +68,7 @@ def doctor(
         output.write_json({"checks": checks})
     else:
         _show(checks)
-    failed = [each.name for each in checks if each.state is State.FAILED]
+    failed = [each.name for each in checks if each.state is CheckStatus.FAILED]
     if failed:
         raise typer.Exit(output.Exit.UNREACHABLE if failed == ["broker"] else output.Exit.FAILED)
 
@@ -77,7 +77,7 @@ def _show(checks: list[Check]) -> None:
     from rich.text import Text
 
     out = terminal.console()
-    colours = {State.OK: "green", State.WARNING: "yellow", State.FAILED: "red"}
+    colours = {CheckStatus.OK: "green", CheckStatus.WARNING: "yellow", CheckStatus.FAILED: "red"}
     for each in checks:
         colour = colours[each.state]
         out.print(Text(f"{each.state.value:8}", colour), f" {each.name}: {each.found}", sep="", soft_wrap=True)
@@ -85,21 +85,21 @@ def _show(checks: list[Check]) -> None:
             out.print(f"         {each.remedy}", soft_wrap=True)
 
 
-def _verdict(name: str, found: str, *, is_ok: bool, remedy: str, otherwise: State = State.WARNING) -> Check:
-    return Check(name, State.OK, found) if is_ok else Check(name, otherwise, found, remedy)
+def _verdict(name: str, found: str, *, is_ok: bool, remedy: str, otherwise: CheckStatus = CheckStatus.WARNING) -> Check:
+    return Check(name, CheckStatus.OK, found) if is_ok else Check(name, otherwise, found, remedy)
 
 
 # --- this machine -----------------------------------------------------------------------------------------------------
 
 
-def _machine(options: Options) -> Iterator[Check]:
+def _machine(options: CliOptions) -> Iterator[Check]:
     version = host.python_version()
     yield _verdict(
         "python",
         ".".join(map(str, version)),
         is_ok=version >= _PYTHON_MIN,
         remedy="use Python 3.11 or newer",
-        otherwise=State.FAILED,
+        otherwise=CheckStatus.FAILED,
     )
     for name, why in _EXTRAS.items():
         is_there = find_spec(name) is not None
@@ -124,7 +124,7 @@ def _directory(data: str, low_water_bytes: int) -> Iterator[Check]:
         data,
         is_ok=host.may_write(data),
         remedy="this user may not write there: change its owner, or name another with --data",
-        otherwise=State.FAILED,
+        otherwise=CheckStatus.FAILED,
     )
     free = host.free_bytes(data)
     yield _room("disk room", free, is_full=free < low_water_bytes)
@@ -139,7 +139,9 @@ def _disk(free_bytes: int, *, is_read_only: bool) -> Iterator[Check]:
 def _room(name: str, free_bytes: int, *, is_full: bool) -> Check:
     found = f"{output.size(free_bytes)} free"
     if is_full:
-        return Check(name, State.FAILED, found, "no messages are taken until there is room: free some, or add a disk")
+        return Check(
+            name, CheckStatus.FAILED, found, "no messages are taken until there is room: free some, or add a disk"
+        )
     remedy = "soon no messages will be taken: free some, or keep less (keep_hours, keep_gib)"
     return _verdict(name, found, is_ok=free_bytes >= _ROOM_BYTES_LOW, remedy=remedy)
 
@@ -158,7 +160,7 @@ def _settings(settings: Settings) -> Iterator[Check]:
 # --- the broker -------------------------------------------------------------------------------------------------------
 
 
-def _broker(options: Options) -> Iterator[Check]:
+def _broker(options: CliOptions) -> Iterator[Check]:
     import fairway
     from fairway.protocol.admin import Depth
 
@@ -170,9 +172,11 @@ def _broker(options: Options) -> Iterator[Check]:
             answered_ms = clock.wall_ms()
             in_transit = _in_transit(client)
     except (Unreachable, TimeoutError) as error:
-        yield Check("broker", State.FAILED, str(error), "start one (fairway up --data DIR), or name it with --url")
+        yield Check(
+            "broker", CheckStatus.FAILED, str(error), "start one (fairway up --data DIR), or name it with --url"
+        )
         return
-    yield Check("broker", State.OK, f"answers at {options.url} in {answered_ms - asked_ms} ms")
+    yield Check("broker", CheckStatus.OK, f"answers at {options.url} in {answered_ms - asked_ms} ms")
     yield _verdict(
         "version",
         f"broker {state.server}, here fairway {__version__}",
@@ -228,5 +232,5 @@ def _waiting(in_transit: list[InTransit]) -> Iterator[Check]:
         yield _verdict("delayed messages", found, is_ok=False, remedy=remedy)
 
 
-def _is_forsaken(group: GroupState) -> bool:
+def _is_forsaken(group: GroupDescription) -> bool:
     return group.lag > 0 and not group.consumers_count

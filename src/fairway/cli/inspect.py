@@ -13,7 +13,7 @@ from fairway.world import terminal
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fairway.storage.report import LogReport, Survey
+    from fairway.storage.report import DirectorySurvey, LogReport
 
 Records = Annotated[int, typer.Option("--records", metavar="N", min=0, help="Also list the newest N of each log.")]
 
@@ -32,7 +32,7 @@ def inspect(directory: Directory, json: AsJson = False, records: Records = 0) ->
             show(terminal.console(), str(directory), found)
 
 
-def show(out: Console, title: str, found: Survey) -> None:
+def show(out: Console, title: str, found: DirectorySurvey) -> None:
     """The tables for people."""
     identity = f"directory id {found.directory_id}" if found.directory_id else "identity lost"
     out.print(f"{title}: format {found.format_version}, {identity}, {use_of(found)}", soft_wrap=True, style="bold")
@@ -71,7 +71,7 @@ def _show_log(out: Console, name: str, log: LogReport) -> None:
     out.print(segments)
 
 
-def _show_subjects(out: Console, found: Survey) -> None:
+def _show_subjects(out: Console, found: DirectorySurvey) -> None:
     if not found.subjects:
         return
     subjects = output.table("subjects", "id>", "name", "first>", "next>", "batches>", "messages>", "bytes>")
@@ -91,7 +91,7 @@ def _show_subjects(out: Console, found: Survey) -> None:
     out.print(subjects)
 
 
-def _show_groups(out: Console, found: Survey) -> None:
+def _show_groups(out: Console, found: DirectorySurvey) -> None:
     if not found.groups:
         return
     groups = output.table("groups", "id>", "actions", "subjects>", "first (UTC)", "last")
@@ -109,7 +109,7 @@ def _show_groups(out: Console, found: Survey) -> None:
     out.print(groups)
 
 
-def _show_records(out: Console, found: Survey) -> None:
+def _show_records(out: Console, found: DirectorySurvey) -> None:
     if not found.records:
         return
     columns = ("log", "position>", "bytes>", "kind", "epoch>", "appended (UTC)", "subject", "first>", "count>")

@@ -13,7 +13,7 @@ from fairway.errors import NoSuchFile, WrongDirectory
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fairway.storage.report import DamageReport, Survey
+    from fairway.storage.report import DamageReport, DirectorySurvey
     from fairway.world.real_disk import RealDisk
 
 Directory = Annotated[
@@ -33,7 +33,7 @@ _MEANING = {
 }
 
 
-def look(path: Path, *, verify: bool, records_max: int = 0) -> Survey:
+def look(path: Path, *, verify: bool, records_max: int = 0) -> DirectorySurvey:
     """Survey the directory with a bar on the terminal."""
     from fairway.storage.survey import survey
     from fairway.world.real_disk import RealDisk
@@ -58,7 +58,7 @@ def look(path: Path, *, verify: bool, records_max: int = 0) -> Survey:
     return found
 
 
-def _add_schedule(disk: RealDisk, found: Survey) -> None:
+def _add_schedule(disk: RealDisk, found: DirectorySurvey) -> None:
     """What is wrong with the buckets of delayed messages."""
     from fairway.batch.arrays import numpy_or_none
 
@@ -74,7 +74,7 @@ def _add_schedule(disk: RealDisk, found: Survey) -> None:
     found.is_sound = found.is_sound and not audited.damages and not audited.flaws
 
 
-def show_wrongs(out: Console, found: Survey) -> None:
+def show_wrongs(out: Console, found: DirectorySurvey) -> None:
     """Damage, flaws, what was kept aside, remarks; nothing for a clean directory."""
     if found.damages:
         rows = [
@@ -105,7 +105,7 @@ def _holds(damage: DamageReport) -> str:
     return f"{span}, known already" if damage.is_known else span
 
 
-def use_of(found: Survey) -> str:
+def use_of(found: DirectorySurvey) -> str:
     if found.owner is None:
         return "not in use"
     return f"in use by process {found.owner}" if found.owner else "in use"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairway.cli import server_log
-from fairway.cli.options import Options
+from fairway.cli.options import CliOptions
 from fairway.errors import Misuse
 from fairway.redaction import without_password
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fairway.broker.server import BrokerOptions
     from fairway.delay.member import DelayMember
     from fairway.delay.server import ServerOptions
-    from fairway.protocol import Options as ConnectionOptions
+    from fairway.protocol import ConnectionOptions
     from fairway.replication.member import GroupMember
     from fairway.replication.membership import MemberOptions, MemberWorld
     from fairway.world.net import Net
@@ -32,7 +32,7 @@ _CLOSE_S = 2.0  # for a registry to end a session
 _ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104
 
 
-async def serve(data: Path, options: Options, broker: BrokerOptions) -> None:
+async def serve(data: Path, options: CliOptions, broker: BrokerOptions) -> None:
     """Start, say what it does whenever that changes, wait, hand over, stop. Raises what ended it, if anything did."""
     from fairway.broker.member import BrokerMember
 
@@ -45,7 +45,7 @@ async def serve(data: Path, options: Options, broker: BrokerOptions) -> None:
     await _serve("broker", data, options, make, lambda member: say_ready(member, data))
 
 
-async def serve_delay(data: Path, options: Options, server: ServerOptions) -> None:
+async def serve_delay(data: Path, options: CliOptions, server: ServerOptions) -> None:
     """The same with a delay server. Where the logs have a directory of their own, the copy is known by that."""
     from fairway.cli.broker import open_disk
     from fairway.delay.member import DelayMember
@@ -67,7 +67,7 @@ async def serve_delay(data: Path, options: Options, server: ServerOptions) -> No
 async def _serve(
     verb: str,
     logs: Path,
-    options: Options,
+    options: CliOptions,
     make: Callable[[MemberWorld], MemberT],
     say: Callable[[MemberT], None],
 ) -> None:
@@ -89,7 +89,9 @@ async def _serve(
     await member.stop()
 
 
-async def _start(verb: str, logs: Path, options: Options, make: Callable[[MemberWorld], MemberT], net: Net) -> MemberT:
+async def _start(
+    verb: str, logs: Path, options: CliOptions, make: Callable[[MemberWorld], MemberT], net: Net
+) -> MemberT:
     """With a session at the registry, which is over where it does not start."""
     import asyncio
     from contextlib import suppress
@@ -122,9 +124,9 @@ def _with_quick_pulse(connection: ConnectionOptions, membership: MemberOptions) 
     return replace(connection, heartbeat_ms=beat_ms)
 
 
-def member_options(options: Options) -> MemberOptions:
+def member_options(options: CliOptions) -> MemberOptions:
     """What a copy makes of the settings."""
-    from fairway.names import Group
+    from fairway.names import GroupName
     from fairway.replication.membership import MemberOptions
 
     if options.group is None:
@@ -136,7 +138,7 @@ def member_options(options: Options) -> MemberOptions:
     if options.host in _ANYWHERE and options.advertise is None:
         raise Misuse(f"{options.host} is no address that others could dial: add --advertise HOST:PORT")
     return MemberOptions(
-        str(Group.parse(options.group)),
+        str(GroupName.parse(options.group)),
         advertise=None if options.advertise is None else _address(options.advertise),
         min_in_sync=options.min_in_sync,
         session_ms=options.session_ms,
@@ -160,14 +162,14 @@ def say_ready(member: BrokerMember, data: Path) -> None:
 
 def say_delay_ready(member: DelayMember, data: Path) -> None:
     from fairway.cli.broker import say_findings
-    from fairway.client.url import Address
+    from fairway.client.url import BrokerAddress
 
     if member.server is not None:
         say_findings(member.server.store, member.server.delay.engine.log.findings)
     face = member.face
-    http = f" and http://{Address(face.host, face.http_port)}" if face.http_port is not None else ""
+    http = f" and http://{BrokerAddress(face.host, face.http_port)}" if face.http_port is not None else ""
     server_log.ready(
-        f"fairway delay: ready at {Address(*member.address)}{http}, data in {data}, "
+        f"fairway delay: ready at {BrokerAddress(*member.address)}{http}, data in {data}, "
         f"copy {member.directory} of group {member.membership.group}"
     )
 

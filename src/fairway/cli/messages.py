@@ -12,7 +12,7 @@ from fairway.world import terminal
 
 if TYPE_CHECKING:
     from fairway import Message
-    from fairway.protocol.page import Page
+    from fairway.protocol.page import LazyBatch
 
 
 class ShownMessage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -51,7 +51,7 @@ def of_message(message: Message) -> ShownMessage:
     )
 
 
-def of_page(subject: str, page: Page, sequence: int) -> ShownMessage:
+def of_page(subject: str, page: LazyBatch, sequence: int) -> ShownMessage:
     """A message of a stored batch."""
     batch, index = page.batch, sequence - page.first_sequence
     text, coded = of_payload(batch.payloads[index])

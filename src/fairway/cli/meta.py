@@ -72,7 +72,7 @@ def meta_options(settings: Settings) -> MetaOptions:
     """What the meta server makes of the settings."""
     from fairway import __version__
     from fairway.meta.server import MetaOptions
-    from fairway.protocol import Options as ConnectionOptions
+    from fairway.protocol import ConnectionOptions
     from fairway.serving.hall import HallOptions
     from fairway.serving.memory_plan import meta_plan
 
@@ -123,7 +123,7 @@ async def _start(url: str, session_ms: int, options: MetaOptions, net: Net) -> M
 async def _serve(settings: Settings) -> None:
     """Start, say so, wait, stop."""
     from fairway.cli.starting import ports_taken, settle, unless_asked
-    from fairway.client.url import Address
+    from fairway.client.url import BrokerAddress
 
     asked = broker_verbs.asked_to_end()
     options = meta_options(settings)
@@ -133,7 +133,7 @@ async def _serve(settings: Settings) -> None:
     if started is None:
         return
     settle("meta")
-    http = f" and http://{Address(options.host, started.http_port)}" if started.http_port is not None else ""
-    server_log.ready(f"fairway meta: ready at meta://{Address(options.host, started.port)}{http}, registry {url}")
+    http = f" and http://{BrokerAddress(options.host, started.http_port)}" if started.http_port is not None else ""
+    server_log.ready(f"fairway meta: ready at meta://{BrokerAddress(options.host, started.port)}{http}, registry {url}")
     await broker_verbs.first_of(asked, started.failed)
     await started.stop()

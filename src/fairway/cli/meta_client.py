@@ -13,22 +13,22 @@ from fairway.errors import Unreachable
 from fairway.world import terminal
 
 if TYPE_CHECKING:
-    from fairway.cli.options import Options
-    from fairway.protocol.messages import Message
-    from fairway.protocol.routing import Change, Routed
+    from fairway.cli.options import CliOptions
+    from fairway.protocol.messages import ControlMessage
+    from fairway.protocol.routing import RouteChange, Routed
 
-    AnswerT = TypeVar("AnswerT", bound=Message)
+    AnswerT = TypeVar("AnswerT", bound=ControlMessage)
 
 _ANSWER_S = 30.0
 _FIRST_S = 5.0  # for the first attempt to connect to succeed or fail
 
 
-def ask(options: Options, message: Message, kind: type[AnswerT]) -> AnswerT:
+def ask(options: CliOptions, message: ControlMessage, kind: type[AnswerT]) -> AnswerT:
     """The answer of the meta server that the URL names; `Unreachable` says where nobody is."""
     return asyncio.run(ask_at(options.url, options.patience_s, message, kind))
 
 
-async def ask_at(url: str, patience_s: float, message: Message, kind: type[AnswerT]) -> AnswerT:
+async def ask_at(url: str, patience_s: float, message: ControlMessage, kind: type[AnswerT]) -> AnswerT:
     from fairway.lookup.asking import Inquirer
     from fairway.lookup.opening import parse_meta
     from fairway.world.clock import RealClock
@@ -49,16 +49,16 @@ async def ask_at(url: str, patience_s: float, message: Message, kind: type[Answe
         await inquirer.close()
 
 
-def everything(options: Options, subjects: Sequence[str] = ()) -> Routed:
+def everything(options: CliOptions, subjects: Sequence[str] = ()) -> Routed:
     """What the meta server knows: all of it, or of these subjects."""
     import msgspec
 
-    from fairway.protocol.routing import Asker, Route, Routed
+    from fairway.protocol.routing import ClientRole, Route, Routed
 
-    found = page = ask(options, Route(Asker.TOOL, list(subjects)), Routed)
+    found = page = ask(options, Route(ClientRole.TOOL, list(subjects)), Routed)
     routes = [*found.subjects]
     while page.has_more:
-        page = ask(options, Route(Asker.TOOL, [], after=page.subjects[-1].name), Routed)
+        page = ask(options, Route(ClientRole.TOOL, [], after=page.subjects[-1].name), Routed)
         routes += page.subjects
     return msgspec.structs.replace(found, subjects=routes)
 
@@ -68,7 +68,7 @@ def decide(
     config: Path | None,
     url: str | None,
     patience_s: float | None,
-    change: Change,
+    change: RouteChange,
     name: str,
     *,
     groups: Sequence[str] = (),

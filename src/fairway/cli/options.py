@@ -23,7 +23,7 @@ _GIB_MAX = 1_048_576  # a pebibyte
 _HORIZON_DAYS_MAX = 36_525  # a century
 
 
-class Durability(enum.Enum):
+class DurabilityChoice(enum.Enum):
     """`fairway.storage` has the same; it is not imported for the sake of a help text."""
 
     SYNC = "sync"
@@ -35,7 +35,7 @@ class OnOff(enum.Enum):
     OFF = "off"
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class CliOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a user may set. The description of a field is its help text and its documentation."""
 
     # --- commands that speak to a broker
@@ -62,12 +62,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         bool, Meta(description="Listen where others can connect, although nobody is asked who they are.")
     ] = False
     durability: Annotated[
-        Durability,
+        DurabilityChoice,
         Meta(
             description="When a message or an ack is answered. sync: when it survives a power cut. memory: when it "
             "survives the death of the process; it is synced ten times a second, and a power cut takes what was not."
         ),
-    ] = Durability.SYNC
+    ] = DurabilityChoice.SYNC
     memory_mib: Annotated[
         int,
         Meta(
@@ -163,7 +163,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of `Options`, under all its names."""
+    """One field of `CliOptions`, under all its names."""
 
     name: str
     type: Any
@@ -201,7 +201,7 @@ def _description(hint: Any) -> str:
 
 SETTINGS: dict[str, Setting] = {
     field.name: Setting(field.name, field.type, field.default, _description(field.type))
-    for field in msgspec.structs.fields(Options)
+    for field in msgspec.structs.fields(CliOptions)
 }
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fairway.sql.outbox import Outbox
     from fairway.sql.relay import Relay
-    from fairway.sql.rows import SetAside
+    from fairway.sql.rows import RefusedBatch
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -230,14 +230,14 @@ def _outbox(engine: Engine, table: str) -> Outbox:
 # --- telling ----------------------------------------------------------------------------------------------------------
 
 
-def _told(row: SetAside) -> dict[str, Any]:
+def _told(row: RefusedBatch) -> dict[str, Any]:
     return {
         "id": row.id, "subject": row.subject, "messages": row.messages, "created_ms": row.created_ms,
         "error": row.error,
     }  # fmt: skip
 
 
-def _messages(row: SetAside) -> list[dict[str, Any]]:
+def _messages(row: RefusedBatch) -> list[dict[str, Any]]:
     from fairway import batch
     from fairway.errors import RemoteProtocolError
 

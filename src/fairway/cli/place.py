@@ -10,12 +10,12 @@ from fairway.errors import Misuse
 from fairway.world.clock import Clock, RealClock
 
 if TYPE_CHECKING:
-    from fairway.client.commands import Place
+    from fairway.client.commands import SeekTarget
 
 HELP = f"earliest, latest, a sequence, a time (2026-03-01T12:00Z), or how long ago ({times.SPAN_HELP})."
 
 
-def parse(text: str, clock: Clock | None = None) -> Place:
+def parse(text: str, clock: Clock | None = None) -> SeekTarget:
     """`Misuse` says what can be written."""
     match text:
         case "earliest" | "latest":

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fairway.cli import output
-from fairway.cli.options import Options, flag
+from fairway.cli.options import CliOptions, flag
 from fairway.cli.settings import ConfigFile, resolve
 from fairway.errors import Misuse
 from fairway.world import terminal
@@ -35,15 +35,15 @@ def promote(
         options = resolve(config, registry=registry).options
         if options.registry is None:
             raise Misuse("no registry: say where the copies find one another, with --registry URL")
-        from fairway.names import Group
+        from fairway.names import GroupName
         from fairway.world import service
 
-        name = str(Group.parse(group))
+        name = str(GroupName.parse(group))
         told = service.run(_promote(options, name, to, accepts_data_loss=accept_data_loss))
         terminal.say(told)
 
 
-async def _promote(options: Options, group: str, to: str | None, *, accepts_data_loss: bool) -> str:
+async def _promote(options: CliOptions, group: str, to: str | None, *, accepts_data_loss: bool) -> str:
     from fairway.lookup.opening import META
 
     if str(options.registry).startswith(META):
@@ -63,9 +63,9 @@ async def _promote(options: Options, group: str, to: str | None, *, accepts_data
         await registry.close()
 
 
-async def _ask(options: Options, group: str, to: str | None, *, accepts_data_loss: bool) -> str:
+async def _ask(options: CliOptions, group: str, to: str | None, *, accepts_data_loss: bool) -> str:
     from fairway.cli import meta_client
-    from fairway.protocol.routing import Change, Govern, Governed
+    from fairway.protocol.routing import Govern, Governed, RouteChange
 
-    asked = Govern(Change.PROMOTE, group, [] if to is None else [to], is_forced=accepts_data_loss)
+    asked = Govern(RouteChange.PROMOTE, group, [] if to is None else [to], is_forced=accepts_data_loss)
     return (await meta_client.ask_at(str(options.registry), options.patience_s, asked, Governed)).sentence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from fairway.protocol.admin import GroupState, SubjectState
+    from fairway.protocol.admin import GroupDescription, SubjectDescription
 
 
 class GroupRow(msgspec.Struct, frozen=True):
@@ -34,24 +34,24 @@ class GroupRow(msgspec.Struct, frozen=True):
     is_paused: bool
 
 
-class _Seen(msgspec.Struct, frozen=True):
+class _SeenGroup(msgspec.Struct, frozen=True):
     end: int
     done: int
     served_ns: int
     cold_ns: int
 
 
-class Watch:
+class RateMeter:
     """Remembers the last look."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._seen: dict[tuple[str, str], _SeenGroup] = {}
         self._at_ns: int | None = None
 
-    def look(self, subjects: Iterable[SubjectState], *, now_ns: int, now_ms: int) -> list[GroupRow]:
+    def look(self, subjects: Iterable[SubjectDescription], *, now_ns: int, now_ms: int) -> list[GroupRow]:
         """The groups since the look before; on the first one all rates are 0."""
         elapsed_s = 0.0 if self._at_ns is None else (now_ns - self._at_ns) / 1e9
-        seen: dict[tuple[str, str], _Seen] = {}
+        seen: dict[tuple[str, str], _SeenGroup] = {}
         rows = []
         for subject in subjects:
             for group in subject.groups:
@@ -62,15 +62,20 @@ class Watch:
         return rows
 
 
-def _seen(subject: SubjectState, group: GroupState) -> _Seen:
+def _seen(subject: SubjectDescription, group: GroupDescription) -> _SeenGroup:
     begun = group.in_flight + group.returned + group.retrying + group.dying
     actor = group.actor
     served_ns, cold_ns = (0, 0) if actor is None else (actor.served_ns, actor.cold_ns)
-    return _Seen(subject.committed_end, group.cursor - begun, served_ns, cold_ns)
+    return _SeenGroup(subject.committed_end, group.cursor - begun, served_ns, cold_ns)
 
 
 def _row(
-    subject: SubjectState, group: GroupState, before: _Seen | None, now: _Seen, elapsed_s: float, now_ms: int
+    subject: SubjectDescription,
+    group: GroupDescription,
+    before: _SeenGroup | None,
+    now: _SeenGroup,
+    elapsed_s: float,
+    now_ms: int,
 ) -> GroupRow:
     served_ns = cold_ns = 0
     rate_in = rate = share = 0.0

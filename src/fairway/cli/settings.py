@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from fairway.cli.options import ENVIRONMENT_PREFIX, SETTINGS, Options, Setting
+from fairway.cli.options import ENVIRONMENT_PREFIX, SETTINGS, CliOptions, Setting
 from fairway.errors import Misuse
 from fairway.redaction import without_password
 from fairway.world import host
@@ -40,7 +40,7 @@ ConfigFile = Annotated[
 class Settings:
     """The options in force, and where each came from."""
 
-    options: Options
+    options: CliOptions
     origins: dict[str, str]
     file: Path | None
     strangers: tuple[str, ...]  # variables that look like ours and are not
@@ -57,7 +57,7 @@ def resolve(config: Path | None, **flags: object) -> Settings:
         raw, origin, is_text = _find(setting, flags, variables, in_file, path)
         origins[setting.name] = origin
         values[setting.name] = raw if origin == DEFAULT else _converted(setting, raw, origin, is_text=is_text)
-    return Settings(Options(**values), origins, path, _strangers(variables))
+    return Settings(CliOptions(**values), origins, path, _strangers(variables))
 
 
 def _find(

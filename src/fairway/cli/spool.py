@@ -17,7 +17,7 @@ from fairway.world import terminal
 
 if TYPE_CHECKING:
     from fairway import Client
-    from fairway.cli.options import Options
+    from fairway.cli.options import CliOptions
     from fairway.client.spool_again import Changed
     from fairway.client.spool_survey import JournalReport, SpoolReport
 
@@ -141,9 +141,9 @@ def discard(directory: Directory, ids: Ids = None, everything: Everything = Fals
     _tell_changed("spool discard", done, "deleted", "nothing was set aside", json=json)
 
 
-def _check_given_up(directory: Path, group: str, options: Options, *, may_repeat: bool) -> None:
+def _check_given_up(directory: Path, group: str, options: CliOptions, *, may_repeat: bool) -> None:
     """Only the group can tell whether it has what waits for it: while it may come back, that is what is asked."""
-    from fairway.protocol.routing import Asker, Route, Routed
+    from fairway.protocol.routing import ClientRole, Route, Routed
 
     waiting = sum(each.pinned.get(group, 0) for each in _surveyed(directory).journals)
     if not waiting:
@@ -157,7 +157,7 @@ def _check_given_up(directory: Path, group: str, options: Options, *, may_repeat
         raise Misuse(
             f"{options.url} is no meta server, and one must say that group {group} is gone: --url meta://HOST:PORT"
         )
-    found = meta_client.ask(options, Route(Asker.TOOL, []), Routed)
+    found = meta_client.ask(options, Route(ClientRole.TOOL, []), Routed)
     if any(each.name == group for each in found.groups):
         raise FairwayError(
             f"the meta server knows broker group {group}, which can tell what it has stored: start its servers, and "

@@ -93,10 +93,10 @@ def create(
     config: ConfigFile = None,
 ) -> None:
     """Make a subject before its first message."""
-    from fairway.protocol.routing import Change
+    from fairway.protocol.routing import RouteChange
 
     meta_client.decide(
-        "subject create", config, url, patience_s, Change.CREATE, subject,
+        "subject create", config, url, patience_s, RouteChange.CREATE, subject,
         groups=on or (), number=groups, settings={"ordered": "true"} if ordered else None, as_json=json,
     )  # fmt: skip
 
@@ -112,7 +112,7 @@ def extend(
     config: ConfigFile = None,
 ) -> None:
     """Give a subject more broker groups: producers use them at once, and consumers take from all."""
-    from fairway.protocol.routing import Change
+    from fairway.protocol.routing import RouteChange
 
     with output.failures("subject extend"):
         if not to and not groups:
@@ -120,7 +120,15 @@ def extend(
             [route] = meta_client.everything(options, [subject]).subjects
             groups = len(route.writable) + 1
     meta_client.decide(
-        "subject extend", config, url, patience_s, Change.EXTEND, subject, groups=to or (), number=groups, as_json=json
+        "subject extend",
+        config,
+        url,
+        patience_s,
+        RouteChange.EXTEND,
+        subject,
+        groups=to or (),
+        number=groups,
+        as_json=json,
     )
 
 
@@ -135,10 +143,10 @@ def retreat(
     config: ConfigFile = None,
 ) -> None:
     """Send no new messages of a subject to a broker group. What it holds is still consumed there."""
-    from fairway.protocol.routing import Change
+    from fairway.protocol.routing import RouteChange
 
     meta_client.decide(
-        "subject retreat", config, url, patience_s, Change.RETREAT, subject, groups=source, is_forced=force,
+        "subject retreat", config, url, patience_s, RouteChange.RETREAT, subject, groups=source, is_forced=force,
         as_json=json,
     )  # fmt: skip
 
@@ -153,10 +161,10 @@ def read_only(
     config: ConfigFile = None,
 ) -> None:
     """Take no messages of a subject, on any broker group, until it is undone."""
-    from fairway.protocol.routing import Change
+    from fairway.protocol.routing import RouteChange
 
     meta_client.decide(
-        "subject read-only", config, url, patience_s, Change.READ_ONLY, subject, is_on=not off, as_json=json
+        "subject read-only", config, url, patience_s, RouteChange.READ_ONLY, subject, is_on=not off, as_json=json
     )
 
 
@@ -171,10 +179,10 @@ def pause(
     config: ConfigFile = None,
 ) -> None:
     """Switch consumer groups off on a subject, on all broker groups at once, until it is undone."""
-    from fairway.protocol.routing import Change
+    from fairway.protocol.routing import RouteChange
 
     meta_client.decide(
-        "subject pause", config, url, patience_s, Change.PAUSE, subject, groups=groups, is_on=not off, as_json=json
+        "subject pause", config, url, patience_s, RouteChange.PAUSE, subject, groups=groups, is_on=not off, as_json=json
     )
 
 
@@ -188,11 +196,13 @@ def set_options(
     config: ConfigFile = None,
 ) -> None:
     """Set options of a subject, such as ordered=true; clients are told of them with its route."""
-    from fairway.protocol.routing import Change
+    from fairway.protocol.routing import RouteChange
 
     with output.failures("subject set"):
         settings = dict(_pair(raw) for raw in pairs)
-    meta_client.decide("subject set", config, url, patience_s, Change.OPTIONS, subject, settings=settings, as_json=json)
+    meta_client.decide(
+        "subject set", config, url, patience_s, RouteChange.OPTIONS, subject, settings=settings, as_json=json
+    )
 
 
 @app.command()

@@ -12,7 +12,7 @@ from fairway.cli.settings import ConfigFile
 from fairway.world.clock import RealClock
 
 if TYPE_CHECKING:
-    from fairway.protocol.admin import GroupState, SubjectState
+    from fairway.protocol.admin import GroupDescription, SubjectDescription
 
 MaybeSubject = Annotated[str | None, typer.Argument(metavar="[SUBJECT]", help="Only this subject.", show_default=False)]
 MaybeGroup = Annotated[str | None, typer.Option("--group", "-g", metavar="GROUP", help="Only this group.")]
@@ -57,7 +57,7 @@ def subjects(
         output.show_rows(table, rows, "no subjects yet: nothing was sent")
 
 
-def _without_groups(subject: SubjectState) -> dict[str, object]:
+def _without_groups(subject: SubjectDescription) -> dict[str, object]:
     named: dict[str, object] = output.named(subject)
     del named["groups"]
     return named
@@ -99,12 +99,12 @@ def groups(
         output.show_rows(table, rows, "no groups yet: nobody has consumed")
 
 
-def _waiting(group: GroupState) -> int:
+def _waiting(group: GroupDescription) -> int:
     """Messages that are neither in hand nor fresh: handed back, retried, dying, parked, or in the inbox."""
     return group.returned + group.retrying + group.dying + group.inbox + group.parked
 
 
-def _remarks(group: GroupState) -> str:
+def _remarks(group: GroupDescription) -> str:
     """What is special about the group, and what keeps it waiting."""
     remarks = ["paused"] if group.is_paused else []
     if group.order != "none":
@@ -124,7 +124,7 @@ def _remarks(group: GroupState) -> str:
     return ", ".join(remarks)
 
 
-def _with_subject(subject: SubjectState, group: GroupState) -> dict[str, object]:
+def _with_subject(subject: SubjectDescription, group: GroupDescription) -> dict[str, object]:
     from fairway.groups.config import as_document, decode
 
     document = {"subject": subject.name, **output.named(group)}
@@ -174,11 +174,11 @@ def lag(
         raise typer.Exit(output.Exit.DAMAGE)
 
 
-def _oldest_s(group: GroupState, now_ms: int) -> float | None:
+def _oldest_s(group: GroupDescription, now_ms: int) -> float | None:
     return None if group.oldest_ms is None else max(now_ms - group.oldest_ms, 0) / 1_000
 
 
-def _lag_document(subject: SubjectState, group: GroupState, oldest_s: float | None) -> dict[str, object]:
+def _lag_document(subject: SubjectDescription, group: GroupDescription, oldest_s: float | None) -> dict[str, object]:
     return {
         "subject": subject.name,
         "group": group.name,

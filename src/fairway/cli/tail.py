@@ -15,9 +15,9 @@ from fairway.world import host, terminal
 
 if TYPE_CHECKING:
     from fairway import Client
-    from fairway.client.commands import Place
+    from fairway.client.commands import SeekTarget
     from fairway.protocol.admin import Scanned
-    from fairway.protocol.page import Page
+    from fairway.protocol.page import LazyBatch
     from fairway.world.workers import Ending
 
 _LOOK_S = 0.2  # between two looks at a subject that has nothing new
@@ -56,7 +56,7 @@ class _Tail:
         self._as_json = as_json
         self._printed = 0
 
-    def run(self, start: Place, count: int | None, *, is_following: bool) -> None:
+    def run(self, start: SeekTarget, count: int | None, *, is_following: bool) -> None:
         at = self._begin(start, is_following=is_following)
         while True:
             before = at
@@ -71,21 +71,21 @@ class _Tail:
             if not is_following or self._ending.wait(_LOOK_S if at == before else 0.0):
                 return
 
-    def _pages(self, at: int) -> Iterator[Page]:
+    def _pages(self, at: int) -> Iterator[LazyBatch]:
         """What is stored from there on, until somebody asks for the end."""
         for page in self._client.scan(self._subject, at):
             yield page
             if self._ending.is_asked:
                 return
 
-    def _print(self, page: Page, sequence: int) -> None:
+    def _print(self, page: LazyBatch, sequence: int) -> None:
         self._printed += 1
         if self._as_json:
             messages.write_line(messages.of_page(self._subject, page, sequence))
         else:
             terminal.write_payload(page.batch.payloads[sequence - page.first_sequence])
 
-    def _begin(self, start: Place, *, is_following: bool) -> int:
+    def _begin(self, start: SeekTarget, *, is_following: bool) -> int:
         """The sequence that the place is now, so that nothing that comes meanwhile is passed over."""
         has_waited = False
         while not self._ending.is_asked:
@@ -102,7 +102,7 @@ class _Tail:
                 return start if isinstance(start, int) else sequence
         return 0
 
-    def _where(self, start: Place) -> Scanned:
+    def _where(self, start: SeekTarget) -> Scanned:
         from fairway.client.commands import place_of
         from fairway.protocol.admin import Scan, Scanned
 

@@ -10,7 +10,7 @@ import typer
 
 from fairway.cli import output
 from fairway.cli.client import AsJson, Patience, Url, connected, describe
-from fairway.cli.rates import GroupRow, Watch
+from fairway.cli.rates import GroupRow, RateMeter
 from fairway.cli.settings import ConfigFile
 from fairway.world import host, terminal
 from fairway.world.clock import RealClock
@@ -70,7 +70,7 @@ def top(
     --json: a line for each look.
     """
     with connected("top", config, url, patience_s) as client:
-        look = _Look(client, subject, sort)
+        look = _LiveView(client, subject, sort)
         with host.asked_to_end() as ending:
             if once or json:
                 _print(look, interval_s, ending, is_once=once, as_json=json)
@@ -79,14 +79,14 @@ def top(
                     _live(look, interval_s, ending)
 
 
-class _Look:
+class _LiveView:
     """One look after the other at the same broker."""
 
     def __init__(self, client: Client, subject: str | None, sort: Sort) -> None:
         self._client = client
         self._subject = subject
         self._sort = sort
-        self._watch = Watch()
+        self._watch = RateMeter()
         self._clock = RealClock()
 
     def again(self) -> tuple[BrokerState, list[GroupRow]]:
@@ -102,7 +102,7 @@ class _Look:
         return table(title(broker, self._clock.wall_ms()), rows, terminal.console().width)
 
 
-def _print(look: _Look, interval_s: float, ending: Ending, *, is_once: bool, as_json: bool) -> None:
+def _print(look: _LiveView, interval_s: float, ending: Ending, *, is_once: bool, as_json: bool) -> None:
     out = terminal.console()
     look.again()
     while not ending.wait(interval_s):
@@ -116,7 +116,7 @@ def _print(look: _Look, interval_s: float, ending: Ending, *, is_once: bool, as_
             return
 
 
-def _live(look: _Look, interval_s: float, ending: Ending) -> None:
+def _live(look: _LiveView, interval_s: float, ending: Ending) -> None:
     from rich.live import Live
 
     with Live(look.table(), console=terminal.console(), auto_refresh=False, screen=False) as live:

@@ -18,34 +18,34 @@ from fairway.batch import MessageId
 from fairway.cli import messages, output
 from fairway.cli.messages import ShownMessage
 from fairway.errors import Code, FairwayError, InvariantViolated, Misuse, Refused, Unreachable
-from fairway.protocol.messages import Message, Whence
+from fairway.protocol.messages import ControlMessage, Whence
 from fairway.protocol.tracing import Index, Indexed
 from fairway.storage.index_file import ENTRY, ENTRY_BYTES
 
 if TYPE_CHECKING:
     from fairway import Client, DelayedMessage
-    from fairway.cli.trace_homes import Asked, Home
-    from fairway.protocol.admin import SubjectState
-    from fairway.protocol.page import Page
-    from fairway.spark.jobs.manifest import State
+    from fairway.cli.trace_homes import Home, SearchScope
+    from fairway.protocol.admin import SubjectDescription
+    from fairway.protocol.page import LazyBatch
+    from fairway.spark.jobs.manifest import ArchiveState
 
-AnswerT = TypeVar("AnswerT", bound=Message)
+AnswerT = TypeVar("AnswerT", bound=ControlMessage)
 Advance = Callable[[int], None]
-Look = Callable[["Client", MessageId, "SubjectState", Advance], ShownMessage | None]
+Look = Callable[["Client", MessageId, "SubjectDescription", Advance], ShownMessage | None]
 
 _ENTRIES_MAX: Final = 8_192  # in one answer
 _PRODUCER_AT: Final = 40  # in an entry: the stream of the batch
 _PENDING_MAX: Final = 100_000  # looked through: a delay server knows ids, and tells them page by page alone
 
 
-def ask(client: Client, message: Message, answer_type: type[AnswerT]) -> AnswerT:
+def ask(client: Client, message: ControlMessage, answer_type: type[AnswerT]) -> AnswerT:
     told = client.ask(message)
     if not isinstance(told, answer_type):
         raise InvariantViolated(f"{type(message).__name__} was answered with {told!r}")
     return told
 
 
-class Found(NamedTuple):
+class FoundMessage(NamedTuple):
     """A message, who has it, whether the broker still has it, and whether it is the broker's own: an archive may be of
     a log that the broker had before it began anew."""
 
@@ -58,7 +58,9 @@ class Found(NamedTuple):
         return self.home is not None
 
 
-def find(asked: Asked, id: MessageId, subject: str | None, archive: str | None) -> list[Found] | DelayedMessage:
+def find(
+    asked: SearchScope, id: MessageId, subject: str | None, archive: str | None
+) -> list[FoundMessage] | DelayedMessage:
     """Wherever it is, what is quick first; one for each broker group that has it, and nothing if nobody has. `subject`,
     if only one is meant, is its name in the archive, too."""
     found = _everywhere(asked.homes, id, "looking at the index", _in_index)
@@ -74,16 +76,16 @@ def find(asked: Asked, id: MessageId, subject: str | None, archive: str | None) 
     return found
 
 
-def _archived(message: ShownMessage, log_id: str, homes: Sequence[Home]) -> Found:
+def _archived(message: ShownMessage, log_id: str, homes: Sequence[Home]) -> FoundMessage:
     """By the id of its log: an archive may call a broker group otherwise than the cluster does."""
     home = next((each for each in homes if each.has_log(log_id)), None)
     kept = None if home is None else _message(home.client, message.subject, message.sequence)
-    return Found(message, home, kept is not None and kept.id == message.id)
+    return FoundMessage(message, home, kept is not None and kept.id == message.id)
 
 
-def _everywhere(homes: Sequence[Home], id: MessageId, title: str, look: Look) -> list[Found]:
+def _everywhere(homes: Sequence[Home], id: MessageId, title: str, look: Look) -> list[FoundMessage]:
     """In every broker group, subject by subject, with a bar for who waits."""
-    found: list[Found] = []
+    found: list[FoundMessage] = []
     total = sum(each.committed_end - each.first_sequence for home in homes for each in home.subjects)
     with output.slow_bar(title, total) as advance:
         done = 0
@@ -93,7 +95,7 @@ def _everywhere(homes: Sequence[Home], id: MessageId, title: str, look: Look) ->
                 if shown is None:
                     shown = look(home.client, id, each, lambda at, before=done: advance(before + at))  # type: ignore[misc]
                 done += each.committed_end - each.first_sequence
-            found += [] if shown is None else [Found(shown, home)]
+            found += [] if shown is None else [FoundMessage(shown, home)]
     return found
 
 
@@ -108,7 +110,7 @@ def copies_of(client: Client, id: MessageId, subject: str) -> Iterator[ShownMess
             raise
 
 
-def _among_delayed(asked: Asked, id: MessageId) -> DelayedMessage | None:
+def _among_delayed(asked: SearchScope, id: MessageId) -> DelayedMessage | None:
     """What waits for its time, with any delay server; nothing, where there is none to ask."""
     try:
         pending = islice(asked.client.delayed.list(), _PENDING_MAX)
@@ -123,7 +125,7 @@ def _among_delayed(asked: Asked, id: MessageId) -> DelayedMessage | None:
 # --- the live log -----------------------------------------------------------------------------------------------------
 
 
-def _in_index(client: Client, id: MessageId, subject: SubjectState, advance: Advance) -> ShownMessage | None:
+def _in_index(client: Client, id: MessageId, subject: SubjectDescription, advance: Advance) -> ShownMessage | None:
     at = subject.first_sequence
     while at < subject.committed_end:
         asked = Index(subject.name, Whence.SEQUENCE, at, subject.committed_end, _ENTRIES_MAX)
@@ -152,7 +154,7 @@ def _born_in(entries: bytes, id: MessageId) -> Iterator[int]:
         at = entries.find(wanted, at + 1)
 
 
-def _in_batches(client: Client, id: MessageId, subject: SubjectState, advance: Advance) -> ShownMessage | None:
+def _in_batches(client: Client, id: MessageId, subject: SubjectDescription, advance: Advance) -> ShownMessage | None:
     for page in client.scan(subject.name, end=subject.committed_end):
         for sequence in _carried(page, id):
             return messages.of_page(subject.name, page, sequence)
@@ -160,7 +162,7 @@ def _in_batches(client: Client, id: MessageId, subject: SubjectState, advance: A
     return None
 
 
-def _carried(page: Page, id: MessageId) -> Iterator[int]:
+def _carried(page: LazyBatch, id: MessageId) -> Iterator[int]:
     if page.header.has_ids:
         yield from (page.first_sequence + index for index, each in enumerate(page.batch.ids()) if each == id)
 
@@ -212,14 +214,14 @@ def _in_files(root: Path, id: MessageId, subject: str | None) -> tuple[ShownMess
     return None
 
 
-def _state(root: Path) -> State:
+def _state(root: Path) -> ArchiveState:
     from fairway.spark.jobs import manifest
 
     mark = root / manifest.MARK
     if not mark.is_file():
         raise manifest.NotAnArchive(f"{root} is not an archive of fairway: it has no {manifest.MARK}")
     manifest.check_mark(mark.read_bytes(), str(mark))
-    state = manifest.State()
+    state = manifest.ArchiveState()
     for number in manifest.wanted(each.name for each in (root / manifest.COMMITS).iterdir()):
         path = root / manifest.name_of(number)
         manifest.decode(path.read_bytes(), str(path), state)

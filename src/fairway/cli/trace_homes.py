@@ -18,8 +18,8 @@ from fairway.errors import Code, Refused, Unreachable
 
 if TYPE_CHECKING:
     from fairway import Client
-    from fairway.cli.options import Options
-    from fairway.protocol.admin import SubjectState
+    from fairway.cli.options import CliOptions
+    from fairway.protocol.admin import SubjectDescription
     from fairway.protocol.routing import GroupRoute
 
 
@@ -29,7 +29,7 @@ class Home:
 
     name: str | None  # None: a broker that is named by its address
     client: Client
-    subjects: list[SubjectState] = field(default_factory=list)  # to look in, with their groups
+    subjects: list[SubjectDescription] = field(default_factory=list)  # to look in, with their groups
 
     def has_log(self, log_id: str) -> bool:
         from fairway.protocol.admin import Depth
@@ -38,7 +38,7 @@ class Home:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SearchScope:
     """All of them, and why others could not be asked, by their names."""
 
     client: Client  # of the whole: it knows the delay servers
@@ -47,7 +47,7 @@ class Asked:
 
 
 @contextmanager
-def asked(client: Client, options: Options, subject: str | None, *, is_lenient: bool) -> Iterator[Asked]:
+def asked(client: Client, options: CliOptions, subject: str | None, *, is_lenient: bool) -> Iterator[SearchScope]:
     """Those who may hold a message, of one subject if that is meant. `is_lenient`: it need not be there."""
     from fairway.client.url import parse_any
 
@@ -60,10 +60,10 @@ def asked(client: Client, options: Options, subject: str | None, *, is_lenient: 
         if not homes:
             said = "; ".join(f"{name}: {why}" for name, why in unasked.items())
             raise Unreachable(f"none of the broker groups at {options.url} can be asked ({said})")
-        yield Asked(client, homes, unasked)
+        yield SearchScope(client, homes, unasked)
 
 
-def _broker_groups(options: Options) -> list[GroupRoute]:
+def _broker_groups(options: CliOptions) -> list[GroupRoute]:
     found = [each for each in meta_client.everything(options).groups if each.kind == "broker"]
     if not found:
         raise Unreachable(f"no broker is registered at {options.url}: start brokers with --registry and --group")
@@ -71,7 +71,7 @@ def _broker_groups(options: Options) -> list[GroupRoute]:
 
 
 def _connected(
-    routes: Sequence[GroupRoute], options: Options, stack: ExitStack, unasked: dict[str, str]
+    routes: Sequence[GroupRoute], options: CliOptions, stack: ExitStack, unasked: dict[str, str]
 ) -> Iterator[Home]:
     import fairway
     from fairway.client.url import SCHEME
@@ -96,7 +96,7 @@ def _with_subjects(
     found: list[Home] = []
     refusals: list[Refused] = []
     for home in homes:
-        subjects: list[SubjectState] = []
+        subjects: list[SubjectDescription] = []
         try:
             _, subjects = describe(home.client, Depth.GROUPS, subject)
         except Refused as refused:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from fairway.client.happenings import SOUGHT, detail_of, event_of
-from fairway.client.trail import Trail
-from fairway.client.trail_names import Ids, Names, Resolver
+from fairway.client.trail import ActionLogReader
+from fairway.client.trail_names import Ids, NameResolver, Resolver
 from fairway.groups.config import Mode
 from fairway.protocol.messages import Whence
-from fairway.storage.action_log import RANGE_BYTES, ActionKind, Spot, walk
-from fairway.storage.record import Kind
+from fairway.storage.action_log import RANGE_BYTES, ActionHeader, ActionKind, walk
+from fairway.storage.record import RecordKind
 
 WAITING, IN_HAND, RETRYING, ACKED, HANDED_OUT, SKIPPED, UNKNOWN = (
     "waiting", "in hand", "retrying", "acked", "handed out", "skipped", "unknown",
@@ -35,7 +35,7 @@ _CONCERNS: Final = frozenset(
 _RANGE: Final = struct.Struct("<QQ")
 
 
-class Place(NamedTuple):
+class MessageLocation(NamedTuple):
     """Where a message lies, or a copy of it."""
 
     subject: str
@@ -60,7 +60,7 @@ class Step:
 class Life:
     """Of one copy in one group."""
 
-    place: Place
+    place: MessageLocation
     group_id: int
     state: str = WAITING
     holder: int = 0
@@ -74,7 +74,7 @@ class Life:
     def is_done(self) -> bool:
         return self.state in _DONE
 
-    def happen(self, event: str, spot: Spot, detail: bytes, *, is_at_most_once: bool = False) -> None:
+    def happen(self, event: str, spot: ActionHeader, detail: bytes, *, is_at_most_once: bool = False) -> None:
         """Something that names the message."""
         self.state = HANDED_OUT if event == "pulled" and is_at_most_once else _AFTER[event]
         self.holder = spot.consumer_id if self.state == IN_HAND else 0
@@ -85,13 +85,13 @@ class Life:
             self.acked_ms = self.acked_ms or spot.time_ms
         self._note(event, spot, detail_of(spot.kind, spot.lot, detail))
 
-    def part(self, event: str, spot: Spot) -> None:
+    def part(self, event: str, spot: ActionHeader) -> None:
         """A consumer has left, or its lease has ended."""
         if self.holder == spot.consumer_id and self.state == IN_HAND:
             self.state, self.holder = _AFTER[event], 0
             self._note(event, spot, None)
 
-    def move(self, event: str, spot: Spot) -> None:
+    def move(self, event: str, spot: ActionHeader) -> None:
         """The group's cursor was moved, or the group is no more: what was in flight is forgotten."""
         is_to_come = event == SOUGHT and spot.lot <= self.place.sequence
         after = WAITING if is_to_come else self.state if self.is_done else SKIPPED
@@ -99,17 +99,19 @@ class Life:
             self.state, self.holder, self.due_ms = after, 0, 0
             self._note(event, spot, None)
 
-    def _note(self, event: str, spot: Spot, detail: str | None) -> None:
+    def _note(self, event: str, spot: ActionHeader, detail: str | None) -> None:
         due_ms = max(spot.due_ms, 0)
         self.steps.append(
             Step(spot.time_ms, event, self.place.subject, self.group_id, spot.consumer_id, spot.attempt, due_ms, detail)
         )
 
 
-class Following:
+class ActionFollower:
     """Reads the action log from when a message was stored, until all that is awaited has come to an end."""
 
-    def __init__(self, trail: Trail, names: Names, resolver: Resolver, places: Iterable[Place]) -> None:
+    def __init__(
+        self, trail: ActionLogReader, names: NameResolver, resolver: Resolver, places: Iterable[MessageLocation]
+    ) -> None:
         self._trail = trail
         self._names = names
         self._resolver = resolver
@@ -119,13 +121,13 @@ class Following:
         self._meant: dict[int, tuple[str, list[int]] | None] = {}  # by the subject's number; None: not this one
         self._lives: dict[tuple[int, int], list[Life]] = {}  # by the numbers of subject and group
 
-    def follow(self, since_ms: int, awaited: Mapping[Place, Iterable[str]], *, is_to_end: bool) -> list[Life]:
+    def follow(self, since_ms: int, awaited: Mapping[MessageLocation, Iterable[str]], *, is_to_end: bool) -> list[Life]:
         """`awaited`: groups that are to be done with a place. What they do with it later is looked at `is_to_end`."""
         begin = self._trail.look(Whence.TIME, since_ms)
         for each in self._trail.records(begin.segment_base, begin.committed_end):
-            if each.header.kind == Kind.NAMES:
+            if each.header.kind == RecordKind.NAMES:
                 self._resolver.meet(each)
-            elif each.header.kind == Kind.ACTIONS and each.header.appended_ms >= since_ms:
+            elif each.header.kind == RecordKind.ACTIONS and each.header.appended_ms >= since_ms:
                 self._resolver.meet(each)
                 if self._take(each.body) and not is_to_end and self._is_over(awaited):
                     break
@@ -141,7 +143,7 @@ class Following:
                     is_concerned |= self._tell(lives, spot, body)
         return is_concerned
 
-    def _tell(self, lives: list[Life], spot: Spot, body: bytes) -> bool:
+    def _tell(self, lives: list[Life], spot: ActionHeader, body: bytes) -> bool:
         detail = body[spot.detail_at : spot.detail_at + spot.detail_bytes]
         event = event_of(spot.kind, spot.due_ms, spot.lot, detail)
         before = sum(len(life.steps) for life in lives)
@@ -167,10 +169,10 @@ class Following:
         if (subject_id, group_id) not in self._lives:
             name, sequences = meant
             self._resolver.resolve(Ids(set(), {group_id}, set()))
-            self._lives[subject_id, group_id] = [Life(Place(name, each), group_id) for each in sequences]
+            self._lives[subject_id, group_id] = [Life(MessageLocation(name, each), group_id) for each in sequences]
         return self._lives[subject_id, group_id]
 
-    def _is_over(self, awaited: Mapping[Place, Iterable[str]]) -> bool:
+    def _is_over(self, awaited: Mapping[MessageLocation, Iterable[str]]) -> bool:
         done = {
             (life.place, self._names.group(life.group_id))
             for lives in self._lives.values()
@@ -180,5 +182,5 @@ class Following:
         return all((place, group) in done for place, groups in awaited.items() for group in groups)
 
 
-def _ranges(body: bytes, spot: Spot) -> Iterator[tuple[int, int]]:
+def _ranges(body: bytes, spot: ActionHeader) -> Iterator[tuple[int, int]]:
     return _RANGE.iter_unpack(body[spot.ranges_at : spot.ranges_at + spot.ranges * RANGE_BYTES])

@@ -10,10 +10,10 @@ import msgspec
 
 from fairway.cli import trace_life
 from fairway.cli.messages import ShownMessage
-from fairway.cli.trace_find import Found, ask, copies_of
-from fairway.cli.trace_life import Following, Life, Place
-from fairway.client.trail import Answer, Trail
-from fairway.client.trail_names import Ids, Names, Resolver
+from fairway.cli.trace_find import FoundMessage, ask, copies_of
+from fairway.cli.trace_life import ActionFollower, Life, MessageLocation
+from fairway.client.trail import ActionLogReader, Answer
+from fairway.client.trail_names import Ids, NameResolver, Resolver
 from fairway.groups.attempts import count_of
 from fairway.protocol.messages import Whence
 from fairway.protocol.tracing import Index, Indexed, Named, Retrace, Retraced
@@ -21,11 +21,11 @@ from fairway.protocol.tracing import Index, Indexed, Named, Retrace, Retraced
 if TYPE_CHECKING:
     from fairway import Client
     from fairway.batch import MessageId
-    from fairway.cli.trace_homes import Asked, Home
-    from fairway.protocol.admin import GroupState
+    from fairway.cli.trace_homes import Home, SearchScope
+    from fairway.protocol.admin import GroupDescription
 
 
-class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+class TimelineEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of the timeline, as `--json` prints it."""
 
     at: datetime
@@ -57,20 +57,20 @@ class Story(msgspec.Struct, frozen=True):
     message: ShownMessage
     is_archived_only: bool
     is_of_this_log: bool  # False: of one that the broker had before it began anew, so nobody can tell what happened
-    events: list[Event]
+    events: list[TimelineEvent]
     groups: list[InGroup]
     broker_group: str | None = None  # in a cluster: which has the message
     unasked: dict[str, str] = {}  # who could not be asked, and why
 
 
-class _Part(NamedTuple):
+class _BrokerPart(NamedTuple):
     """What one broker group says: of the message, if that is there, and of copies of it in inboxes."""
 
     broker_group: str | None
     message: ShownMessage | None
-    groups: dict[str, GroupState]
+    groups: dict[str, GroupDescription]
     copies: dict[str, list[ShownMessage]]  # by the group that they are for
-    names: Names
+    names: NameResolver
     lives: list[Life]
     from_ms: int  # since when its action log says anything
 
@@ -81,11 +81,11 @@ class _Part(NamedTuple):
 class Telling:
     """Puts a story together."""
 
-    def __init__(self, asked: Asked, id: MessageId) -> None:
+    def __init__(self, asked: SearchScope, id: MessageId) -> None:
         self._asked = asked
         self._id = id
 
-    def tell(self, finds: Sequence[Found], *, is_to_end: bool) -> Story:
+    def tell(self, finds: Sequence[FoundMessage], *, is_to_end: bool) -> Story:
         """Of at least one find. Where several broker groups have the message, it begins with the one stored first."""
         first, *others = sorted(finds, key=lambda each: each.message.appended_at)
         message, unasked = first.message, self._asked.unasked
@@ -100,24 +100,24 @@ class Telling:
         ended = [each for part in parts for each in _in_groups(part, parts)]
         return Story(message, not first.is_live, True, _in_order(parts), ended, first.home.name, unasked)
 
-    def _part(self, home: Home, subject: str, message: ShownMessage | None, *, is_to_end: bool) -> _Part:
+    def _part(self, home: Home, subject: str, message: ShownMessage | None, *, is_to_end: bool) -> _BrokerPart:
         state = next((each for each in home.subjects if each.name == subject), None)
         groups = {} if state is None else {each.name: each for each in state.groups}
         copies = {group: list(copies_of(home.client, self._id, f"inbox:{group}:{subject}")) for group in groups}
-        places: dict[Place, list[str]] = {}
+        places: dict[MessageLocation, list[str]] = {}
         if message is not None:
-            places[Place(subject, message.sequence)] = list(groups)
+            places[MessageLocation(subject, message.sequence)] = list(groups)
             # A cursor below the message was moved back: nobody is done with it, whatever was done before.
             is_to_end |= any(each.cursor <= message.sequence for each in groups.values())
         for group, of in copies.items():
-            places |= {Place(each.subject, each.sequence): [group] for each in of}
+            places |= {MessageLocation(each.subject, each.sequence): [group] for each in of}
         stored = [each for each in (message, *(copy for of in copies.values() for copy in of)) if each is not None]
         if not stored:
-            return _Part(home.name, None, groups, {}, Names(), [], 0)
+            return _BrokerPart(home.name, None, groups, {}, NameResolver(), [], 0)
         is_ahead = any(_is_ahead(home.client, each) for each in stored)
         since_ms = 0 if is_ahead else min(ms_of(each.appended_at) for each in stored)
         told = _follow(home.client, since_ms, places, is_to_end=is_to_end)
-        return _Part(home.name, message, groups, copies, *told)
+        return _BrokerPart(home.name, message, groups, copies, *told)
 
 
 def _is_ahead(client: Client, message: ShownMessage) -> bool:
@@ -127,17 +127,17 @@ def _is_ahead(client: Client, message: ShownMessage) -> bool:
 
 
 def _follow(
-    client: Client, since_ms: int, places: Mapping[Place, list[str]], *, is_to_end: bool
-) -> tuple[Names, list[Life], int]:
+    client: Client, since_ms: int, places: Mapping[MessageLocation, list[str]], *, is_to_end: bool
+) -> tuple[NameResolver, list[Life], int]:
     """What an action log says; and since when it says anything."""
 
     def retrace(asked: Retrace) -> Answer:
         return lambda: ask(client, asked, Retraced)
 
-    trail, names = Trail(retrace, None, is_strict=False), Names()
+    trail, names = ActionLogReader(retrace, None, is_strict=False), NameResolver()
     begin = trail.look(Whence.TIME, since_ms).segment_base
     resolver = Resolver(lambda asked: ask(client, asked, Named), trail, names, begin)
-    lives = Following(trail, names, resolver, places).follow(since_ms, places, is_to_end=is_to_end)
+    lives = ActionFollower(trail, names, resolver, places).follow(since_ms, places, is_to_end=is_to_end)
     consumers = {(each.group_id, each.consumer_id) for life in lives for each in life.steps if each.consumer_id}
     resolver.resolve(Ids(set(), set(), consumers))
     return names, lives, trail.told_from_ms()
@@ -146,7 +146,7 @@ def _follow(
 # --- the timeline -----------------------------------------------------------------------------------------------------
 
 
-def _in_order(parts: Sequence[_Part]) -> list[Event]:
+def _in_order(parts: Sequence[_BrokerPart]) -> list[TimelineEvent]:
     """By time; what falls into the same millisecond stays in the order in which it must have been."""
     main = parts[0]
     events = [] if main.message is None else _beginning(main.message)
@@ -154,7 +154,7 @@ def _in_order(parts: Sequence[_Part]) -> list[Event]:
         elsewhere = None if part is main else part.broker_group
         subject = "" if part.message is None else part.message.subject
         if part.message is not None and part is not main:
-            events.append(Event(part.message.appended_at, "stored", broker_group=elsewhere))
+            events.append(TimelineEvent(part.message.appended_at, "stored", broker_group=elsewhere))
         lives = sorted(part.lives, key=lambda life: life.place.subject != subject)
         own = [life for life in lives if life.place.subject == subject]
         earlier = _earlier_attempts(part)
@@ -166,31 +166,33 @@ def _in_order(parts: Sequence[_Part]) -> list[Event]:
     return sorted(events, key=lambda each: each.at)
 
 
-def _beginning(message: ShownMessage) -> list[Event]:
-    return [Event(message.created_at, "created"), Event(message.appended_at, "stored")]
+def _beginning(message: ShownMessage) -> list[TimelineEvent]:
+    return [TimelineEvent(message.created_at, "created"), TimelineEvent(message.appended_at, "stored")]
 
 
-def _copied(copy: ShownMessage, group: str, elsewhere: str | None) -> Event:
+def _copied(copy: ShownMessage, group: str, elsewhere: str | None) -> TimelineEvent:
     """Into the group's inbox."""
     is_redriven = "fairway.dead.sequence" in copy.headers
     word = "redriven" if is_redriven else "replayed" if "fairway.replay.id" in copy.headers else "sent again"
-    return Event(copy.appended_at, word, group, subject=copy.subject, broker_group=elsewhere)
+    return TimelineEvent(copy.appended_at, word, group, subject=copy.subject, broker_group=elsewhere)
 
 
-def _earlier_attempts(part: _Part) -> dict[Place, int]:
+def _earlier_attempts(part: _BrokerPart) -> dict[MessageLocation, int]:
     """Of each redriven copy: the attempts before. `dead list` and the headers of dead letters count them, too."""
     return {
-        Place(copy.subject, copy.sequence): before
+        MessageLocation(copy.subject, copy.sequence): before
         for copies in part.copies.values()
         for copy in copies
         if (before := count_of(copy.headers.get("fairway.dead.attempts", "")))
     }
 
 
-def _events(life: Life, names: Names, subject: str, elsewhere: str | None, earlier: Mapping[Place, int]) -> list[Event]:
+def _events(
+    life: Life, names: NameResolver, subject: str, elsewhere: str | None, earlier: Mapping[MessageLocation, int]
+) -> list[TimelineEvent]:
     before = earlier.get(life.place, 0)
     return [
-        Event(
+        TimelineEvent(
             moment_of(each.at_ms),
             each.event,
             names.group(each.group_id),
@@ -208,7 +210,7 @@ def _events(life: Life, names: Names, subject: str, elsewhere: str | None, earli
 # --- where it stands --------------------------------------------------------------------------------------------------
 
 
-def _in_groups(part: _Part, parts: Sequence[_Part]) -> list[InGroup]:
+def _in_groups(part: _BrokerPart, parts: Sequence[_BrokerPart]) -> list[InGroup]:
     """Of a broker group that has the message. What lies elsewhere in inboxes alone counts with the first of them."""
     if part.message is None:
         return []
@@ -220,7 +222,7 @@ def _in_groups(part: _Part, parts: Sequence[_Part]) -> list[InGroup]:
     return [_in_group(name, part.message, part, told) for name in sorted(names)]
 
 
-def _in_group(name: str, message: ShownMessage, part: _Part, told: Sequence[_Part]) -> InGroup:
+def _in_group(name: str, message: ShownMessage, part: _BrokerPart, told: Sequence[_BrokerPart]) -> InGroup:
     """The last copy says where it stands."""
     copies = [(each, copy) for each in told for copy in each.copies.get(name, [])]
     where, latest = max(copies, key=lambda each: each[1].appended_at, default=(part, message))
@@ -240,7 +242,7 @@ def _in_group(name: str, message: ShownMessage, part: _Part, told: Sequence[_Par
     )
 
 
-def _untold(message: ShownMessage, part: _Part, group: GroupState | None) -> str:
+def _untold(message: ShownMessage, part: _BrokerPart, group: GroupDescription | None) -> str:
     """Where nothing is told of it, the group's cursor says whether it is to come. What a filter passes over is noted
     only when something behind it is handed out."""
     if group is None or group.cursor <= message.sequence:

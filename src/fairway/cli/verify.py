@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from fairway.storage.report import Survey
+    from fairway.storage.report import DirectorySurvey
 
 _REGISTRY_FILE = "registry.sqlite"
 
@@ -63,7 +63,7 @@ def _verify_registry(directory: str, *, json: bool) -> None:
         raise typer.Exit(output.Exit.DAMAGE)
 
 
-def show(out: Console, title: str, found: Survey) -> None:
+def show(out: Console, title: str, found: DirectorySurvey) -> None:
     """What is wrong, if anything, and the verdict; of the delay server inside first."""
     if found.delay is not None:
         show(out, f"{title}/delay", found.delay)

@@ -12,7 +12,7 @@ from fairway.protocol.delivery import Message
 from fairway.world.clock import Clock
 
 
-class Waits(Protocol):
+class AioWaiter(Protocol):
     """What a consumer asks of its link, or of several (`aio_herd`)."""
 
     def check(self) -> None: ...
@@ -31,7 +31,7 @@ class AioConsumer(Hand):
         self,
         session: Source,
         forget: Callable[[], None],
-        link: Waits,
+        link: AioWaiter,
         clock: Clock,
         on_close: Callable[[AioConsumer], None],
     ) -> None:

@@ -11,7 +11,7 @@ from fairway.batch import MessageId
 from fairway.client import delaying
 from fairway.client.asking import AnswerT, Command
 from fairway.client.core import Duration
-from fairway.client.delaying import Between, Decision, DelayedMessage, InTransit, Listing, Redirection
+from fairway.client.delaying import Between, DelayedMessage, DelayedOutcome, InTransit, Listing, Redirection
 from fairway.protocol.delaying import Which
 from fairway.world.clock import Clock
 
@@ -33,7 +33,7 @@ class AioDelayed:
 
     async def cancel(
         self, id: MessageId | str | None = None, *, subject: str | None = None, key: str | None = None
-    ) -> Decision:
+    ) -> DelayedOutcome:
         """Never send a message, by the id in its receipt; or all that are pending of a key in a subject."""
         return delaying.decision_of(await self._ask(delaying.cancel(id, subject, key)))
 
@@ -45,7 +45,7 @@ class AioDelayed:
         key: str | None = None,
         after: Duration | None = None,
         at: datetime | None = None,
-    ) -> Decision:
+    ) -> DelayedOutcome:
         """The same messages at another time, sooner or later."""
         due_ms = delaying.due_of(after, at, self._clock)
         return delaying.decision_of(await self._ask(delaying.reschedule(id, subject, key, due_ms)))

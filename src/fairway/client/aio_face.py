@@ -30,7 +30,7 @@ from fairway.client.aio_pending import AioBatch, AioPending
 from fairway.client.aio_way import AioWay
 from fairway.client.asking import AnswerT, Command
 from fairway.client.client_log import ClientLog, JoinLog
-from fairway.client.commands import SCAN_BYTES, Place, Scanning
+from fairway.client.commands import SCAN_BYTES, Scanning, SeekTarget
 from fairway.client.core import (
     ASK_S,
     CLOSE_S,
@@ -57,8 +57,8 @@ from fairway.client.spool_keeper import AnySpooling
 from fairway.errors import BufferFull, Misuse, Refused, Unreachable
 from fairway.protocol.admin import Configured, Depth, Described, Redriven, Removed, Sought, Switched
 from fairway.protocol.consuming import Consuming
-from fairway.protocol.messages import Message
-from fairway.protocol.page import Page
+from fairway.protocol.messages import ControlMessage
+from fairway.protocol.page import LazyBatch
 from fairway.protocol.pending import BatchReceipt, Receipt
 from fairway.world.buffers import Bytes
 from fairway.world.clock import Clock, RealClock
@@ -375,7 +375,7 @@ class AioClient:
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    async def ask(self, message: Message, timeout: Duration = ASK_S) -> Message:  # noqa: ASYNC109
+    async def ask(self, message: ControlMessage, timeout: Duration = ASK_S) -> ControlMessage:  # noqa: ASYNC109
         """Any request of `fairway.protocol`, and its answer; raises `Refused`, or `OutcomeUnknown` if that was lost."""
         return await self._answer(commands.any_of(message), timeout)
 
@@ -409,7 +409,7 @@ class AioClient:
         """The broker, its subjects and groups, one page; `next` of the answer is `after` of the next page."""
         return await self._answer(commands.describe(subject, group, depth=depth, after=after))
 
-    async def seek(self, subject: str, group: str, to: Place) -> Sought:
+    async def seek(self, subject: str, group: str, to: SeekTarget) -> Sought:
         """Move a group: to 'earliest', 'latest', a sequence, or a time."""
         return await self._answer(commands.seek(subject, group, to))
 
@@ -457,8 +457,8 @@ class AioClient:
         return await self._answer(commands.configure(subject, group, config, expected_version))
 
     async def scan(
-        self, subject: str, start: Place = "earliest", end: int | None = None, *, bytes_max: int = SCAN_BYTES
-    ) -> AsyncIterator[Page]:
+        self, subject: str, start: SeekTarget = "earliest", end: int | None = None, *, bytes_max: int = SCAN_BYTES
+    ) -> AsyncIterator[LazyBatch]:
         """Stored batches without a group, up to `end` or what is committed when it begins."""
         way = self._way
         ways = [way] if self._fleet is None else await self._fleet.to_scan(subject, start, end)

@@ -11,15 +11,15 @@ from fairway.client.aio_delayed import AioAnswers
 from fairway.client.aio_pending import AioBatch, AioPending
 from fairway.client.aio_way import AioWay
 from fairway.client.asking import AnswerT, Command
-from fairway.client.commands import Place
+from fairway.client.commands import SeekTarget
 from fairway.client.core import ASK_S, Duration
 from fairway.client.fleet import Fleet, nowhere
 from fairway.client.fleet_asking import Dialog
-from fairway.client.many import Slice, shares_of
+from fairway.client.many import MessageSlice, shares_of
 from fairway.client.merging import check_scannable
-from fairway.client.spot import Spot
+from fairway.client.spot import Partitioner
 from fairway.errors import BufferFull, Refused
-from fairway.protocol.messages import Message
+from fairway.protocol.messages import ControlMessage
 from fairway.protocol.pending import Receipt
 from fairway.protocol.producing import ProducerOptions
 
@@ -64,13 +64,13 @@ class AioFleet:
         add = partial(way.producing.add_alone if is_alone else way.producing.add, subject, *message)
         return way, partial(self._add_nowhere, spot, add)
 
-    def _add_nowhere(self, spot: Spot[AioWay], add: Callable[[], T]) -> T:
+    def _add_nowhere(self, spot: Partitioner[AioWay], add: Callable[[], T]) -> T:
         """Until somebody says where its subject is; which may have been said while it waited for room."""
         added = add()
         self.inner.settle(spot)
         return added
 
-    async def put_many(self, subject: str, part: Slice, *, is_due: bool) -> list[AioBatch]:
+    async def put_many(self, subject: str, part: MessageSlice, *, is_due: bool) -> list[AioBatch]:
         """Many messages; to one broker group, unless their keys have places of their own."""
         spot = self.inner.spot(subject, is_due=is_due)
         if part.columns.get("keys") is None:
@@ -98,7 +98,7 @@ class AioFleet:
         """Ask every group that it concerns; one answer from all."""
         return await self._drive(fleet_asking.ask_all(self.inner, command), timeout)
 
-    async def to_scan(self, subject: str, start: Place, end: int | None) -> list[AioWay]:
+    async def to_scan(self, subject: str, start: SeekTarget, end: int | None) -> list[AioWay]:
         """The ways to go one after the other, to read all of a subject."""
         ways = await self._drive(fleet_asking.groups_of(self.inner, subject), ASK_S)
         check_scannable(subject, start, end, sorted(ways))
@@ -110,7 +110,7 @@ class AioFleet:
         return [partial(_answer, ways[name]) for name in sorted(ways)]
 
     async def _drive(self, dialog: Dialog[T], timeout: Duration) -> T:  # noqa: ASYNC109
-        outcome: Message | Refused | None = None
+        outcome: ControlMessage | Refused | None = None
         while True:
             try:
                 asking = next(dialog) if outcome is None else dialog.send(outcome)

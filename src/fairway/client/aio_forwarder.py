@@ -15,9 +15,9 @@ from typing import Any, Generic, Self
 from fairway.client.aio_face import AioClient
 from fairway.client.core import Duration, seconds_of
 from fairway.client.forwarder import KEEP_S, STOP_S
-from fairway.client.forwarder_items import ForwarderCounts, ForwarderOptions, Item, ItemT, Made, SetAside, lost_items
+from fairway.client.forwarder_items import FailedItem, ForwarderCounts, ForwarderOptions, Item, ItemT, Made, lost_items
 from fairway.client.forwarder_journal import ItemJournal
-from fairway.client.forwarder_stock import Stock
+from fairway.client.forwarder_stock import ForwarderBuffer
 from fairway.errors import BufferFull, Misuse
 from fairway.world.clock import RealClock
 from fairway.world.rng import RealRng
@@ -36,7 +36,7 @@ class AioForwarder(Generic[ItemT]):
         self._waiters: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._journal: ItemJournal | None = None
-        self._stock_or_none: Stock[ItemT] | None = None
+        self._stock_or_none: ForwarderBuffer[ItemT] | None = None
 
     def start(self) -> None:
         """Begin; `async with` does it."""
@@ -49,7 +49,7 @@ class AioForwarder(Generic[ItemT]):
 
         if self._options.journal is not None:
             self._journal = ItemJournal(self._options, self._clock, post)
-        self._stock_or_none = Stock(
+        self._stock_or_none = ForwarderBuffer(
             self._options,
             self._clock,
             rng,
@@ -63,7 +63,7 @@ class AioForwarder(Generic[ItemT]):
         self._tasks = [loop.create_task(each, name="fairway-forwarder") for each in [*work, self._keep_time()]]
 
     @property
-    def _stock(self) -> Stock[ItemT]:
+    def _stock(self) -> ForwarderBuffer[ItemT]:
         if self._stock_or_none is None:
             raise Misuse("this forwarder has not begun: `async with fairway.aio.Forwarder(...) as forwarder`")
         return self._stock_or_none
@@ -108,7 +108,7 @@ class AioForwarder(Generic[ItemT]):
         return self._stock.counts()
 
     @property
-    def set_aside(self) -> list[SetAside[ItemT]]:
+    def set_aside(self) -> list[FailedItem[ItemT]]:
         """The latest items that failed every time, with their last error."""
         return list(self._stock.failures)
 

@@ -8,7 +8,16 @@ from typing import TypeVar
 
 from fairway.client.aio_pending import AioBatch, AioPending
 from fairway.client.asking import AnswerT, Command
-from fairway.client.core import ClientOptions, ConnectionWatch, Core, Duration, Goal, no_answer, seconds_of, unreachable
+from fairway.client.core import (
+    ClientCore,
+    ClientOptions,
+    ConnectionWatch,
+    Duration,
+    Goal,
+    no_answer,
+    seconds_of,
+    unreachable,
+)
 from fairway.client.fleet import Fleet
 from fairway.client.spool import SpoolOptions
 from fairway.client.spool_keeper import AnySpooling, FleetSpooling, Spooling
@@ -42,7 +51,7 @@ class AioWay:
         self._goal = goal
         self._clock = clock
         self._options = options.producer
-        self.core: Core[AioPending, AioBatch] = Core(
+        self.core: ClientCore[AioPending, AioBatch] = ClientCore(
             clock, rng, options, pending_type=AioPending, batch_type=AioBatch, stores=goal.stores, watch=watch
         )
         self.producing = self.core.producing

@@ -18,19 +18,19 @@ from fairway.errors import Code, InvariantViolated, OutcomeUnknown, Refused
 from fairway.protocol import codec
 from fairway.protocol.admin import Describe, Redrive, RemoveGroup, RemoveSubject, Scan, Seek, Switch, Weigh
 from fairway.protocol.backoff import NS_PER_MS
-from fairway.protocol.delaying import Cancel, Pending, Reschedule, Resend, Tally
-from fairway.protocol.messages import Message
+from fairway.protocol.delaying import Cancel, DelayTally, PendingListed, Reschedule, Resend
+from fairway.protocol.messages import ControlMessage
 from fairway.protocol.routing import Govern, Route
-from fairway.protocol.session import Answer, Ask, Lost, Outcome
+from fairway.protocol.session import Answer, Ask, ConnectionLost, RequestOutcome
 from fairway.protocol.tracing import Index, Names, Retrace
 from fairway.world.buffers import Bytes
 
-AnswerT = TypeVar("AnswerT", bound=Message)
+AnswerT = TypeVar("AnswerT", bound=ControlMessage)
 
 # Asked twice, these leave things as if they had been asked once. CONFIGURE is not among them: its second time would be
 # refused because of the first.
-ABOUT_DELAYED: frozenset[type[Message]] = frozenset({Cancel, Reschedule, Pending, Tally, Resend})
-HARMLESS_TWICE: frozenset[type[Message]] = ABOUT_DELAYED | {
+ABOUT_DELAYED: frozenset[type[ControlMessage]] = frozenset({Cancel, Reschedule, PendingListed, DelayTally, Resend})
+HARMLESS_TWICE: frozenset[type[ControlMessage]] = ABOUT_DELAYED | {
     Describe, Scan, Seek, Switch, Weigh, Redrive, Retrace, Index, Names, Route, Govern, RemoveSubject, RemoveGroup,
 }  # fmt: skip
 
@@ -40,12 +40,12 @@ class Command(Generic[AnswerT]):
 
     __slots__ = ("answer_type", "message")
 
-    def __init__(self, message: Message, answer_type: type[AnswerT]) -> None:
+    def __init__(self, message: ControlMessage, answer_type: type[AnswerT]) -> None:
         self.message = message
         self.answer_type = answer_type
 
 
-class Question(Generic[AnswerT]):
+class CommandRequest(Generic[AnswerT]):
     """One command that was given, and what came of it."""
 
     __slots__ = ("_answer_type", "_outcome", "_told", "is_abandoned", "message", "refused")
@@ -55,13 +55,13 @@ class Question(Generic[AnswerT]):
         self.is_abandoned = False  # whoever asked has gone: do not ask any more
         self.refused: Refused | None = None  # the last time, by who is to be asked again
         self._answer_type = command.answer_type
-        self._outcome: Outcome | None = None
+        self._outcome: RequestOutcome | None = None
         self._told = told
 
     def is_answered(self) -> bool:
         return self._outcome is not None
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: RequestOutcome) -> None:
         self._outcome = outcome
         if self._told is not None:
             self._told()
@@ -73,7 +73,7 @@ class Question(Generic[AnswerT]):
             return outcome.message, outcome.attachments
         if isinstance(outcome, Refused):
             raise outcome
-        if isinstance(outcome, Lost):
+        if isinstance(outcome, ConnectionLost):
             kind = type(self.message).__name__
             raise OutcomeUnknown(f"{kind} was asked and no answer came: {outcome.sentence}; look before asking again")
         raise InvariantViolated(f"{type(self.message).__name__} was answered with {outcome!r}")
@@ -83,14 +83,14 @@ class Questions:
     """The session."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Question[Message]] = deque()
-        self._later: list[tuple[int, int, Question[Message]]] = []  # a heap, by when to ask again
+        self._waiting: deque[CommandRequest[ControlMessage]] = deque()
+        self._later: list[tuple[int, int, CommandRequest[ControlMessage]]] = []  # a heap, by when to ask again
         self._numbers = count()
 
-    def put(self, command: Command[AnswerT], told: Callable[[], None] | None = None) -> Question[AnswerT]:
+    def put(self, command: Command[AnswerT], told: Callable[[], None] | None = None) -> CommandRequest[AnswerT]:
         """Ask as soon as possible; `told` is called, in the line's thread, when the outcome is there."""
         codec.encode(command.message)  # what cannot be written is its caller's mistake: now, not in the line's thread
-        question = Question(command, told)
+        question = CommandRequest(command, told)
         self._waiting.append(question)  # type: ignore[arg-type]
         return question
 
@@ -111,10 +111,10 @@ class Questions:
                 room -= 1
                 yield Ask(question.message, (), question)
 
-    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
-        if not isinstance(token, Question):
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
+        if not isinstance(token, CommandRequest):
             raise InvariantViolated(f"an answer to {token!r}, which is not a question")
-        if isinstance(outcome, Lost) and type(token.message) in HARMLESS_TWICE:
+        if isinstance(outcome, ConnectionLost) and type(token.message) in HARMLESS_TWICE:
             self._waiting.append(token)
         elif isinstance(outcome, Refused) and outcome.code in _ELSEWHERE:
             token.refused = outcome
@@ -134,5 +134,5 @@ class Questions:
 _ELSEWHERE = frozenset({Code.NOT_MASTER, Code.DRAINING})  # nothing was done: the line looks for another
 
 
-def _is_passing(question: Question[Message], refused: Refused) -> bool:
+def _is_passing(question: CommandRequest[ControlMessage], refused: Refused) -> bool:
     return type(question.message) in ABOUT_DELAYED and refused.code is Code.BUSY and bool(refused.retry_after_ms)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Generic, Literal, TypeAlias, TypeVar
 
-from fairway.coalesce import Answer, Keep, Machine
+from fairway.coalesce import CoalescingAnswer, Keep, Machine
 from fairway.errors import Code, Misuse, Refused, invariant
 
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -31,7 +31,7 @@ KEYS_MAX = 100_000  # in process at once, about 30 MB: nobody has as many thread
 HOTTEST_KEYS = 32
 
 
-class Standing(enum.Enum):
+class RequestStatus(enum.Enum):
     """How a request stands with its key."""
 
     ACCEPTED = "accepted"
@@ -49,11 +49,11 @@ class Standing(enum.Enum):
 
 
 # Needed for every request: a name of the module costs a third of a member of an enumeration.
-_ACCEPT, _FREED = Answer.ACCEPT, Answer.FREED
-_ACCEPTED, _DECLINED, _RELEASED = Standing.ACCEPTED, Standing.DECLINED, Standing.RELEASED
+_ACCEPT, _FREED = CoalescingAnswer.ACCEPT, CoalescingAnswer.FREED
+_ACCEPTED, _DECLINED, _RELEASED = RequestStatus.ACCEPTED, RequestStatus.DECLINED, RequestStatus.RELEASED
 
 
-class Place(Generic[KeyT]):
+class CoalescedRequest(Generic[KeyT]):
     """One request for one key. `bell` is rung when somebody else has changed how it stands."""
 
     __slots__ = ("bell", "key", "standing")
@@ -68,7 +68,7 @@ class Place(Generic[KeyT]):
         """Whether this request may work on its key, now."""
         return self.standing is _ACCEPTED
 
-    def _change(self, standing: Standing) -> None:
+    def _change(self, standing: RequestStatus) -> None:
         self.standing = standing
         if self.bell is not None:
             self.bell()
@@ -98,7 +98,7 @@ class CoalescingStatistics(Generic[KeyT]):
     """The keys that were repeated most, and how often at most: requests that came while another one was there."""
 
 
-class _Desk(Machine[Place[KeyT]]):
+class _Desk(Machine[CoalescedRequest[KeyT]]):
     """A key's machine, and when its head is given up."""
 
     __slots__ = ("due_ns",)
@@ -128,7 +128,7 @@ class _Hottest(Generic[KeyT]):
         return tuple(sorted(self._counts.items(), key=lambda item: -item[1]))
 
 
-class Book(Generic[KeyT]):
+class CoalescingTable(Generic[KeyT]):
     """The machines of a coordinator. Called under its lock, or on its loop."""
 
     def __init__(self, timeout_s: float, keep: KeepName, keys_max: int) -> None:
@@ -151,7 +151,7 @@ class Book(Generic[KeyT]):
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def ask(self, place: Place[KeyT], now_ns: int) -> None:
+    def ask(self, place: CoalescedRequest[KeyT], now_ns: int) -> None:
         """Give a new request its standing: accepted, waiting or declined."""
         desk = self._desks.get(place.key)
         if desk is not None and desk.due_ns <= now_ns:
@@ -166,14 +166,14 @@ class Book(Generic[KeyT]):
             desk.due_ns = now_ns + self._timeout_ns
             return
         self._hottest.note(place.key)
-        if answer is Answer.WAIT:
+        if answer is CoalescingAnswer.WAIT:
             self._waited += 1
-            place.standing = Standing.WAITING
+            place.standing = RequestStatus.WAITING
         if declined is not None:
             self._declined += 1
-            declined._change(Standing.DECLINED)
+            declined._change(RequestStatus.DECLINED)
 
-    def end(self, place: Place[KeyT], now_ns: int) -> bool:
+    def end(self, place: CoalescedRequest[KeyT], now_ns: int) -> bool:
         """The request has ended; False: it was not the head, and nothing has changed."""
         desk = self._desks.get(place.key)
         if desk is None or desk.head is not place:
@@ -182,16 +182,16 @@ class Book(Generic[KeyT]):
         self._dequeue(place.key, desk, now_ns)
         return True
 
-    def withdraw(self, place: Place[KeyT]) -> bool:
+    def withdraw(self, place: CoalescedRequest[KeyT]) -> bool:
         """The request does not wait any longer; False: it did not wait."""
         desk = self._desks.get(place.key)
-        if desk is None or desk.withdraw(place) is not Answer.WITHDRAWN:
+        if desk is None or desk.withdraw(place) is not CoalescingAnswer.WITHDRAWN:
             return False
         self._withdrawn += 1
-        place.standing = Standing.WITHDRAWN
+        place.standing = RequestStatus.WITHDRAWN
         return True
 
-    def leave(self, place: Place[KeyT], now_ns: int) -> None:
+    def leave(self, place: CoalescedRequest[KeyT], now_ns: int) -> None:
         """End, or withdraw, or nothing: whatever it takes to be out of the way."""
         desk = self._desks.get(place.key)
         if desk is not None and desk.head is place:
@@ -200,7 +200,7 @@ class Book(Generic[KeyT]):
         elif desk is not None:
             self.withdraw(place)
 
-    def renew(self, place: Place[KeyT], now_ns: int) -> bool:
+    def renew(self, place: CoalescedRequest[KeyT], now_ns: int) -> bool:
         """The head lives, and has the whole time-out once more; False: it was not the head any more."""
         desk = self._desks.get(place.key)
         if desk is None or desk.head is not place:
@@ -208,10 +208,10 @@ class Book(Generic[KeyT]):
         self._lead(place.key, desk, now_ns)
         return True
 
-    def look(self, place: Place[KeyT], now_ns: int) -> int:
+    def look(self, place: CoalescedRequest[KeyT], now_ns: int) -> int:
         """How long until a request that waits should look again: the head is given up then, if nobody rings before."""
         desk = self._desks.get(place.key)
-        if desk is None or place.standing is not Standing.WAITING:
+        if desk is None or place.standing is not RequestStatus.WAITING:
             return 0
         if desk.due_ns <= now_ns:
             self._evict(place.key, desk, now_ns)
@@ -265,7 +265,7 @@ class Book(Generic[KeyT]):
         self._evicted += 1
         self._dequeue(key, desk, now_ns)
         if head is not None:
-            head._change(Standing.EVICTED)
+            head._change(RequestStatus.EVICTED)
 
     def _dequeue(self, key: KeyT, desk: _Desk[KeyT], now_ns: int) -> None:
         head = desk.head
@@ -276,7 +276,7 @@ class Book(Generic[KeyT]):
         self._promoted += 1
         self._lead(key, desk, now_ns)
         if desk.head is not None:
-            desk.head._change(Standing.ACCEPTED)
+            desk.head._change(RequestStatus.ACCEPTED)
 
     def _lead(self, key: KeyT, desk: _Desk[KeyT], now_ns: int) -> None:
         """A head begins, or begins anew: it is the last to be given up."""

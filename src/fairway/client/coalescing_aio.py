@@ -16,12 +16,12 @@ from typing import Any, Generic, Self, TypeVar
 from fairway.client.coalescing import (
     KEYS_MAX,
     TIMEOUT_S,
-    Book,
+    CoalescedRequest,
     CoalescingStatistics,
+    CoalescingTable,
     KeepName,
     KeyT,
-    Place,
-    Standing,
+    RequestStatus,
 )
 from fairway.client.core import Duration, limit_of, seconds_of
 from fairway.world.clock import Clock, RealClock
@@ -30,7 +30,7 @@ RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
 
 
-class AioTurn(Place[KeyT]):
+class AioTurn(CoalescedRequest[KeyT]):
     """One request's turn on a key: accepted, waiting or declined (`standing`). Made by `QueueCoordinator.acquire`.
 
     Entering its `async with` waits; leaving it releases. A task that is cancelled while it waits gives up its place.
@@ -38,7 +38,7 @@ class AioTurn(Place[KeyT]):
 
     __slots__ = ("_book", "_clock")
 
-    def __init__(self, book: Book[KeyT], clock: Clock, key: KeyT) -> None:
+    def __init__(self, book: CoalescingTable[KeyT], clock: Clock, key: KeyT) -> None:
         super().__init__(key)
         self._book = book
         self._clock = clock
@@ -46,7 +46,7 @@ class AioTurn(Place[KeyT]):
     async def wait(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  ours, with an answer of its own
         """Wait until it is this request's turn; True: it is. False: it was declined, or has waited for so long and is
         withdrawn. A head that does not end within the coordinator's time-out is not waited for any longer."""
-        if self.standing is not Standing.WAITING:
+        if self.standing is not RequestStatus.WAITING:
             return self.is_mine
         limit_s = limit_of(timeout)
         end_ns = None if limit_s is None else self._clock.monotonic_ns() + int(limit_s * 1e9)
@@ -116,7 +116,7 @@ class AioQueueCoordinator(Generic[KeyT]):
         clock: Clock | None = None,
     ) -> None:
         """As `fairway.QueueCoordinator`."""
-        self._book: Book[KeyT] = Book(seconds_of(timeout), keep, keys_max)
+        self._book: CoalescingTable[KeyT] = CoalescingTable(seconds_of(timeout), keep, keys_max)
         self._clock = clock or RealClock()
 
     def acquire(self, key: KeyT) -> AioTurn[KeyT]:

@@ -21,12 +21,12 @@ from typing import Any, Generic, Self, TypeVar
 from fairway.client.coalescing import (
     KEYS_MAX,
     TIMEOUT_S,
-    Book,
+    CoalescedRequest,
     CoalescingStatistics,
+    CoalescingTable,
     KeepName,
     KeyT,
-    Place,
-    Standing,
+    RequestStatus,
 )
 from fairway.client.core import Duration, limit_of, seconds_of
 from fairway.world.clock import Clock, RealClock
@@ -36,7 +36,7 @@ RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
 
 
-class Turn(Place[KeyT]):
+class Turn(CoalescedRequest[KeyT]):
     """One request's turn on a key: accepted, waiting or declined (`standing`). Made by `QueueCoordinator.acquire`.
 
     Entering its `with` waits; leaving it releases. Any thread may release it, once.
@@ -51,7 +51,7 @@ class Turn(Place[KeyT]):
     def wait(self, timeout: Duration | None = None) -> bool:
         """Wait until it is this request's turn; True: it is. False: it was declined, or has waited for so long and is
         withdrawn. A head that does not end within the coordinator's time-out is not waited for any longer."""
-        return self._coordinator._wait(self, timeout) if self.standing is Standing.WAITING else self.is_mine
+        return self._coordinator._wait(self, timeout) if self.standing is RequestStatus.WAITING else self.is_mine
 
     def release(self) -> bool:
         """It has ended, and the one that waits may begin. False: this was not its turn (any more), and nothing has
@@ -63,7 +63,7 @@ class Turn(Place[KeyT]):
         return self._coordinator._renew(self)
 
     def __enter__(self) -> Self:
-        if self.standing is Standing.WAITING:
+        if self.standing is RequestStatus.WAITING:
             self.wait()
         return self
 
@@ -86,7 +86,7 @@ class QueueCoordinator(Generic[KeyT]):
     ) -> None:
         """`timeout`: a head that has not ended by then is given up for dead. `keep`: which of two requests may wait;
         with "latest" a newcomer takes the place of the one that waits, and that one is declined."""
-        self._book: Book[KeyT] = Book(seconds_of(timeout), keep, keys_max)
+        self._book: CoalescingTable[KeyT] = CoalescingTable(seconds_of(timeout), keep, keys_max)
         self._clock = clock or RealClock()
         self._lock = Lock()
 

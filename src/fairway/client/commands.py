@@ -13,7 +13,7 @@ from fairway import limits
 from fairway.batch import MessageId
 from fairway.client.asking import Command
 from fairway.errors import Misuse
-from fairway.names import Consumer, Group, Subject
+from fairway.names import ConsumerName, GroupName, Subject
 from fairway.protocol import codec
 from fairway.protocol.admin import (
     Configure,
@@ -35,19 +35,19 @@ from fairway.protocol.admin import (
     Switched,
     Weigh,
 )
-from fairway.protocol.messages import FIRST_REQUEST_VERB, Done, Message, Whence
-from fairway.protocol.page import DecodedBatches, Page
+from fairway.protocol.messages import FIRST_REQUEST_VERB, ControlMessage, Done, Whence
+from fairway.protocol.page import DecodedBatches, LazyBatch
 from fairway.world.buffers import Bytes
 
 if TYPE_CHECKING:
     from fairway.groups import GroupConfig
 
-Place: TypeAlias = "Literal['earliest', 'latest'] | int | datetime"  # a place in a subject; a number is a sequence
+SeekTarget: TypeAlias = "Literal['earliest', 'latest'] | int | datetime"  # a place in a subject; a number is a sequence
 
 SCAN_BYTES = limits.MIB
 
 
-def place_of(place: Place) -> tuple[Whence, int]:
+def place_of(place: SeekTarget) -> tuple[Whence, int]:
     """How the protocol says it."""
     if place == "earliest":
         return Whence.EARLIEST, 0
@@ -62,7 +62,7 @@ def place_of(place: Place) -> tuple[Whence, int]:
     raise Misuse(f"no place in a subject: {place!r}; use 'earliest', 'latest', a sequence or a datetime")
 
 
-def any_of(message: Message) -> Command[Message]:
+def any_of(message: ControlMessage) -> Command[ControlMessage]:
     """Whatever request the protocol knows."""
     verb = codec.REQUESTS.get(type(message))
     if verb is None or verb < FIRST_REQUEST_VERB:
@@ -75,24 +75,24 @@ def describe(
 ) -> Command[Described]:
     """One page; `after` is `next` of the page before."""
     subject = None if subject is None else str(Subject.parse_any(subject))
-    group = None if group is None else str(Group.parse(group))
+    group = None if group is None else str(GroupName.parse(group))
     return Command(Describe(depth, subject, group, after), Described)
 
 
-def seek(subject: str, group: str, to: Place) -> Command[Sought]:
-    return Command(Seek(str(Subject.parse_any(subject)), str(Group.parse(group)), *place_of(to)), Sought)
+def seek(subject: str, group: str, to: SeekTarget) -> Command[Sought]:
+    return Command(Seek(str(Subject.parse_any(subject)), str(GroupName.parse(group)), *place_of(to)), Sought)
 
 
 def switch(subject: str, group: str, consumer: str | None, *, is_on: bool) -> Command[Switched]:
     """Pause or resume a group, or one consumer of it."""
     lever = Lever.PAUSE_GROUP if consumer is None else Lever.PAUSE_CONSUMER
-    name = "" if consumer is None else str(Consumer.parse(consumer))
-    return Command(Switch(lever, is_on, str(Subject.parse_any(subject)), str(Group.parse(group)), name), Switched)
+    name = "" if consumer is None else str(ConsumerName.parse(consumer))
+    return Command(Switch(lever, is_on, str(Subject.parse_any(subject)), str(GroupName.parse(group)), name), Switched)
 
 
 def go_on(subject: str, group: str, key: str | None) -> Command[Switched]:
     """With a key that has halted, or with all that have."""
-    subject, group = str(Subject.parse_any(subject)), str(Group.parse(group))
+    subject, group = str(Subject.parse_any(subject)), str(GroupName.parse(group))
     return Command(Switch(Lever.HALT_KEY, False, subject, group, key=key), Switched)
 
 
@@ -103,13 +103,13 @@ def read_only(subject: str, *, is_on: bool) -> Command[Switched]:
 def weigh(subject: str, group: str, weight: float) -> Command[Done]:
     if not weight > 0:
         raise Misuse(f"a weight of {weight}: it is above 0, and 1 unless set")
-    return Command(Weigh(str(Subject.parse_any(subject)), str(Group.parse(group)), float(weight)), Done)
+    return Command(Weigh(str(Subject.parse_any(subject)), str(GroupName.parse(group)), float(weight)), Done)
 
 
 def redrive(subject: str, group: str, ids: Sequence[str | MessageId] | None, rate_per_s: int = 0) -> Command[Redriven]:
     """Dead letters by id, or all of them."""
     texts = None if ids is None else [str(each) for each in ids]
-    return Command(Redrive(str(Subject.parse_any(subject)), str(Group.parse(group)), texts, rate_per_s), Redriven)
+    return Command(Redrive(str(Subject.parse_any(subject)), str(GroupName.parse(group)), texts, rate_per_s), Redriven)
 
 
 def remove_subject(subject: str, *, is_forced: bool) -> Command[Removed]:
@@ -117,7 +117,7 @@ def remove_subject(subject: str, *, is_forced: bool) -> Command[Removed]:
 
 
 def remove_group(subject: str, group: str, *, is_forced: bool, takes_dead: bool) -> Command[Removed]:
-    subject, group = str(Subject.parse_joinable(subject)), str(Group.parse(group))
+    subject, group = str(Subject.parse_joinable(subject)), str(GroupName.parse(group))
     return Command(RemoveGroup(subject, group, is_forced, takes_dead=takes_dead), Removed)
 
 
@@ -128,14 +128,14 @@ def configure(subject: str, group: str, config: GroupConfig | bytes, expected_ve
 
         config = encode(config)
     return Command(
-        Configure(str(Subject.parse_any(subject)), str(Group.parse(group)), config, expected_version), Configured
+        Configure(str(Subject.parse_any(subject)), str(GroupName.parse(group)), config, expected_version), Configured
     )
 
 
 class Scanning:
     """A walk through a subject without a group: ask `command()`, give the answer to `pages`, until `is_done`."""
 
-    def __init__(self, subject: str, start: Place, end: int | None, bytes_max: int) -> None:
+    def __init__(self, subject: str, start: SeekTarget, end: int | None, bytes_max: int) -> None:
         self._subject = str(Subject.parse_any(subject))
         self._place = place_of(start)
         self._end = end
@@ -147,7 +147,7 @@ class Scanning:
     def command(self) -> Command[Scanned]:
         return Command(Scan(self._subject, *self._place, self._end, self._bytes_max, self._log_id), Scanned)
 
-    def pages(self, scanned: Scanned, attachments: Sequence[Bytes]) -> Iterator[Page]:
+    def pages(self, scanned: Scanned, attachments: Sequence[Bytes]) -> Iterator[LazyBatch]:
         """The batches that came; the first may begin before the place asked for, the last may reach past the end."""
         if self._end is None:
             self._end = scanned.committed_end
@@ -155,4 +155,4 @@ class Scanning:
         self._place = Whence.SEQUENCE, scanned.next_sequence
         self.is_done = scanned.next_sequence >= self._end
         for attached, data in zip(scanned.batches, attachments, strict=True):
-            yield Page(data, attached.first_sequence, attached.appended_ms, self._decoded)
+            yield LazyBatch(data, attached.first_sequence, attached.appended_ms, self._decoded)

@@ -13,7 +13,7 @@ from fairway.protocol.delivery import Message
 from fairway.world.clock import Clock
 
 
-class Waits(Protocol):
+class ThreadWaiter(Protocol):
     """What a consumer asks of its link, or of several (`sync_herd`)."""
 
     @property
@@ -38,7 +38,7 @@ class Consumer(Hand):
         self,
         session: Source,
         forget: Callable[[], None],
-        link: Waits,
+        link: ThreadWaiter,
         clock: Clock,
         on_close: Callable[[Consumer], None],
     ) -> None:

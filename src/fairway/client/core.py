@@ -11,14 +11,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from fairway.client.asking import AnswerT, Question, Questions
+from fairway.client.asking import AnswerT, CommandRequest, Questions
 from fairway.client.spool import SpoolOptions
-from fairway.client.url import META_SCHEME, SCHEME, Address
+from fairway.client.url import META_SCHEME, SCHEME, BrokerAddress
 from fairway.errors import InvariantViolated, Misuse, Unreachable
 from fairway.protocol.line import Line, LineOptions
 from fairway.protocol.pending import Pending, PendingBatch
 from fairway.protocol.producing import ProducerOptions, Producing
-from fairway.protocol.session import Ask, Outcome, Session
+from fairway.protocol.session import Ask, ClientSession, RequestOutcome
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
 
@@ -63,7 +63,7 @@ class ClientOptions:
 class Mute:
     """A producer's session that keeps its time and says nothing."""
 
-    def __init__(self, producing: Session) -> None:
+    def __init__(self, producing: ClientSession) -> None:
         self._producing = producing
 
     def opened(self, now_ns: int) -> None:
@@ -72,7 +72,7 @@ class Mute:
     def asks(self, room: int, now_ns: int) -> Iterable[Ask]:
         return self._producing.asks(0, now_ns)
 
-    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
         raise InvariantViolated(f"{outcome!r} came to a session that asks nothing")
 
     def next_deadline(self) -> int | None:
@@ -92,7 +92,7 @@ class ConnectionWatch(Protocol):
 _OWN_SESSIONS = 2  # of a line: what is sent, and what is asked
 
 
-class Core(Generic[PendingT, BatchT]):
+class ClientCore(Generic[PendingT, BatchT]):
     """One line and the sessions that every client has on it. Called under the face's lock, or on its loop."""
 
     def __init__(
@@ -150,7 +150,7 @@ class Core(Generic[PendingT, BatchT]):
 class Goal:
     """Whom a line is for, and how a person would start it."""
 
-    addresses: tuple[Address, ...]
+    addresses: tuple[BrokerAddress, ...]
     name: str = "broker"
     command: str = "fairway up --data data"
     scheme: str = SCHEME
@@ -175,11 +175,11 @@ class Goal:
         return "" if self.is_routed else f"Is it running there (`{self.command} --port {self.addresses[0].port}`)?"
 
 
-def meta_server(addresses: tuple[Address, ...]) -> Goal:
+def meta_server(addresses: tuple[BrokerAddress, ...]) -> Goal:
     return Goal(addresses, "meta server", "fairway meta --registry sqlite:meta", META_SCHEME, stores=False)
 
 
-def delay_server(addresses: tuple[Address, ...]) -> Goal:
+def delay_server(addresses: tuple[BrokerAddress, ...]) -> Goal:
     return Goal(addresses, "delay server", "fairway delay serve --data delay --broker HOST:PORT")
 
 
@@ -194,7 +194,7 @@ def not_stored_yet(messages: int, timeout: Duration | None) -> TimeoutError:
     return TimeoutError(f"{messages} messages are not stored after {timeout} s: they may still be")
 
 
-def no_answer(question: Question[AnswerT], timeout: Duration, trouble: str | None) -> Exception:
+def no_answer(question: CommandRequest[AnswerT], timeout: Duration, trouble: str | None) -> Exception:
     """What ends the wait for an answer: the refusal that did not pass, or silence."""
     if question.refused is not None:
         return question.refused

@@ -14,12 +14,12 @@ from fairway.batch import MessageId
 from fairway.client import delaying
 from fairway.client.asking import AnswerT, Command
 from fairway.client.core import Duration
-from fairway.client.delaying import Between, Decision, DelayedMessage, InTransit, Listing, Redirection
+from fairway.client.delaying import Between, DelayedMessage, DelayedOutcome, InTransit, Listing, Redirection
 from fairway.protocol.delaying import Which
 from fairway.world.clock import Clock
 
 
-class Answers(Protocol):
+class AskDelayServer(Protocol):
     """How a question is asked."""
 
     def __call__(self, command: Command[AnswerT]) -> AnswerT: ...
@@ -28,7 +28,7 @@ class Answers(Protocol):
 class Delayed:
     """Questions about delayed messages. Each waits for its answer, which is durable where it changes anything."""
 
-    def __init__(self, ask: Answers, clock: Clock, askers: Callable[[], list[Answers]]) -> None:
+    def __init__(self, ask: AskDelayServer, clock: Clock, askers: Callable[[], list[AskDelayServer]]) -> None:
         """`askers` gives one for each group of delay servers; `ask` asks all of them, and has one answer."""
         self._ask = ask
         self._clock = clock
@@ -36,7 +36,7 @@ class Delayed:
 
     def cancel(
         self, id: MessageId | str | None = None, *, subject: str | None = None, key: str | None = None
-    ) -> Decision:
+    ) -> DelayedOutcome:
         """Never send a message, by the id in its receipt; or all that are pending of a key in a subject."""
         return delaying.decision_of(self._ask(delaying.cancel(id, subject, key)))
 
@@ -48,7 +48,7 @@ class Delayed:
         key: str | None = None,
         after: Duration | None = None,
         at: datetime | None = None,
-    ) -> Decision:
+    ) -> DelayedOutcome:
         """The same messages at another time, sooner or later."""
         due_ms = delaying.due_of(after, at, self._clock)
         return delaying.decision_of(self._ask(delaying.reschedule(id, subject, key, due_ms)))
@@ -90,6 +90,6 @@ class Delayed:
         return delaying.stretches_of(self._ask(asked))
 
 
-def _walk(ask: Answers, listing: Listing) -> Iterator[DelayedMessage]:
+def _walk(ask: AskDelayServer, listing: Listing) -> Iterator[DelayedMessage]:
     while not listing.is_done:
         yield from listing.messages(ask(listing.command()))

@@ -27,33 +27,33 @@ from fairway.names import Subject
 from fairway.protocol.delaying import (
     Cancel,
     Decided,
-    Pending,
+    DelayTally,
+    PendingListed,
     PendingPage,
     Reschedule,
     Resend,
     Resent,
     Tallied,
-    Tally,
     Which,
 )
 from fairway.world.clock import Clock
 
 Between: TypeAlias = tuple[datetime | None, datetime | None]  # from then on, and before then; None: no bound
-Fate: TypeAlias = Literal["cancelled", "rescheduled", "already_dispatched", "unknown"]
+DelayedFate: TypeAlias = Literal["cancelled", "rescheduled", "already_dispatched", "unknown"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
-_FATES: dict[int, Fate] = {1: "cancelled", 2: "rescheduled", 3: "already_dispatched", 4: "unknown"}
+_FATES: dict[int, DelayedFate] = {1: "cancelled", 2: "rescheduled", 3: "already_dispatched", 4: "unknown"}
 
 
-class Decision(msgspec.Struct, frozen=True):
+class DelayedOutcome(msgspec.Struct, frozen=True):
     """What became of messages that were to be cancelled or rescheduled. It is durable, and stays true.
 
     "cancelled": they are never sent. "rescheduled": they have the new due time. "already_dispatched": too late, they
     are on their way to their subject, or there. "unknown": never scheduled there, or so long ago that it is forgotten.
     """
 
-    fate: Fate
+    fate: DelayedFate
     messages: int  # that were cancelled or rescheduled by this call
 
 
@@ -178,8 +178,8 @@ def _named(id: MessageId | str | None, subject: str | None, key: str | None) -> 
     return where, None if id is None else str(id_of(id)), key
 
 
-def decision_of(decided: Decided) -> Decision:
-    return Decision(_FATES[decided.fate], decided.messages)
+def decision_of(decided: Decided) -> DelayedOutcome:
+    return DelayedOutcome(_FATES[decided.fate], decided.messages)
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
@@ -197,14 +197,14 @@ def which_of(subject: str | None, key_prefix: str | None, between: Between | Non
 
 
 def count(which: Which) -> Command[Tallied]:
-    return Command(Tally(which), Tallied)
+    return Command(DelayTally(which), Tallied)
 
 
 def histogram(which: Which, width: Duration) -> Command[Tallied]:
     width_ms = math.ceil(seconds_of(width) * 1_000)
     if not width_ms:
         raise Misuse("a histogram of a width of 0: give seconds or a timedelta")
-    return Command(Tally(which, width_ms), Tallied)
+    return Command(DelayTally(which, width_ms), Tallied)
 
 
 def stretches_of(tallied: Tallied) -> dict[datetime, int]:
@@ -233,7 +233,7 @@ class Listing:
 
     def command(self) -> Command[PendingPage]:
         most = limits.PENDING_PAGE_MAX if self._left is None else min(self._left, limits.PENDING_PAGE_MAX)
-        return Command(Pending(self._which, self._after, most), PendingPage)
+        return Command(PendingListed(self._which, self._after, most), PendingPage)
 
     def messages(self, page: PendingPage) -> Iterator[DelayedMessage]:
         if self._left is not None:

@@ -18,20 +18,20 @@ from typing import Generic, NamedTuple, Protocol, Self
 
 from fairway import batch
 from fairway.client.core import Goal
-from fairway.client.spot import Spot
-from fairway.client.url import Address
+from fairway.client.spot import Partitioner
+from fairway.client.url import BrokerAddress
 from fairway.client.ways import WayT
 from fairway.errors import FairwayError, Misuse, NotSent
 from fairway.lookup.routes import Routes
 from fairway.names import Subject
-from fairway.protocol.lane import Parcel
+from fairway.protocol.lane import SealedBatch
 from fairway.protocol.pending import BatchReceipt
-from fairway.protocol.routing import Asker, GroupRoute, SubjectRoute
+from fairway.protocol.routing import ClientRole, GroupRoute, SubjectRoute
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
 
 
-class Follower(Protocol[WayT]):
+class SubjectFollower(Protocol[WayT]):
     """Somebody who goes wherever a subject is: a consumer."""
 
     @property
@@ -52,18 +52,18 @@ class Fleet(Generic[WayT]):
         self._ways: dict[str, WayT] = {}
         self._steered: dict[str, _Course] = {}
         self._routed: set[str] = set()  # the groups that some route names, or did; asked, and its order does not matter
-        self._spots: dict[str, Spot[WayT]] = {}
-        self._due_spots: dict[str, Spot[WayT]] = {}
-        self._followers: list[Follower[WayT]] = []
+        self._spots: dict[str, Partitioner[WayT]] = {}
+        self._due_spots: dict[str, Partitioner[WayT]] = {}
+        self._followers: list[SubjectFollower[WayT]] = []
         self._is_called = False
         self._is_closed = False
         self.on_way: Callable[[str, WayT], None] | None = None  # called with the lock, for each that is made
-        self.on_place: Callable[[Spot[WayT], SubjectRoute], None] | None = None  # with the lock, before it is so
+        self.on_place: Callable[[Partitioner[WayT], SubjectRoute], None] | None = None  # with the lock, before it is so
         self.on_routes: Callable[[], None] | None = None  # called without it, when all is as meta servers say
         self._routes = {
-            Asker.PRODUCER: Routes(Asker.PRODUCER, rng, self._changed, may_create=True),
-            Asker.CONSUMER: Routes(Asker.CONSUMER, rng, self._changed),
-            Asker.SCHEDULER: Routes(Asker.SCHEDULER, rng, self._changed, may_create=True),
+            ClientRole.PRODUCER: Routes(ClientRole.PRODUCER, rng, self._changed, may_create=True),
+            ClientRole.CONSUMER: Routes(ClientRole.CONSUMER, rng, self._changed),
+            ClientRole.SCHEDULER: Routes(ClientRole.SCHEDULER, rng, self._changed, may_create=True),
         }
         with self._lock:
             for routes in self._routes.values():
@@ -77,66 +77,66 @@ class Fleet(Generic[WayT]):
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    def spot(self, subject: str, *, is_due: bool = False) -> Spot[WayT]:
+    def spot(self, subject: str, *, is_due: bool = False) -> Partitioner[WayT]:
         """Where messages of a subject go. Asks for it the first time; until that is answered they go nowhere."""
         spots = self._due_spots if is_due else self._spots
         return spots.get(subject) or self._new_spot(subject, is_due)
 
-    def _new_spot(self, subject: str, is_due: bool) -> Spot[WayT]:
+    def _new_spot(self, subject: str, is_due: bool) -> Partitioner[WayT]:
         name = str(Subject.parse(subject))
         with self._lock:
             return self.seek(name, is_due=is_due)
 
-    def seek(self, name: str, *, is_due: bool) -> Spot[WayT]:
+    def seek(self, name: str, *, is_due: bool) -> Partitioner[WayT]:
         """The same for who has the lock of the meta way."""
         spots = self._due_spots if is_due else self._spots
         spot = spots.get(name)
         if spot is None:
-            spot = spots[name] = Spot(name, self.meta, is_due=is_due)
-            self._routes[Asker.SCHEDULER if is_due else Asker.PRODUCER].want(name)
+            spot = spots[name] = Partitioner(name, self.meta, is_due=is_due)
+            self._routes[ClientRole.SCHEDULER if is_due else ClientRole.PRODUCER].want(name)
             self.meta.link.stir()
         return spot
 
-    def settle(self, spot: Spot[WayT]) -> None:
+    def settle(self, spot: Partitioner[WayT]) -> None:
         """Something went nowhere: if there is a place for it by now, it goes there."""
         with self._lock:
             if spot.ways:
                 self._settle(spot)
 
-    def _settle(self, spot: Spot[WayT]) -> None:
+    def _settle(self, spot: Partitioner[WayT]) -> None:
         for parcel in self.meta.producing.lend(spot.subject, is_due=spot.is_due):
             self._hand_on(spot, self.meta, spot.next_way(_key_of(parcel, spot)), [parcel])
 
-    def _hand_on(self, spot: Spot[WayT], lender: WayT, way: WayT, parcels: Sequence[Parcel]) -> None:
+    def _hand_on(self, spot: Partitioner[WayT], lender: WayT, way: WayT, parcels: Sequence[SealedBatch]) -> None:
         with way.link.lock:
             repay = partial(self._repay, lender, way)
             way.producing.borrow(spot.subject, parcels, repay, is_due=spot.is_due)
         way.link.stir()
 
-    def _repay(self, lender: WayT, way: WayT, parcel: Parcel, outcome: BatchReceipt | FairwayError) -> None:
+    def _repay(self, lender: WayT, way: WayT, parcel: SealedBatch, outcome: BatchReceipt | FairwayError) -> None:
         """Under the lock of the way: tell the lender, later."""
         way.core.line.run_later(partial(self._repaid, lender, parcel, outcome))
 
-    def _repaid(self, lender: WayT, parcel: Parcel, outcome: BatchReceipt | FairwayError) -> None:
+    def _repaid(self, lender: WayT, parcel: SealedBatch, outcome: BatchReceipt | FairwayError) -> None:
         with lender.link.lock:
             lender.producing.repaid(parcel, outcome)
         lender.link.stir()  # for those who wait, and for callbacks
 
     # --- consuming ---------------------------------------------------------------------------------------------------
 
-    def join(self, follower: Follower[WayT]) -> None:
+    def join(self, follower: SubjectFollower[WayT]) -> None:
         """Tell it where its subject is, now and whenever that changes."""
         with self._lock:
             self._followers.append(follower)
-            self._routes[Asker.CONSUMER].want(follower.subject)
+            self._routes[ClientRole.CONSUMER].want(follower.subject)
             self._changed()  # the subject may be known
         self.meta.link.stir()
 
-    def leave(self, follower: Follower[WayT]) -> None:
+    def leave(self, follower: SubjectFollower[WayT]) -> None:
         with self._lock:
             self._followers = [each for each in self._followers if each is not follower]
             if all(each.subject != follower.subject for each in self._followers):
-                self._routes[Asker.CONSUMER].forget(follower.subject)
+                self._routes[ClientRole.CONSUMER].forget(follower.subject)
 
     # --- ways --------------------------------------------------------------------------------------------------------
 
@@ -230,21 +230,21 @@ class Fleet(Generic[WayT]):
         for spot in spots:
             self._place(spot, ways)
         for follower in followers:
-            route = self._routes[Asker.CONSUMER].subject(follower.subject)
+            route = self._routes[ClientRole.CONSUMER].subject(follower.subject)
             if route is not None:
                 follower.follow({name: ways[name] for name in route.groups if name in ways}, route.paused)
         if self.on_routes is not None:
             self.on_routes()
         self.meta.link.stir()  # for those who wait for a place
 
-    def _spots_with_news(self) -> list[Spot[WayT]]:
+    def _spots_with_news(self) -> list[Partitioner[WayT]]:
         """To look at all of them for each new subject would cost the n-th one n times as much (bench.subjects)."""
-        pairs = ((self._spots, Asker.PRODUCER), (self._due_spots, Asker.SCHEDULER))
+        pairs = ((self._spots, ClientRole.PRODUCER), (self._due_spots, ClientRole.SCHEDULER))
         named = ((spots, name) for spots, asker in pairs for name in self._routes[asker].take_news())
         return [spots[name] for spots, name in named if name in spots]
 
-    def _place(self, spot: Spot[WayT], ways: dict[str, WayT]) -> None:
-        route = self._routes[Asker.SCHEDULER if spot.is_due else Asker.PRODUCER].subject(spot.subject)
+    def _place(self, spot: Partitioner[WayT], ways: dict[str, WayT]) -> None:
+        route = self._routes[ClientRole.SCHEDULER if spot.is_due else ClientRole.PRODUCER].subject(spot.subject)
         if route is None or not all(name in ways for name in route.writable):
             return
         if route.writable or route.is_read_only or not spot.ways:
@@ -260,13 +260,13 @@ class Fleet(Generic[WayT]):
         # else nobody takes messages just now: they wait where they would go
 
 
-def nowhere(spot: Spot[WayT], fleet: Fleet[WayT]) -> NotSent:
+def nowhere(spot: Partitioner[WayT], fleet: Fleet[WayT]) -> NotSent:
     """Nobody has said in time where a subject is."""
     why = spot.why or fleet.meta.core.line.trouble or "no meta server has said where it is"
     return NotSent(f"nothing to {spot.subject} was sent: {why}")
 
 
-def _key_of(parcel: Parcel, spot: Spot[WayT]) -> str | None:
+def _key_of(parcel: SealedBatch, spot: Partitioner[WayT]) -> str | None:
     """Of a message that went nowhere with its key: it has a batch of its own."""
     return batch.decode(parcel.data).key(0) if spot.is_ordered and len(spot.ways) > 1 else None
 
@@ -275,13 +275,13 @@ class _Course(NamedTuple):
     """Where a way leads."""
 
     epoch: int
-    addresses: tuple[Address, ...]  # all to be tried, whoever leads first
-    leader: Address | None  # if anybody knows
+    addresses: tuple[BrokerAddress, ...]  # all to be tried, whoever leads first
+    leader: BrokerAddress | None  # if anybody knows
 
     @classmethod
     def of(cls, route: GroupRoute) -> Self:
-        leader = Address.parse(route.master) if route.master else None
-        others = tuple(Address.parse(each) for each in route.replicas)
+        leader = BrokerAddress.parse(route.master) if route.master else None
+        others = tuple(BrokerAddress.parse(each) for each in route.replicas)
         return cls(route.epoch, others if leader is None else (leader, *others), leader)
 
 

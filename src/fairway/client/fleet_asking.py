@@ -25,13 +25,13 @@ from fairway.protocol.admin import (
     RemoveGroup,
     RemoveSubject,
 )
-from fairway.protocol.messages import Message
-from fairway.protocol.routing import Asker, Change, Govern, Governed, GroupRoute, Route, Routed
+from fairway.protocol.messages import ControlMessage
+from fairway.protocol.routing import ClientRole, Govern, Governed, GroupRoute, Route, RouteChange, Routed
 
 T = TypeVar("T")
 
 
-class Asking(NamedTuple):
+class RoutedQuestion(NamedTuple):
     """What is to be asked, on which way."""
 
     way: Any
@@ -43,13 +43,13 @@ class Asking(NamedTuple):
         return TimeoutError(f"{f'group {self.group}' if self.group else 'the meta server'}: {error}")
 
 
-Dialog: TypeAlias = Generator[Asking, Message | Refused, T]
+Dialog: TypeAlias = Generator[RoutedQuestion, ControlMessage | Refused, T]
 
 
 def groups_of(fleet: Fleet[WayT], subject: str | None) -> Dialog[dict[str, WayT]]:
     """The broker groups that hold a subject, or all of them, and the ways there."""
     names = [] if subject is None else [str(subject)]  # plain, where it was parsed
-    routed = yield Asking(fleet.meta, Command(Route(Asker.TOOL, names), Routed))
+    routed = yield RoutedQuestion(fleet.meta, Command(Route(ClientRole.TOOL, names), Routed))
     found = _granted(routed, Routed)
     if subject is not None and not found.subjects[0].groups:
         raise Refused(Code.NO_SUCH_SUBJECT, found.subjects[0].why)
@@ -59,7 +59,7 @@ def groups_of(fleet: Fleet[WayT], subject: str | None) -> Dialog[dict[str, WayT]
 
 def delay_groups(fleet: Fleet[WayT]) -> Dialog[dict[str, WayT]]:
     """All groups of delay servers, and the ways there. A broker that is all there is may run one itself."""
-    routed = yield Asking(fleet.meta, Command(Route(Asker.TOOL, []), Routed))
+    routed = yield RoutedQuestion(fleet.meta, Command(Route(ClientRole.TOOL, []), Routed))
     groups = _granted(routed, Routed).groups
     found = groups if len(groups) == 1 else [each for each in groups if each.kind == "delay"]
     if not found:
@@ -77,18 +77,18 @@ def ask_all(fleet: Fleet[WayT], command: Command[AnswerT]) -> Dialog[AnswerT]:
     else:
         ways = yield from groups_of(fleet, getattr(message, "subject", None))
     merging.check_mergeable(message, sorted(ways))
-    outcomes: list[Message | Refused] = []
+    outcomes: list[ControlMessage | Refused] = []
     for name in sorted(ways):
         outcome = yield from _ask_one(ways[name], command, name)
         outcomes.append(outcome)
     return cast("AnswerT", merging.merge(message, outcomes))  # as the command says
 
 
-def _ask_one(way: Any, command: Command[Any], group: str) -> Dialog[Message | Refused]:
+def _ask_one(way: Any, command: Command[Any], group: str) -> Dialog[ControlMessage | Refused]:
     message = command.message
     if isinstance(message, Describe):
         return (yield from _describe(way, message, group))
-    outcome = yield Asking(way, command, group)
+    outcome = yield RoutedQuestion(way, command, group)
     if isinstance(message, Configure) and isinstance(outcome, Refused) and outcome.code is Code.STALE_CONFIG:
         return (yield from _configured_before(way, message, group, outcome))
     return outcome
@@ -108,7 +108,7 @@ def _remove(fleet: Fleet[WayT], message: RemoveSubject | RemoveGroup) -> Dialog[
     removed = cast("Removed", merging.merge(message, [*answers.values()]))
     if isinstance(message, RemoveGroup) or ":" in message.subject:
         return removed
-    governed = yield Asking(fleet.meta, Command(Govern(Change.REMOVE, message.subject), Governed))
+    governed = yield RoutedQuestion(fleet.meta, Command(Govern(RouteChange.REMOVE, message.subject), Governed))
     if isinstance(governed, Refused):
         if governed.code is Code.UNSUPPORTED:  # one broker is all there is
             return removed
@@ -116,7 +116,7 @@ def _remove(fleet: Fleet[WayT], message: RemoveSubject | RemoveGroup) -> Dialog[
     had_route = isinstance(governed, Governed) and bool(governed.sentence)
     again = yield from _each(ways, RemoveSubject(message.subject, is_forced=True, is_dry=True))
     if groups := [name for name, answer in again.items() if answer.existed]:
-        made = yield Asking(fleet.meta, Command(Govern(Change.CREATE, message.subject, groups), Governed))
+        made = yield RoutedQuestion(fleet.meta, Command(Govern(RouteChange.CREATE, message.subject, groups), Governed))
         _granted(made, Governed)
     return msgspec.structs.replace(removed, existed=removed.existed or had_route)
 
@@ -124,7 +124,7 @@ def _remove(fleet: Fleet[WayT], message: RemoveSubject | RemoveGroup) -> Dialog[
 def _each(ways: dict[str, Any], message: RemoveSubject | RemoveGroup) -> Dialog[dict[str, Removed]]:
     answers: dict[str, Removed] = {}
     for name in sorted(ways):
-        answers[name] = _granted((yield Asking(ways[name], Command(message, Removed), name)), Removed)
+        answers[name] = _granted((yield RoutedQuestion(ways[name], Command(message, Removed), name)), Removed)
     return answers
 
 
@@ -132,7 +132,7 @@ def _describe(way: Any, message: Describe, group: str) -> Dialog[Described | Ref
     """Page after page, to the end: what several groups say cannot be paged together."""
     pages: list[Described] = []
     while True:
-        outcome = yield Asking(way, Command(message, Described), group)
+        outcome = yield RoutedQuestion(way, Command(message, Described), group)
         if not isinstance(outcome, Described):
             return _refusal(outcome)
         pages.append(outcome)
@@ -141,11 +141,11 @@ def _describe(way: Any, message: Describe, group: str) -> Dialog[Described | Ref
         message = msgspec.structs.replace(message, after=outcome.next)
 
 
-def _configured_before(way: Any, message: Configure, group: str, refused: Refused) -> Dialog[Message | Refused]:
+def _configured_before(way: Any, message: Configure, group: str, refused: Refused) -> Dialog[ControlMessage | Refused]:
     """Some broker groups may have taken the same configuration the last time, before another one could not be asked:
     then it is as it should be."""
     look = Describe(Depth.CONSUMERS, message.subject, message.group)
-    described = yield Asking(way, Command(look, Described), group)
+    described = yield RoutedQuestion(way, Command(look, Described), group)
     if isinstance(described, Described):
         configs = [each.config for subject in described.subjects for each in subject.groups]
         if any(config is not None and _says(config) == _says(message.config) for config in configs):
@@ -162,11 +162,11 @@ def _ways(fleet: Fleet[WayT], routes: Sequence[GroupRoute]) -> dict[str, WayT]:
     return {route.name: fleet.way_to(route) for route in routes}
 
 
-def _granted(outcome: Message | Refused, kind: type[T]) -> T:
+def _granted(outcome: ControlMessage | Refused, kind: type[T]) -> T:
     if isinstance(outcome, kind):
         return outcome
     raise _refusal(outcome)
 
 
-def _refusal(outcome: Message | Refused) -> Refused:
+def _refusal(outcome: ControlMessage | Refused) -> Refused:
     return outcome if isinstance(outcome, Refused) else Refused(Code.OTHER, f"{type(outcome).__name__} is no answer")

@@ -18,14 +18,14 @@ from types import TracebackType
 from typing import Any, Generic, Self
 
 from fairway.client.core import Duration, seconds_of
-from fairway.client.forwarder_items import ForwarderCounts, ForwarderOptions, Item, ItemT, Made, SetAside, lost_items
+from fairway.client.forwarder_items import FailedItem, ForwarderCounts, ForwarderOptions, Item, ItemT, Made, lost_items
 from fairway.client.forwarder_journal import ItemJournal
-from fairway.client.forwarder_stock import Stock
+from fairway.client.forwarder_stock import ForwarderBuffer
 from fairway.client.sync import Client
 from fairway.errors import BufferFull, Misuse
 from fairway.world.clock import RealClock
 from fairway.world.rng import RealRng
-from fairway.world.watch import Watch
+from fairway.world.watch import ConditionVariable
 from fairway.world.workers import Workers
 
 STOP_S = 30.0  # for what was accepted to be sent on
@@ -41,11 +41,11 @@ class Forwarder(Generic[ItemT]):
         self._process = process
         self._options: ForwarderOptions[ItemT] = ForwarderOptions(**settings)
         self._clock = RealClock()
-        self._watch = Watch()
+        self._watch = ConditionVariable()
         self._is_stopping = self._is_stopped = False
         rng = RealRng()
         self._journal = None if self._options.journal is None else ItemJournal(self._options, self._clock, self._post)
-        self._stock: Stock[ItemT] = Stock(
+        self._stock: ForwarderBuffer[ItemT] = ForwarderBuffer(
             self._options,
             self._clock,
             rng,
@@ -106,7 +106,7 @@ class Forwarder(Generic[ItemT]):
             return self._stock.counts()
 
     @property
-    def set_aside(self) -> list[SetAside[ItemT]]:
+    def set_aside(self) -> list[FailedItem[ItemT]]:
         """The latest items that failed every time, with their last error."""
         with self._watch:
             return list(self._stock.failures)

@@ -92,7 +92,7 @@ class ForwarderCounts(msgspec.Struct, frozen=True):
     set_aside: int = 0  # items that failed for good
 
 
-class SetAside(msgspec.Struct, Generic[ItemT], frozen=True):
+class FailedItem(msgspec.Struct, Generic[ItemT], frozen=True):
     """An item that failed every time."""
 
     item: ItemT

@@ -8,7 +8,7 @@ from typing import Any
 from fairway.client.forwarder_items import ForwarderOptions
 from fairway.client.spool import SpoolOptions, yard_at
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_keeper import Keeper
+from fairway.client.spool_keeper import SpoolThread
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
 
@@ -22,7 +22,7 @@ class ItemJournal:
         self._clock = clock
         self._options = SpoolOptions(f"{options.journal}/{FOLDER}")
         self._yard = yard_at(self._options.directory, post=post)
-        self._keeper = Keeper(self._options, self._yard, clock, post)
+        self._keeper = SpoolThread(self._options, self._yard, clock, post)
 
     def make(self, rng: Rng) -> Journal:
         """One of our own."""

@@ -22,11 +22,11 @@ from itertools import count
 from typing import Final, Generic
 
 from fairway.client.core import seconds_of
-from fairway.client.forwarder_items import ForwarderCounts, ForwarderOptions, Item, ItemT, SetAside
+from fairway.client.forwarder_items import FailedItem, ForwarderCounts, ForwarderOptions, Item, ItemT
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import Entry
+from fairway.client.spool_record import SpoolEntry
 from fairway.errors import BufferFull, DiskFull, FairwayError, StorageFault
-from fairway.protocol.backoff import NS_PER_MS, Backoff
+from fairway.protocol.backoff import NS_PER_MS, RetryDelays
 from fairway.protocol.diversion import Handed
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
@@ -37,7 +37,7 @@ _BORN = struct.Struct("<QQ")  # in the journal, before an item's own bytes
 _FULL_NS = 1_000 * NS_PER_MS
 
 
-class Stock(Generic[ItemT]):
+class ForwarderBuffer(Generic[ItemT]):
     """All that a forwarder has taken in and not yet sent on."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Stock(Generic[ItemT]):
         """`on_change`: somebody who waits may go on. `on_finished`: a journal of a dead process is empty."""
         self.is_closed = False
         self.fault: FairwayError | None = None
-        self.failures: deque[SetAside[ItemT]] = deque(maxlen=FAILURES_KEPT)
+        self.failures: deque[FailedItem[ItemT]] = deque(maxlen=FAILURES_KEPT)
         self._options = options
         self._clock = clock
         self._rng = rng
@@ -65,7 +65,7 @@ class Stock(Generic[ItemT]):
         self._persist_ns = round(seconds_of(options.persist_after) * 1e9)
         self._queue: deque[Item[ItemT]] = deque()
         self._retries: list[tuple[int, int, Item[ItemT]]] = []  # a heap, by when
-        self._backoffs: dict[Item[ItemT], Backoff] = {}
+        self._backoffs: dict[Item[ItemT], RetryDelays] = {}
         self._items: dict[Item[ItemT], None] = {}  # in memory and not finished, oldest first
         self._unkept: dict[Item[ItemT], None] = {}  # of them, those that are not in the journal nor on their way
         self._in_memory: set[tuple[Journal, int]] = set()  # entries; never iterated
@@ -213,7 +213,7 @@ class Stock(Generic[ItemT]):
             self._is_loading = True
             journal.load(lambda entries: self._on_loaded(journal, entries))
 
-    def _on_loaded(self, journal: Journal, entries: Sequence[Entry]) -> None:
+    def _on_loaded(self, journal: Journal, entries: Sequence[SpoolEntry]) -> None:
         self._is_loading = False
         for entry in entries:
             if (journal, entry.number) not in self._in_memory:
@@ -248,12 +248,12 @@ class Stock(Generic[ItemT]):
             backoff = self._backoffs.get(item)
             if backoff is None:
                 first_ms, most_ms = self._options.backoff_first_ms, self._options.backoff_most_ms
-                backoff = self._backoffs[item] = Backoff(self._rng, first_ms=first_ms, most_ms=most_ms)
+                backoff = self._backoffs[item] = RetryDelays(self._rng, first_ms=first_ms, most_ms=most_ms)
             heapq.heappush(self._retries, (now_ns + backoff.next_ns(), next(self._numbers), item))
             self._on_change()
             return
         self._aside += 1
-        self.failures.append(SetAside(item.value, error))
+        self.failures.append(FailedItem(item.value, error))
         if self._own is not None:
             self._set_aside(self._own, item, error)
         self._end(item, is_noted=self._own is not None)
@@ -261,7 +261,7 @@ class Stock(Generic[ItemT]):
     def _set_aside(self, own: Journal, item: Item[ItemT], error: Exception) -> None:
         """Where people find it: in the journal that it came from."""
         journal, number = item.entry or (own, (1 << 63) | item.number)
-        entry = Entry(number, "", 1, False, self._options.to_bytes(item.value))
+        entry = SpoolEntry(number, "", 1, False, self._options.to_bytes(item.value))
         reason = f"{type(error).__name__}: {error}"
         self._asides += 1
 

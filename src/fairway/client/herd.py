@@ -19,13 +19,13 @@ from typing import Any, Generic
 from fairway.client.client_log import ClientLog, JoinLog
 from fairway.client.ways import WayT
 from fairway.errors import FairwayError
-from fairway.names import Group
+from fairway.names import GroupName
 from fairway.protocol.consuming import Consuming
 from fairway.protocol.consumption import ConsumingCounts, ConsumingOptions
 from fairway.protocol.delivery import Message, ack_all
 from fairway.protocol.messages import Whence
 from fairway.protocol.page import DecodedBatches
-from fairway.protocol.session import Ask, Outcome, Session
+from fairway.protocol.session import Ask, ClientSession, RequestOutcome
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
 
@@ -34,7 +34,7 @@ class Watched:
     """A session that is watched: after each answer somebody is told, by an errand."""
 
     def __init__(
-        self, inner: Session, run_later: Callable[[Callable[[], None]], None], told: Callable[[], None]
+        self, inner: ClientSession, run_later: Callable[[Callable[[], None]], None], told: Callable[[], None]
     ) -> None:
         self._inner = inner
         self._run_later = run_later
@@ -47,7 +47,7 @@ class Watched:
     def asks(self, room: int, now_ns: int) -> Iterable[Ask]:
         return self._inner.asks(room, now_ns)
 
-    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
         self._inner.answered(token, outcome, now_ns)
         if not self._is_told:
             self._is_told = True
@@ -61,7 +61,7 @@ class Watched:
         self._told()
 
 
-class Leg(Generic[WayT]):
+class BrokerGroupSession(Generic[WayT]):
     """One session, on the way to one broker group."""
 
     __slots__ = ("name", "session", "watched", "way")
@@ -91,7 +91,7 @@ class Herd(Generic[WayT]):
     ) -> None:
         """`announce` is called with the lock, when there is news."""
         self.consumer = options.consumer or f"c-{rng.bits(64):016x}"
-        self.group = str(Group.parse(f"{options.group}.{self.consumer}")) if options.is_broadcast else options.group
+        self.group = str(GroupName.parse(f"{options.group}.{self.consumer}")) if options.is_broadcast else options.group
         self.subject = options.subject
         self.is_paused = False
         self._options = replace(options, consumer=self.consumer)
@@ -101,8 +101,10 @@ class Herd(Generic[WayT]):
         self._announce = announce
         self._log = log
         self._decoded = DecodedBatches(options.decoded_bytes_max)  # of all legs together
-        self._legs: tuple[Leg[WayT], ...] = ()  # replaced, never changed: some look at it without the lock
-        self._leaving: tuple[Leg[WayT], ...] = ()
+        self._legs: tuple[
+            BrokerGroupSession[WayT], ...
+        ] = ()  # replaced, never changed: some look at it without the lock
+        self._leaving: tuple[BrokerGroupSession[WayT], ...] = ()
         self._told: tuple[dict[str, WayT], Sequence[str]] = {}, ()  # the last time
         self._is_placed = False  # somebody has said where the subject is, or that it is nowhere yet
         self._is_off = False  # its group is switched off, for the whole cluster
@@ -132,7 +134,7 @@ class Herd(Generic[WayT]):
         for leg in (*self._legs, *gone):
             leg.way.link.stir()
 
-    def _new_leg(self, name: str, way: WayT) -> Leg[WayT]:
+    def _new_leg(self, name: str, way: WayT) -> BrokerGroupSession[WayT]:
         start = Whence.EARLIEST if self._is_placed else self._options.start
         options = replace(self._options, start=start)
         on_event = None if self._log is None else self._log.listener(way.core.line)
@@ -146,7 +148,7 @@ class Herd(Generic[WayT]):
             broker_group=name,
             decoded=self._decoded,
         )
-        leg = Leg(name, way, session, self.noticed)
+        leg = BrokerGroupSession(name, way, session, self.noticed)
         with leg.lock:
             session.wish(self._wish)
             if self.is_paused or self._is_off:
@@ -165,14 +167,14 @@ class Herd(Generic[WayT]):
         if any(leg.name in self._told[0] for leg in ended):
             self.follow(*self._told)  # it is back
 
-    def _let_go(self, leg: Leg[WayT]) -> None:
+    def _let_go(self, leg: BrokerGroupSession[WayT]) -> None:
         with leg.lock:
             leg.way.core.line.remove(leg.watched)
         for each in fields(ConsumingCounts):
             setattr(self._past, each.name, getattr(self._past, each.name) + getattr(leg.session.counts, each.name))
 
     @property
-    def _all(self) -> tuple[Leg[WayT], ...]:
+    def _all(self) -> tuple[BrokerGroupSession[WayT], ...]:
         return self._legs + self._leaving
 
     @property

@@ -24,7 +24,7 @@ KEEP: Final = timedelta(days=7)
 _LOOKS: Final = 4  # at a claim of somebody else's, until it runs out: each is an attempt of the message
 
 
-class Claim(enum.Enum):
+class ClaimState(enum.Enum):
     """How an entry of the store stands."""
 
     MINE = "mine"
@@ -40,7 +40,7 @@ class ExpiringStore(Protocol):
     An entry is absent, in process (with its holder, for a while) or done (for a while); one that runs out is absent.
     """
 
-    def claim(self, key: str, holder: str, hold_ms: int) -> Claim:
+    def claim(self, key: str, holder: str, hold_ms: int) -> ClaimState:
         """Where it is absent, make it in process for this holder, for so long."""
 
     def finish(self, key: str, keep_ms: int) -> None:
@@ -53,7 +53,7 @@ class ExpiringStore(Protocol):
 class AsyncExpiringStore(Protocol):
     """The same for `async def` handlers."""
 
-    async def claim(self, key: str, holder: str, hold_ms: int) -> Claim: ...
+    async def claim(self, key: str, holder: str, hold_ms: int) -> ClaimState: ...
 
     async def finish(self, key: str, keep_ms: int) -> None: ...
 
@@ -91,10 +91,10 @@ class ExpiringInbox(Claims):
     async def _claim_async(self, key: str, holder: str) -> bool:
         return self._is_mine(await self._store.claim(key, holder, self._hold_ms))
 
-    def _is_mine(self, claim: Claim) -> bool:
-        if claim is Claim.BUSY:
+    def _is_mine(self, claim: ClaimState) -> bool:
+        if claim is ClaimState.BUSY:
             raise Retry("another consumer is at it, or has died over it", after=self._hold_ms / 1_000 / _LOOKS)
-        return claim is Claim.MINE
+        return claim is ClaimState.MINE
 
     def _finish(self, key: str) -> None:
         self._store.finish(key, self._keep_ms)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fairway import limits
 from fairway.client.core import Duration
 from fairway.client.pending import SyncBatch
-from fairway.client.spot import Spot
+from fairway.client.spot import Partitioner
 from fairway.client.ways import WayT
 from fairway.errors import Misuse
 from fairway.protocol.pending import BatchReceipt
@@ -16,19 +16,19 @@ from fairway.protocol.pending import BatchReceipt
 SLICE_MESSAGES = 4 * limits.BATCH_MESSAGES_MAX  # added at a time: the first batches travel while the next are encoded
 
 
-class Slice(NamedTuple):
+class MessageSlice(NamedTuple):
     """A part of the messages, with its part of every column that was given."""
 
     payloads: Sequence[bytes]
     columns: dict[str, Any]
 
-    def part(self, places: Sequence[int]) -> Slice:
+    def part(self, places: Sequence[int]) -> MessageSlice:
         """Those at these places."""
         columns = {name: [column[at] for at in places] for name, column in self.columns.items()}
-        return Slice([self.payloads[at] for at in places], columns)
+        return MessageSlice([self.payloads[at] for at in places], columns)
 
 
-def slices(payloads: Sequence[bytes] | bytes | str, **columns: Sequence[Any] | None) -> Iterator[Slice]:
+def slices(payloads: Sequence[bytes] | bytes | str, **columns: Sequence[Any] | None) -> Iterator[MessageSlice]:
     """The messages in order, a slice at a time."""
     if isinstance(payloads, bytes | bytearray | str):
         raise TypeError(f"payloads are a list of bytes, not one {type(payloads).__name__}: write [payload]")
@@ -39,14 +39,14 @@ def slices(payloads: Sequence[bytes] | bytes | str, **columns: Sequence[Any] | N
             raise Misuse(f"{len(column)} {name} for {count} payloads: give one for each, or None for the whole column")
     if count <= SLICE_MESSAGES:
         if count:
-            yield Slice(payloads, given)
+            yield MessageSlice(payloads, given)
         return
     for at in range(0, count, SLICE_MESSAGES):
         end = at + SLICE_MESSAGES
-        yield Slice(payloads[at:end], {name: column[at:end] for name, column in given.items()})
+        yield MessageSlice(payloads[at:end], {name: column[at:end] for name, column in given.items()})
 
 
-def shares_of(spot: Spot[WayT], part: Slice) -> dict[WayT, Slice]:
+def shares_of(spot: Partitioner[WayT], part: MessageSlice) -> dict[WayT, MessageSlice]:
     """Which messages of a slice with keys go where."""
     if not spot.is_ordered or len(spot.ways) < 2:
         return {spot.pick(None): part}

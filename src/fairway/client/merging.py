@@ -20,7 +20,7 @@ from fairway.protocol.admin import (
     Configured,
     Describe,
     Described,
-    GroupState,
+    GroupDescription,
     Redrive,
     Redriven,
     Removed,
@@ -28,7 +28,7 @@ from fairway.protocol.admin import (
     RemoveSubject,
     Seek,
     Sought,
-    SubjectState,
+    SubjectDescription,
     Switch,
     Switched,
     Weigh,
@@ -36,18 +36,18 @@ from fairway.protocol.admin import (
 from fairway.protocol.delaying import (
     Cancel,
     Decided,
+    DelayTally,
     Fate,
-    InTransit,
     Reschedule,
     Resend,
     Resent,
     Stretch,
     Tallied,
-    Tally,
+    TransitReport,
 )
-from fairway.protocol.messages import Done, Message, Whence
+from fairway.protocol.messages import ControlMessage, Done, Whence
 
-T = TypeVar("T", bound=Message)
+T = TypeVar("T", bound=ControlMessage)
 
 _NOT_HERE = frozenset({Code.NO_SUCH_GROUP, Code.NO_SUCH_SUBJECT})
 _FATES = (
@@ -58,7 +58,7 @@ _FATES = (
 )  # what one says outweighs what another does
 
 
-def check_mergeable(message: Message, groups: Sequence[str]) -> None:
+def check_mergeable(message: ControlMessage, groups: Sequence[str]) -> None:
     """`Misuse` where the answers of several broker groups would not add up to anything."""
     if len(groups) < 2:
         return
@@ -89,7 +89,7 @@ def one_group(what: str, groups: Sequence[str]) -> Misuse:
     )
 
 
-def merge(message: Message, outcomes: Sequence[Message | Refused]) -> Message:
+def merge(message: ControlMessage, outcomes: Sequence[ControlMessage | Refused]) -> ControlMessage:
     """What the cluster answers; raises `Refused` where it refuses."""
     answers = [each for each in outcomes if not isinstance(each, Refused)]
     for each in outcomes:
@@ -118,13 +118,13 @@ def _by_name(items: Iterable[T], merge_two: Callable[[Sequence[T]], T]) -> list[
     return [merge_two(found[name]) for name in sorted(found)]
 
 
-def _same_subject(parts: Sequence[SubjectState]) -> SubjectState:
+def _same_subject(parts: Sequence[SubjectDescription]) -> SubjectDescription:
     return msgspec.structs.replace(parts[-1], groups=[group for part in parts for group in part.groups])
 
 
-def _subject(states: Sequence[SubjectState]) -> SubjectState:
+def _subject(states: Sequence[SubjectDescription]) -> SubjectDescription:
     groups = _by_name([group for state in states for group in state.groups], _group)
-    return SubjectState(
+    return SubjectDescription(
         states[0].name,
         sum(state.first_sequence for state in states),
         sum(state.committed_end for state in states),
@@ -134,7 +134,7 @@ def _subject(states: Sequence[SubjectState]) -> SubjectState:
     )
 
 
-def _group(states: Sequence[GroupState]) -> GroupState:
+def _group(states: Sequence[GroupDescription]) -> GroupDescription:
     """Numbers are added, switches are on where they are on anywhere, and what all have in common is the first one's."""
     first = states[0]
     told: dict[str, Any] = {name: sum(getattr(each, name) for each in states) for name in _ADDED}
@@ -205,18 +205,18 @@ def _tallied(answers: Sequence[Tallied]) -> Tallied:
     return Tallied(sum(answer.count for answer in answers), stretches, _in_transit(answers))
 
 
-def _in_transit(answers: Sequence[Tallied]) -> list[InTransit]:
+def _in_transit(answers: Sequence[Tallied]) -> list[TransitReport]:
     """A broker group is reachable if all that have something for it reach it."""
-    found: dict[str, list[InTransit]] = {}
+    found: dict[str, list[TransitReport]] = {}
     for each in (each for answer in answers for each in answer.in_transit or ()):
         found.setdefault(each.group, []).append(each)
     return [
-        InTransit(group, sum(each.messages for each in parts), all(each.is_reachable for each in parts))
+        TransitReport(group, sum(each.messages for each in parts), all(each.is_reachable for each in parts))
         for group, parts in sorted(found.items())
     ]
 
 
-_MERGERS: dict[type[Message], Callable[[Sequence[Any]], Message]] = {
+_MERGERS: dict[type[ControlMessage], Callable[[Sequence[Any]], ControlMessage]] = {
     Describe: _described,
     Seek: _sought,
     Switch: lambda answers: Switched(any(answer.was_on for answer in answers)),
@@ -227,6 +227,6 @@ _MERGERS: dict[type[Message], Callable[[Sequence[Any]], Message]] = {
     Configure: lambda answers: Configured(max(answer.version for answer in answers)),
     Cancel: _decided,
     Reschedule: _decided,
-    Tally: _tallied,
+    DelayTally: _tallied,
     Resend: lambda answers: Resent(sum(each.messages for each in answers), sum(each.left for each in answers)),
 }

@@ -8,7 +8,7 @@ from fairway.batch import MessageId
 from fairway.errors import Misuse
 from fairway.protocol.consumption import ConsumingOptions
 from fairway.protocol.messages import Whence
-from fairway.protocol.terms import Coalesce, Order, Wanted
+from fairway.protocol.terms import CoalescePolicy, OrderPolicy, WantedTags
 
 Start: TypeAlias = Literal["earliest", "latest"] | Whence
 
@@ -22,9 +22,9 @@ class ConsumerSettings(TypedDict, total=False):
     start: Start
     is_broadcast: bool
     config_version: int
-    wanted: Wanted | None
-    order: Order | None
-    coalesce: Coalesce | None
+    wanted: WantedTags | None
+    order: OrderPolicy | None
+    coalesce: CoalescePolicy | None
     rate_per_s: float | None
     rate_per_key: float | None
     prefetch_messages: int

@@ -24,10 +24,10 @@ from fairway.batch import MessageId
 from fairway.client.spool_drain import Draining
 from fairway.client.spool_journal import Journal
 from fairway.client.spool_record import HEADER_BYTES
-from fairway.client.spool_way import Choice
+from fairway.client.spool_way import SpoolPolicy
 from fairway.errors import DiskFull, FairwayError, Misuse, StorageFault
 from fairway.protocol.backoff import NS_PER_MS
-from fairway.protocol.diversion import Buffer, Handed, Way
+from fairway.protocol.diversion import Buffer, Handed, SendPath
 from fairway.protocol.pending import SpoolBatchReceipt
 from fairway.world.clock import Clock
 from fairway.world.host import can_serve
@@ -161,7 +161,7 @@ class Spool:
         self.draining = Draining(rng, on_change=on_change, on_success=on_success)
         self.fault: FairwayError | None = None
         self._keeping = Keeping(options, own, clock)
-        self._choice = Choice(options, self)
+        self._choice = SpoolPolicy(options, self)
         self._is_connected = is_connected
         self._on_finished = on_finished
         self._own = own  # drained once it is known what goes before it
@@ -172,7 +172,7 @@ class Spool:
     # --- Diversion ---------------------------------------------------------------------------------------------------
 
     @property
-    def way(self) -> Way:
+    def way(self) -> SendPath:
         return self._choice.way
 
     @property
@@ -185,11 +185,11 @@ class Spool:
         self.fault = self.fault or self._keeping.check()
         before = self.way
         self._choice.look(buffer, now_ns)
-        if before is Way.HOLD and self.way is Way.DIRECT:
+        if before is SendPath.HOLD and self.way is SendPath.DIRECT:
             self._own.forget_streams()
 
     def next_look_ns(self) -> int | None:
-        if self.way is Way.DIVERT:
+        if self.way is SendPath.DIVERT:
             return self._keeping.full_until_ns or None
         return self._choice.next_look_ns()
 
@@ -250,7 +250,7 @@ class Spool:
         draining, refused = self.draining, self.draining.trouble
         faults = [str(each.fault) for each in self.journals if each.fault is not None]
         return SpoolState(
-            self.way is Way.DIVERT or not self.is_empty,
+            self.way is SendPath.DIVERT or not self.is_empty,
             self.messages,
             sum(each.size_bytes for each in self.journals),
             draining.messages,

@@ -26,21 +26,23 @@ from fairway import batch
 from fairway.client.spool import yard_at
 from fairway.client.spool_aside import Aside, aside_name
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import Entry, Kind, entry_of
-from fairway.client.spool_recovery import Survey
+from fairway.client.spool_record import SpoolEntry, SpoolRecordKind, entry_of
+from fairway.client.spool_recovery import JournalSurvey
 from fairway.client.spool_survey import survey
 from fairway.errors import FairwayError, Misuse
 from fairway.protocol.diversion import Handed
 from fairway.world.bell import Bell
 from fairway.world.clock import Clock
-from fairway.world.disk import Done
+from fairway.world.disk import Completion
 from fairway.world.rng import Rng
 
 if TYPE_CHECKING:
     from fairway.errors import StorageFault
     from fairway.world.yard import Yard
 
-Wait: TypeAlias = Callable[[Callable[[Done], None]], None]  # calls it, and returns when `done` was called, or raises
+WaitFor: TypeAlias = Callable[
+    [Callable[[Completion], None]], None
+]  # calls it, and returns when `done` was called, or raises
 
 
 class Changed(msgspec.Struct, frozen=True):
@@ -53,7 +55,7 @@ class Changed(msgspec.Struct, frozen=True):
     left: list[str]  # why something stays as it was, a sentence each
 
 
-class Chosen(NamedTuple):
+class JournalSelection(NamedTuple):
     """What is to be changed in one journal."""
 
     name: str
@@ -71,7 +73,7 @@ def batch_id(journal: str, number: int) -> str:
 class Bench:
     """One journal that is ours, on which nobody else works. Blocks."""
 
-    def __init__(self, journal: Journal, rng: Rng, wait: Wait) -> None:
+    def __init__(self, journal: Journal, rng: Rng, wait: WaitFor) -> None:
         self.journal = journal
         self._rng = rng
         self._wait = wait
@@ -84,7 +86,7 @@ class Bench:
         self._put(aside.number, aside.subject, aside.messages, data)
         self.journal.clear_asides()
 
-    def free(self, entry: Entry) -> None:
+    def free(self, entry: SpoolEntry) -> None:
         """What is pinned to a group may go to any."""
         self._put(entry.number, entry.subject, entry.messages, entry.data)
 
@@ -94,10 +96,10 @@ class Bench:
         self._wait(lambda done: self.journal.give_up([aside.number], done))
         self.journal.disk.remove(aside_name(aside.number))
 
-    def pinned_to(self, group: str) -> list[Entry]:
+    def pinned_to(self, group: str) -> list[SpoolEntry]:
         """What waits for that group, in order: not much, no more than was under way at once."""
-        waiting, walk = self.journal.doubtful(), Survey(self.journal.disk, self.journal.number).walk()
-        entries = (entry_of(record.body) for _, record in walk if record.kind == Kind.ENTRY)
+        waiting, walk = self.journal.doubtful(), JournalSurvey(self.journal.disk, self.journal.number).walk()
+        entries = (entry_of(record.body) for _, record in walk if record.kind == SpoolRecordKind.ENTRY)
         return [entry for entry in entries if waiting.get(entry.number) == group]
 
     def _put(self, number: int, subject: str, messages: int, data: bytes) -> None:
@@ -132,7 +134,7 @@ def retry(directory: str, ids: Sequence[str] | None, clock: Clock, rng: Rng, *, 
             f"what was set aside may be stored already, in part (messages: {doubtful:,}), and nobody can tell: sent "
             "again, it may be stored twice. Say --may-repeat if it may, or name the ids of the other batches"
         )
-    work = _Work(directory, clock, rng)
+    work = _JournalWork(directory, clock, rng)
     for each in chosen:
         work.change(each, Bench.put_back)
     return work.changed(unknown)
@@ -141,7 +143,7 @@ def retry(directory: str, ids: Sequence[str] | None, clock: Clock, rng: Rng, *, 
 def discard(directory: str, ids: Sequence[str] | None, clock: Clock, rng: Rng) -> Changed:
     """Remove what was set aside: these batches, or all."""
     chosen, unknown = _choose(directory, ids, clock)
-    work = _Work(directory, clock, rng)
+    work = _JournalWork(directory, clock, rng)
     for each in chosen:
         work.change(each, Bench.discard)
     return work.changed(unknown)
@@ -149,14 +151,14 @@ def discard(directory: str, ids: Sequence[str] | None, clock: Clock, rng: Rng) -
 
 def retry_pinned(directory: str, group: str, clock: Clock, rng: Rng) -> Changed:
     """Put back what waits for a broker group that is no more. Some of it may be stored twice then."""
-    work = _Work(directory, clock, rng)
+    work = _JournalWork(directory, clock, rng)
     for each in survey(directory, clock).journals:
         if group in each.pinned:
             work.free(each.name, group)
     return work.changed([])
 
 
-def _choose(directory: str, ids: Sequence[str] | None, clock: Clock) -> tuple[list[Chosen], list[str]]:
+def _choose(directory: str, ids: Sequence[str] | None, clock: Clock) -> tuple[list[JournalSelection], list[str]]:
     """By journal; and the ids of nothing."""
     there = {
         batch_id(journal.name, aside.number): (journal.name, aside)
@@ -167,11 +169,13 @@ def _choose(directory: str, ids: Sequence[str] | None, clock: Clock) -> tuple[li
     by_journal: dict[str, list[Aside]] = {}
     for name, aside in (there[each] for each in wanted if each in there):
         by_journal.setdefault(name, []).append(aside)
-    found = [Chosen(name, sorted(asides, key=lambda aside: aside.number)) for name, asides in by_journal.items()]
+    found = [
+        JournalSelection(name, sorted(asides, key=lambda aside: aside.number)) for name, asides in by_journal.items()
+    ]
     return found, [each for each in wanted if each not in there]
 
 
-class _Work:
+class _JournalWork:
     """On all journals of a directory, one after the other."""
 
     def __init__(self, directory: str, clock: Clock, rng: Rng) -> None:
@@ -185,7 +189,7 @@ class _Work:
         self._may_repeat = 0
         self._left: list[str] = []
 
-    def change(self, chosen: Chosen, step: Callable[[Bench, Aside], None]) -> None:
+    def change(self, chosen: JournalSelection, step: Callable[[Bench, Aside], None]) -> None:
         def work(bench: Bench) -> None:
             here = {each.number for each in bench.journal.asides()}
             for aside in chosen.asides:
@@ -235,7 +239,7 @@ class _Work:
         except FairwayError as error:
             self._left.append(f"{what}: {error}")
 
-    def _note(self, name: str, what: Aside | Entry, *, may_repeat: bool) -> None:
+    def _note(self, name: str, what: Aside | SpoolEntry, *, may_repeat: bool) -> None:
         self._ids.append(batch_id(name, what.number))
         self._messages += what.messages
         self._may_repeat += what.messages if may_repeat else 0
@@ -245,7 +249,7 @@ class _Work:
         self._posted.append((callback, args))
         self._bell.ring()
 
-    def _wait(self, work: Callable[[Done], None]) -> None:
+    def _wait(self, work: Callable[[Completion], None]) -> None:
         """A journal is called from one thread: what the disk completes is told here."""
         outcome: list[StorageFault | None] = []
         work(outcome.append)

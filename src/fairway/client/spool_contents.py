@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from fairway.client.spool import yard_at
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import Kind, entry_of
-from fairway.client.spool_recovery import Survey
+from fairway.client.spool_record import SpoolRecordKind, entry_of
+from fairway.client.spool_recovery import JournalSurvey
 from fairway.errors import FairwayError, Misuse, NoSuchFile
 from fairway.world.clock import Clock
 from fairway.world.disk import Disk
@@ -17,7 +17,7 @@ from fairway.world.disk import Disk
 _TRIES = 100  # each for a segment that was emptied and removed while we read
 
 
-class Kept(NamedTuple):
+class SpoolContent(NamedTuple):
     """An entry: one batch."""
 
     subject: str
@@ -25,7 +25,7 @@ class Kept(NamedTuple):
     aside: str | None  # why the broker will never take it; None: it waits to be sent
 
 
-def contents(directory: str, clock: Clock, troubles: list[str]) -> Iterator[Kept]:
+def contents(directory: str, clock: Clock, troubles: list[str]) -> Iterator[SpoolContent]:
     """`Misuse` where there is no spool; a journal that cannot be read is one more of `troubles`."""
     yard = yard_at(directory)
     if not yard.exists():
@@ -40,20 +40,20 @@ def contents(directory: str, clock: Clock, troubles: list[str]) -> Iterator[Kept
             disk.close()
 
 
-def _of_journal(disk: Disk, number: int, clock: Clock) -> Iterator[Kept]:
+def _of_journal(disk: Disk, number: int, clock: Clock) -> Iterator[SpoolContent]:
     done = -1  # the last entry that was told
     for _ in range(_TRIES):
         try:
             journal = Journal.look(disk, number, clock)
-            for _base, record in Survey(disk, number).walk():
-                if record.kind == Kind.ENTRY:
+            for _base, record in JournalSurvey(disk, number).walk():
+                if record.kind == SpoolRecordKind.ENTRY:
                     entry = entry_of(record.body)
                     if entry.number > done and journal.holds(entry.number):
                         done = entry.number
-                        yield Kept(entry.subject, entry.data, None)
+                        yield SpoolContent(entry.subject, entry.data, None)
             for note in journal.asides():
                 _, data = journal.read_aside(f"{note.number:016x}")
-                yield Kept(note.subject, data, note.reason)
+                yield SpoolContent(note.subject, data, note.reason)
         except NoSuchFile:  # what was in it is at the broker by now
             continue
         return

@@ -34,13 +34,13 @@ from typing import Final
 from fairway import batch, limits
 from fairway.batch.layout import is_delayed
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import Entry
+from fairway.client.spool_record import SpoolEntry
 from fairway.errors import Code, Refused, StorageFault
-from fairway.protocol.backoff import NS_PER_MS, Backoff
+from fairway.protocol.backoff import NS_PER_MS, RetryDelays
 from fairway.protocol.conflict import TAKEN, is_receipt
 from fairway.protocol.diversion import Handed
 from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.session import Answer, Ask, Lost, Outcome
+from fairway.protocol.session import Answer, Ask, ConnectionLost, RequestOutcome
 from fairway.world.rng import Rng
 
 log = logging.getLogger("fairway.spool")
@@ -57,17 +57,17 @@ LATER: Final = frozenset(
 ELSEWHERE: Final = frozenset({Code.DRAINING, Code.NOT_MASTER})  # the line looks for another, and waits for that
 
 
-class Parcel:
+class SpooledBatch:
     """One batch on its way."""
 
     __slots__ = ("data", "entry", "first", "flow", "is_doubtful", "journal", "producer_id", "secret", "trouble")
 
-    def __init__(self, entry: Entry, flow: Flow, journal: Journal) -> None:
+    def __init__(self, entry: SpoolEntry, flow: SubjectQueue, journal: Journal) -> None:
         self.entry = entry
         self.flow = flow
         self.journal = journal
         self.is_doubtful = entry.was_sent or entry.number < journal.sent_before
-        self.trouble: Refused | Lost | None = None
+        self.trouble: Refused | ConnectionLost | None = None
         self.data = b""
         self.producer_id = self.first = 0
         self.restamp()
@@ -91,7 +91,7 @@ class Parcel:
         )
 
 
-class Flow:
+class SubjectQueue:
     """One subject's batches, in order."""
 
     __slots__ = (
@@ -100,16 +100,16 @@ class Flow:
 
     def __init__(self, key: tuple[str, bool], rng: Rng) -> None:
         self.key = key  # the subject, and whether they are due later
-        self.parcels: deque[Parcel] = deque()
+        self.parcels: deque[SpooledBatch] = deque()
         self.in_flight = 0
         self.retry_ns = 0
         self.is_broken = False
         self.is_held = False  # the journal is about to note something
         self.refused: Refused | None = None
-        self.backoff = Backoff(rng, first_ms=_FIRST_MS, most_ms=_MOST_MS)
+        self.backoff = RetryDelays(rng, first_ms=_FIRST_MS, most_ms=_MOST_MS)
         self._next = 0  # in `parcels`: the first that is not in flight
 
-    def take(self, now_ns: int) -> Parcel | None:
+    def take(self, now_ns: int) -> SpooledBatch | None:
         """The next one to send; None: not now. Those of a new stream wait for those of the one before."""
         if self.is_broken or self.is_held or now_ns < self.retry_ns or self.in_flight >= WINDOW:
             return None
@@ -123,11 +123,11 @@ class Flow:
         self.in_flight += 1
         return parcel
 
-    def ask(self, parcel: Parcel) -> Ask:
+    def ask(self, parcel: SpooledBatch) -> Ask:
         """The request that carries it."""
         return Ask(Produce(self.key[0], parcel.is_doubtful, parcel.secret), (parcel.data,), parcel)
 
-    def arrived(self, parcel: Parcel) -> None:
+    def arrived(self, parcel: SpooledBatch) -> None:
         self.in_flight -= 1
         self._next -= 1
         self.parcels.remove(parcel)
@@ -135,14 +135,14 @@ class Flow:
             self.refused = None
             self.backoff.reset()
 
-    def came_to_grief(self, parcel: Parcel, trouble: Refused | Lost) -> None:
+    def came_to_grief(self, parcel: SpooledBatch, trouble: Refused | ConnectionLost) -> None:
         self.in_flight -= 1
         parcel.trouble = trouble
         self.is_broken = True
-        if isinstance(trouble, Lost):
+        if isinstance(trouble, ConnectionLost):
             parcel.is_doubtful = True
 
-    def remove(self, parcels: Iterable[Parcel]) -> None:
+    def remove(self, parcels: Iterable[SpooledBatch]) -> None:
         """They go another way, while nothing is under way."""
         gone = frozenset(parcels)
         self.parcels = deque(parcel for parcel in self.parcels if parcel not in gone)
@@ -168,7 +168,7 @@ class Draining:
         self._on_success = on_success
         self._journals: list[Journal] = []
         self._current: Journal | None = None
-        self._flows: dict[tuple[str, bool], Flow] = {}
+        self._flows: dict[tuple[str, bool], SubjectQueue] = {}
         self._loaded = 0
         self._loaded_bytes = 0
         self._is_loading = False
@@ -211,8 +211,8 @@ class Draining:
                 asks.append(flow.ask(parcel))
         return asks
 
-    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
-        parcel: Parcel = token  # type: ignore[assignment]
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
+        parcel: SpooledBatch = token  # type: ignore[assignment]
         flow = parcel.flow
         if isinstance(outcome, Answer):
             receipt: Produced = outcome.message  # type: ignore[assignment]  # PRODUCE has no other answer
@@ -245,7 +245,7 @@ class Draining:
             self._is_loading = True
             journal.load(lambda entries: self._on_loaded(journal, entries))
 
-    def _on_loaded(self, journal: Journal, entries: list[Entry]) -> None:
+    def _on_loaded(self, journal: Journal, entries: list[SpoolEntry]) -> None:
         if not entries:
             self._is_loading = False
             self._on_change()
@@ -260,28 +260,28 @@ class Draining:
 
         journal.mark_sent(entries[-1].number + 1, marked)
 
-    def _put(self, journal: Journal, entry: Entry) -> None:
+    def _put(self, journal: Journal, entry: SpoolEntry) -> None:
         key = (entry.subject, is_delayed(entry.data))
         flow = self._flows.get(key)
         if flow is None:
-            flow = self._flows[key] = Flow(key, self._rng)
-        flow.parcels.append(Parcel(entry, flow, journal))
+            flow = self._flows[key] = SubjectQueue(key, self._rng)
+        flow.parcels.append(SpooledBatch(entry, flow, journal))
         self._loaded += 1
         self._loaded_bytes += len(entry.data)
 
-    def _arrived(self, parcel: Parcel) -> None:
+    def _arrived(self, parcel: SpooledBatch) -> None:
         parcel.flow.arrived(parcel)
         self.messages += parcel.entry.messages
         self._let_go(parcel)
         parcel.journal.note_done(parcel.entry.number)
 
-    def _let_go(self, parcel: Parcel) -> None:
+    def _let_go(self, parcel: SpooledBatch) -> None:
         self._loaded -= 1
         self._loaded_bytes -= len(parcel.entry.data)
         if not parcel.flow.parcels:
             del self._flows[parcel.flow.key]
 
-    def _mend(self, flow: Flow, now_ns: int) -> None:
+    def _mend(self, flow: SubjectQueue, now_ns: int) -> None:
         """Everything that was under way has come back: what to do about the first that is not stored."""
         head = flow.parcels[0]
         trouble = head.trouble
@@ -290,7 +290,7 @@ class Draining:
             flow.refused = trouble
             self._judge(flow, head, trouble, now_ns)
 
-    def _judge(self, flow: Flow, head: Parcel, refused: Refused, now_ns: int) -> None:
+    def _judge(self, flow: SubjectQueue, head: SpooledBatch, refused: Refused, now_ns: int) -> None:
         journal, code = head.journal, refused.code
         if code in LATER:
             wait_ns = 0 if code in ELSEWHERE else flow.backoff.next_ns(refused.retry_after_ms)
@@ -302,7 +302,7 @@ class Draining:
         else:
             self._set_aside(journal, flow, head, refused, now_ns)
 
-    def _restream(self, journal: Journal, flow: Flow, head: Parcel) -> None:
+    def _restream(self, journal: Journal, flow: SubjectQueue, head: SpooledBatch) -> None:
         """The head and all behind it in its stream go on as another stream: written down, then sent."""
         old_id, first = head.producer_id, head.first
         flow.is_held = True
@@ -317,7 +317,9 @@ class Draining:
 
         journal.restream(old_id, first, self._rng.bits(64) or 1, noted)
 
-    def _begin_anew(self, journal: Journal, flow: Flow, head: Parcel, refused: Refused, now_ns: int) -> None:
+    def _begin_anew(
+        self, journal: Journal, flow: SubjectQueue, head: SpooledBatch, refused: Refused, now_ns: int
+    ) -> None:
         """The head alone goes on as another stream. It is written down behind what is in the journal, in place of
         itself; what follows it keeps its number, under which it may be stored."""
         log_taken(head, refused)
@@ -337,7 +339,9 @@ class Draining:
 
         journal.put_back(Handed(entry.subject, entry.messages, False, data), entry.number, noted)
 
-    def _set_aside(self, journal: Journal, flow: Flow, head: Parcel, refused: Refused, now_ns: int) -> None:
+    def _set_aside(
+        self, journal: Journal, flow: SubjectQueue, head: SpooledBatch, refused: Refused, now_ns: int
+    ) -> None:
         is_unknown = head.is_doubtful
         reason = f"it may be stored, nobody can tell: {refused}" if is_unknown else str(refused)
         flow.is_held = True
@@ -355,7 +359,7 @@ class Draining:
         journal.set_aside(head.entry, reason, head.producer_id, is_unknown, kept)
 
 
-def log_taken(head: Parcel, refused: Refused) -> None:
+def log_taken(head: SpooledBatch, refused: Refused) -> None:
     """Tell people that a place was not free that should have been."""
     log.warning(
         "%d messages to %s go out under a new stream, because their place %016x+%d in the old one is taken (%s): was "
@@ -364,7 +368,7 @@ def log_taken(head: Parcel, refused: Refused) -> None:
     )  # fmt: skip
 
 
-def is_clean(head: Parcel, code: Code) -> bool:
+def is_clean(head: SpooledBatch, code: Code) -> bool:
     """Whether it is certainly not stored under its number, and may have another one."""
     if code is Code.SEQUENCE_GAP:
         return not head.is_doubtful or head.producer_id not in head.journal.murky

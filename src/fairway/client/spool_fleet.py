@@ -21,11 +21,11 @@ from fairway.client.fleet import Fleet
 from fairway.client.spool import Keeping, SpoolOptions, SpoolState
 from fairway.client.spool_journal import Journal
 from fairway.client.spool_sorting import Sorting
-from fairway.client.spool_way import Choice
-from fairway.client.spot import Spot
+from fairway.client.spool_way import SpoolPolicy
+from fairway.client.spot import Partitioner
 from fairway.client.ways import WayT
 from fairway.errors import FairwayError
-from fairway.protocol.diversion import Buffer, Handed, Way
+from fairway.protocol.diversion import Buffer, Handed, SendPath
 from fairway.protocol.pending import SpoolBatchReceipt
 from fairway.protocol.routing import SubjectRoute
 from fairway.world.clock import Clock
@@ -34,7 +34,7 @@ from fairway.world.rng import Rng
 NOWHERE = ""  # the gate of what has no group yet
 
 
-class Gate(Generic[WayT]):
+class SpoolGate(Generic[WayT]):
     """The other way than that to one group; called under the lock of that way."""
 
     def __init__(self, spool: FleetSpool[WayT], way: WayT) -> None:
@@ -43,7 +43,7 @@ class Gate(Generic[WayT]):
         self.must_divert = False  # something is kept of a subject whose keys have their places, and has none yet
         self.way_there = way
         self._spool = spool
-        self._choice = Choice(spool.options, self)
+        self._choice = SpoolPolicy(spool.options, self)
         self._is_keeping = False
 
     @property
@@ -67,7 +67,7 @@ class Gate(Generic[WayT]):
     # --- Diversion ---------------------------------------------------------------------------------------------------
 
     @property
-    def way(self) -> Way:
+    def way(self) -> SendPath:
         return self._choice.way
 
     @property
@@ -86,7 +86,7 @@ class Gate(Generic[WayT]):
         self._choice.look(buffer, now_ns)
 
     def next_look_ns(self) -> int | None:
-        if self.way is Way.DIVERT:
+        if self.way is SendPath.DIVERT:
             return self._spool.keeping.full_until_ns or None
         return self._choice.next_look_ns()
 
@@ -135,7 +135,7 @@ class FleetSpool(Generic[WayT]):
         self._others: list[Journal] = []  # found later
         self._has_looked_round = False
         self._in_hand: Counter[tuple[str, bool]] = Counter()  # what has no group and is not in the journal yet
-        self._gates: dict[str, Gate[WayT]] = {}
+        self._gates: dict[str, SpoolGate[WayT]] = {}
         with self._lock:
             self._new_gate(NOWHERE, fleet.meta)
             fleet.meta.core.line.add(self.sorting, clock.monotonic_ns())
@@ -150,14 +150,14 @@ class FleetSpool(Generic[WayT]):
         self.refresh()
 
     def _new_gate(self, name: str, way: WayT) -> None:
-        gate = self._gates[name] = Gate(self, way)
+        gate = self._gates[name] = SpoolGate(self, way)
         if way is self._fleet.meta:
             way.producing.divert(gate)
         else:
             with way.link.lock:
                 way.producing.divert(gate)
 
-    def _on_place(self, spot: Spot[WayT], route: SubjectRoute) -> None:
+    def _on_place(self, spot: Partitioner[WayT], route: SubjectRoute) -> None:
         """A subject is about to have these groups: what is sent to it from now on goes behind what is kept of it."""
         if route.is_ordered and (spot.subject, spot.is_due) in self._unplaced():
             for name in route.writable:
@@ -171,7 +171,9 @@ class FleetSpool(Generic[WayT]):
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
-    def keep(self, gate: Gate[WayT], handed: Sequence[Handed], done: Callable[[FairwayError | None], None]) -> None:
+    def keep(
+        self, gate: SpoolGate[WayT], handed: Sequence[Handed], done: Callable[[FairwayError | None], None]
+    ) -> None:
         """An errand, without any lock."""
 
         def kept(fault: FairwayError | None) -> None:
@@ -237,7 +239,7 @@ class FleetSpool(Generic[WayT]):
         sorting, journals = self.sorting, self.journals
         faults = [str(each.fault) for each in journals if each.fault is not None]
         return SpoolState(
-            any(gate.way is Way.DIVERT for gate in self._gates.values()) or not self._own.is_empty,
+            any(gate.way is SendPath.DIVERT for gate in self._gates.values()) or not self._own.is_empty,
             self.messages,
             sum(each.size_bytes for each in journals),
             sorting.messages,

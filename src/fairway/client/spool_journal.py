@@ -31,16 +31,16 @@ from fairway.client.spool_record import (
     KEYED_CLUSTER_VERSION,
     KEYED_VERSION,
     VERSION,
-    BadRecord,
+    BadSpoolRecord,
     ClusterMarks,
     CutShort,
-    Entry,
     KeyedMarks,
-    Kind,
     Marks,
-    Placed,
-    Record,
+    PlacementRecord,
     Restream,
+    SpoolEntry,
+    SpoolRecord,
+    SpoolRecordKind,
     entry_body,
     entry_of,
     marks_body,
@@ -48,19 +48,19 @@ from fairway.client.spool_record import (
     pack,
     parse,
 )
-from fairway.client.spool_recovery import ASIDE, CHUNK_BYTES, KEPT, Damage, Survey, segment_name
-from fairway.client.spool_work import Job, PendingEntry, Segment, nobody, tell_all
+from fairway.client.spool_recovery import ASIDE, CHUNK_BYTES, KEPT, JournalSurvey, SpoolDamage, segment_name
+from fairway.client.spool_work import JournalSegment, JournalWrite, PendingEntry, nobody, tell_all
 from fairway.errors import DiskFull, StorageFault, invariant
 from fairway.protocol.diversion import Handed
 from fairway.world.clock import Clock
-from fairway.world.disk import Disk, Done
+from fairway.world.disk import Completion, Disk
 
 SEGMENT_BYTES = 4 * limits.MIB
 MARK_ROOM_BYTES = 64 * limits.KIB  # claimed behind each segment: some hundred marks, each for up to a MiB of entries
 PLACES_PART = 4  # of a segment, in a cluster: the smallest entry has 192 bytes, where it goes and its end 25 to 45
 DONE_NOTED_EVERY = 16  # entries: far fewer than the broker remembers of a stream
 
-Found: TypeAlias = Callable[[list[Entry]], None]
+OnRecovered: TypeAlias = Callable[[list[SpoolEntry]], None]
 
 
 class Journal:
@@ -88,16 +88,18 @@ class Journal:
         self.sent = 0  # entries with smaller numbers may have been sent
         self.sent_before = 0  # the same, by an earlier owner
         self.since_ms = clock.wall_ms()  # when the oldest that is left was written
-        self.damages: list[Damage] = []
+        self.damages: list[SpoolDamage] = []
         self.murky: set[int] = set()  # streams with an entry whose fate is unknown; never iterated
-        self.placed: dict[int, Placed] = {}  # entries that are not done, by number: where they were last to be sent
+        self.placed: dict[
+            int, PlacementRecord
+        ] = {}  # entries that are not done, by number: where they were last to be sent
         self.doubts: set[int] = set()  # of them, those that may be stored there; never iterated
         self.held: Counter[str] = Counter()  # entries that are not done, by group
         self.unplaced: Counter[tuple[str, bool]] = Counter()  # those without one, by subject and whether they are due
         self._clock = clock
         self._segment_bytes = segment_bytes
         self._is_synced = is_synced
-        self._segments: deque[Segment] = deque()
+        self._segments: deque[JournalSegment] = deque()
         self._pending: dict[int, PendingEntry] = {}  # entries that are not done
         self._next = 0  # number
         self._end = 0
@@ -107,7 +109,7 @@ class Journal:
         self._replaced: set[int] = set()  # entries whose place another has taken: set aside no more; never iterated
         self._done_unnoted: list[int] = []
         self._are_marks_due = False
-        self._jobs: list[Job] = []
+        self._jobs: list[JournalWrite] = []
         self._is_committing = False
         self._is_loading = False
         self._is_rewound = False  # while it was loading
@@ -120,7 +122,7 @@ class Journal:
     ) -> Journal:
         """One that was left behind; its disk is locked by us. Blocks while all of it is read and checked."""
         journal = cls(disk, number, clock, segment_bytes=segment_bytes, is_synced=is_synced)
-        survey = Survey(disk, number)
+        survey = JournalSurvey(disk, number)
         journal._read(survey)
         survey.mend()
         journal.clear_asides()
@@ -131,14 +133,14 @@ class Journal:
     def look(cls, disk: Disk, number: int, clock: Clock) -> Journal:
         """The same without changing anything, also of one that is in use: for a report."""
         journal = cls(disk, number, clock)
-        journal._read(Survey(disk, number))
+        journal._read(JournalSurvey(disk, number))
         return journal
 
-    def _read(self, survey: Survey) -> None:
+    def _read(self, survey: JournalSurvey) -> None:
         for base, record in survey.walk():
             segment = self._segments[-1] if self._segments else None
             if segment is None or segment.base != base:
-                segment = Segment(base, base, self.disk.open(segment_name(base)))
+                segment = JournalSegment(base, base, self.disk.open(segment_name(base)))
                 self._segments.append(segment)
                 self.since_ms = min(self.since_ms, record.time_ms)
             segment.end = record.end
@@ -153,10 +155,10 @@ class Journal:
             if aside.is_unknown:
                 self.murky.add(aside.producer_id)
 
-    def _take(self, record: Record, segment: Segment) -> None:
+    def _take(self, record: SpoolRecord, segment: JournalSegment) -> None:
         self.is_cluster = record.version in (CLUSTER_VERSION, KEYED_CLUSTER_VERSION)
         self.is_keyed = record.version in (KEYED_VERSION, KEYED_CLUSTER_VERSION)
-        if record.kind == Kind.ENTRY:
+        if record.kind == SpoolRecordKind.ENTRY:
             number, subject, messages, was_sent, data, group, instead = entry_of(record.body)
             self._replace(instead)
             self._add(number, PendingEntry(messages, segment, subject, is_delayed(data), was_sent, group))
@@ -172,7 +174,7 @@ class Journal:
             self._restreams = marks.restreams
         self._note_placed(marks.placed)
 
-    def _begin(self, survey: Survey) -> None:
+    def _begin(self, survey: JournalSurvey) -> None:
         kept = frozenset(survey.bases)
         self._segments = deque(each for each in self._segments if each.base in kept)
         for segment in self._segments:
@@ -244,18 +246,18 @@ class Journal:
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
-    def keep(self, handed: Sequence[Handed], done: Done) -> None:
+    def keep(self, handed: Sequence[Handed], done: Completion) -> None:
         """Append these; `done` when they are safe, or when none of them is (`DiskFull`), or nobody knows."""
         last = len(handed) - 1
-        self._jobs += [Job(each, done if index == last else nobody) for index, each in enumerate(handed)]
+        self._jobs += [JournalWrite(each, done if index == last else nobody) for index, each in enumerate(handed)]
         self._commit()
 
-    def keep_one(self, handed: Handed, numbered: Callable[[int], None], done: Done) -> None:
+    def keep_one(self, handed: Handed, numbered: Callable[[int], None], done: Completion) -> None:
         """The same for one, whose number is told when it is safe."""
-        self._jobs.append(Job(handed, done, numbered))
+        self._jobs.append(JournalWrite(handed, done, numbered))
         self._commit()
 
-    def mark_sent(self, number: int, done: Done) -> None:
+    def mark_sent(self, number: int, done: Completion) -> None:
         """Entries with smaller numbers are about to be sent."""
         if number <= self.sent:
             done(None)
@@ -263,28 +265,28 @@ class Journal:
         self.sent = number
         self._mark(done)
 
-    def restream(self, old_id: int, first: int, new_id: int, done: Done) -> None:
+    def restream(self, old_id: int, first: int, new_id: int, done: Completion) -> None:
         """From `first` on, a stream goes on as another."""
         self._restreams = [*self._restreams, Restream(old_id, first, new_id)]
         self._mark(done)
 
-    def place(self, placed: Sequence[Placed], done: Done) -> None:
+    def place(self, placed: Sequence[PlacementRecord], done: Completion) -> None:
         """These are about to be sent: not before `done(None)`. After `DiskFull` they are not to be."""
-        self._jobs.append(Job(None, done, placed=placed))
+        self._jobs.append(JournalWrite(None, done, placed=placed))
         self._commit()
 
-    def put_back(self, handed: Handed, instead: int, done: Done) -> None:
+    def put_back(self, handed: Handed, instead: int, done: Completion) -> None:
         """Keep it in the place of one that was set aside, or is pinned: one record says both. `clear_asides` next."""
-        self._jobs.append(Job(handed, done, instead=instead))
+        self._jobs.append(JournalWrite(handed, done, instead=instead))
         self._commit()
 
-    def give_up(self, numbers: Sequence[int], done: Done) -> None:
+    def give_up(self, numbers: Sequence[int], done: Completion) -> None:
         """Their files in `aside` may go after `done(None)`; before, one whose end was not noted might come back."""
         if not self._segments:
             self.disk.remove_later(segment_name(self._end), done)  # not there; behind those that are being removed
             return
         self._done_unnoted += numbers
-        self._jobs.append(Job(None, done, is_needed=True))
+        self._jobs.append(JournalWrite(None, done, is_needed=True))
         self._commit()
 
     def clear_asides(self) -> None:
@@ -293,7 +295,7 @@ class Journal:
             if int(name, 16) in self._replaced:
                 self.disk.remove(f"{ASIDE}/{name}")
 
-    def may_be_stored(self, entry: Entry) -> bool:
+    def may_be_stored(self, entry: SpoolEntry) -> bool:
         """In a cluster: whether it may be where it was last to be sent."""
         return entry.number in self.doubts or (entry.was_sent and entry.number not in self.placed)
 
@@ -323,7 +325,7 @@ class Journal:
             self._sweep()
             self._mark(nobody)
 
-    def set_aside(self, entry: Entry, reason: str, producer_id: int, is_unknown: bool, done: Done) -> None:
+    def set_aside(self, entry: SpoolEntry, reason: str, producer_id: int, is_unknown: bool, done: Completion) -> None:
         """The broker will never take it: keep it where people find it, and go on."""
         now_ms, is_cluster = self._clock.wall_ms(), self.is_cluster
         note = Aside(entry.number, entry.subject, entry.messages, reason, is_unknown, producer_id, now_ms, is_cluster)
@@ -337,9 +339,9 @@ class Journal:
 
         self.disk.publish_later(aside_name(entry.number), aside_parts(note, entry.data), published)
 
-    def _mark(self, done: Done) -> None:
+    def _mark(self, done: Completion) -> None:
         self._are_marks_due = True
-        self._jobs.append(Job(None, done))
+        self._jobs.append(JournalWrite(None, done))
         self._commit()
 
     def _add(self, number: int, kept: PendingEntry) -> None:
@@ -362,7 +364,7 @@ class Journal:
             self._forget(number)
             self._replaced.add(number)
 
-    def _note_placed(self, placed: Sequence[Placed]) -> None:
+    def _note_placed(self, placed: Sequence[PlacementRecord]) -> None:
         for each in placed:
             kept = self._pending.get(each.number)
             if kept is not None:  # else it is done, or cannot be read
@@ -416,7 +418,7 @@ class Journal:
 
         self.disk.commit(segment.file, parts, committed, sync=self._is_synced)
 
-    def _active(self, entry_bytes: int) -> Segment:
+    def _active(self, entry_bytes: int) -> JournalSegment:
         """The segment to append to. Marks alone go into the last one where there is no room for another."""
         last = self._segments[-1] if self._segments else None
         is_full = last is None or last.end - last.base >= self._segment_bytes
@@ -434,31 +436,36 @@ class Journal:
             if last is None or entry_bytes:
                 raise
             return last
-        self._segments.append(Segment(self._end, self._end, file))
+        self._segments.append(JournalSegment(self._end, self._end, file))
         return self._segments[-1]
 
-    def _packed(self, segment: Segment, jobs: Sequence[Job]) -> tuple[list[bytes], list[tuple[int, PendingEntry]]]:
+    def _packed(
+        self, segment: JournalSegment, jobs: Sequence[JournalWrite]
+    ) -> tuple[list[bytes], list[tuple[int, PendingEntry]]]:
         """The records of a commit; and which entries they are."""
         parts: list[bytes] = []
         numbers: list[tuple[int, PendingEntry]] = []
         position, now_ms = self._end, self._clock.wall_ms()
         version = self._version
 
-        def add(kind: Kind, body: bytes) -> None:
+        def add(kind: SpoolRecordKind, body: bytes) -> None:
             nonlocal position
             parts.append(pack(kind, self.number, position, self._synced_end, now_ms, body, version))
             position += len(parts[-1])
 
         placed = [each for job in jobs for each in job.placed]
         if segment.end == segment.base:
-            add(Kind.HEAD, marks_body(self._marks([*self.placed.values(), *placed])))
+            add(SpoolRecordKind.HEAD, marks_body(self._marks([*self.placed.values(), *placed])))
         elif self._are_marks_due or self._done_unnoted or placed:
-            add(Kind.MARKS, marks_body(self._marks(placed)))
+            add(SpoolRecordKind.MARKS, marks_body(self._marks(placed)))
         for job in jobs:
             if job.entry is not None:
                 number = self._next + len(numbers)
                 subject, messages, was_sent, data, group = job.entry
-                add(Kind.ENTRY, entry_body(Entry(number, subject, messages, was_sent, data, group, job.instead)))
+                add(
+                    SpoolRecordKind.ENTRY,
+                    entry_body(SpoolEntry(number, subject, messages, was_sent, data, group, job.instead)),
+                )
                 numbers.append((number, PendingEntry(messages, segment, subject, is_delayed(data), was_sent, group)))
         return parts, numbers
 
@@ -468,13 +475,13 @@ class Journal:
             return KEYED_CLUSTER_VERSION if self.is_cluster else KEYED_VERSION
         return CLUSTER_VERSION if self.is_cluster else VERSION
 
-    def _marks(self, placed: list[Placed]) -> Marks:
+    def _marks(self, placed: list[PlacementRecord]) -> Marks:
         marks = Marks(self._done_unnoted, self.sent, self._restreams)
         if self.is_keyed:
             return KeyedMarks(marks.done, marks.sent, marks.restreams, placed, self.key)
         return ClusterMarks(marks.done, marks.sent, marks.restreams, placed) if self.is_cluster else marks
 
-    def _committed(self, segment: Segment, size: int, numbers: Sequence[tuple[int, PendingEntry]]) -> None:
+    def _committed(self, segment: JournalSegment, size: int, numbers: Sequence[tuple[int, PendingEntry]]) -> None:
         self._end += size
         segment.end = self._synced_end = self._end
         for number, kept in numbers:
@@ -483,7 +490,7 @@ class Journal:
         if not self._pending:
             self._sweep()
 
-    def _fail(self, jobs: Sequence[Job], fault: StorageFault) -> None:
+    def _fail(self, jobs: Sequence[JournalWrite], fault: StorageFault) -> None:
         """No room: entries and places are refused, other marks wait for the next commit. Anything else: nothing works
         any more."""
         if isinstance(fault, DiskFull):
@@ -495,7 +502,7 @@ class Journal:
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
-    def load(self, found: Found, size_bytes: int = CHUNK_BYTES) -> None:
+    def load(self, found: OnRecovered, size_bytes: int = CHUNK_BYTES) -> None:
         """The next entries that are not done, in order; one load at a time. None at all: look at `has_more` again."""
         invariant(not self._is_loading, "a journal is read from one place at a time")
         segment = self._segment_at(self._cursor)
@@ -525,8 +532,8 @@ class Journal:
         if not self._is_loading:
             self._cursor = self._segments[0].base if self._segments else self._end
 
-    def _loaded(self, segment: Segment, start: int, data: bytes, found: Found) -> None:
-        entries: list[Entry] = []
+    def _loaded(self, segment: JournalSegment, start: int, data: bytes, found: OnRecovered) -> None:
+        entries: list[SpoolEntry] = []
         position = start
         damaged = {each.position: each.size_bytes for each in self.damages if each.kind == "rotten"}
         while position < start + len(data):
@@ -543,11 +550,11 @@ class Journal:
                     break
                 self.fault = StorageFault(f"{segment.file.name} of journal {self.name} ends at {start}, too early")
                 break
-            except BadRecord as error:
+            except BadSpoolRecord as error:
                 sentence = f"{segment.file.name} of journal {self.name} is damaged at {position} ({error})"
                 self.fault = StorageFault(f"{sentence} since it was opened: start again, and it is mended")
                 break
-            if record.kind == Kind.ENTRY:
+            if record.kind == SpoolRecordKind.ENTRY:
                 entry = entry_of(record.body)
                 if entry.number in self._pending:
                     entries.append(entry)
@@ -555,7 +562,7 @@ class Journal:
         self._cursor = max(self._cursor, position)
         found(entries)
 
-    def _segment_at(self, position: int) -> Segment | None:
+    def _segment_at(self, position: int) -> JournalSegment | None:
         """The segment with something to load from `position` on; the cursor moves to its beginning if need be."""
         for segment in self._segments:
             if position < min(segment.end, self._synced_end):

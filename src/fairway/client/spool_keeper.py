@@ -21,7 +21,7 @@ from fairway.world.rng import Rng
 from fairway.world.workers import Ending, Workers
 
 if TYPE_CHECKING:
-    from fairway.client.core import Core
+    from fairway.client.core import ClientCore
     from fairway.client.fleet import Fleet
     from fairway.world.real_disk import RealDisk
     from fairway.world.yard import Yard
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _STOP_S = 5.0  # for the thread to end
 
 
-class Keeper:
+class SpoolThread:
     """The thread."""
 
     def __init__(
@@ -148,7 +148,7 @@ class Spooling:
     def __init__(
         self,
         options: SpoolOptions,
-        core: Core,  # type: ignore[type-arg]  # of whichever face
+        core: ClientCore,  # type: ignore[type-arg]  # of whichever face
         clock: Clock,
         rng: Rng,
         *,
@@ -159,7 +159,7 @@ class Spooling:
         cannot be used."""
         yard = yard_at(options.directory, post=post)
         number, disk = yard.make(rng)
-        self._keeper = Keeper(options, yard, clock, post)
+        self._keeper = SpoolThread(options, yard, clock, post)
         self._spool = Spool(
             options,
             Journal(disk, number, clock, is_synced=options.is_synced, key=new_secret(rng)),
@@ -194,7 +194,7 @@ class FleetSpooling(Generic[WayT]):
         yard = yard_at(options.directory, post=post)
         number, disk = yard.make(rng)
         own = Journal(disk, number, clock, is_synced=options.is_synced, is_cluster=True, key=new_secret(rng))
-        self._keeper = Keeper(options, yard, clock, post, is_cluster=True)
+        self._keeper = SpoolThread(options, yard, clock, post, is_cluster=True)
         self._spool = FleetSpool(options, own, fleet, clock, rng, on_finished=self._keeper.finished)
 
     @property

@@ -11,25 +11,25 @@ from contextlib import AbstractContextManager
 from typing import Any, Generic, NamedTuple, TypeAlias
 
 from fairway import batch
-from fairway.client.spool_drain import Flow, Parcel
+from fairway.client.spool_drain import SpooledBatch, SubjectQueue
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import Entry
+from fairway.client.spool_record import SpoolEntry
 from fairway.client.ways import WayT
 from fairway.errors import Refused
 from fairway.protocol.conflict import is_receipt
 from fairway.protocol.messages import Produced
-from fairway.protocol.session import Answer, Ask, Outcome
+from fairway.protocol.session import Answer, Ask, RequestOutcome
 from fairway.world.rng import Rng
 
-Key: TypeAlias = tuple[str, bool]  # a subject, and whether its messages are due later
+StreamKey: TypeAlias = tuple[str, bool]  # a subject, and whether its messages are due later
 
 
-class PlacedParcel(Parcel):
+class PlacedParcel(SpooledBatch):
     """A batch that is on its way to where its journal says."""
 
     __slots__ = ("group",)
 
-    def __init__(self, entry: Entry, flow: Flow, journal: Journal, group: str) -> None:
+    def __init__(self, entry: SpoolEntry, flow: SubjectQueue, journal: Journal, group: str) -> None:
         super().__init__(entry, flow, journal)
         self.group = group
         self.is_doubtful = journal.may_be_stored(entry)
@@ -52,29 +52,31 @@ class Report(NamedTuple):
 
     is_open: bool
     stored: list[tuple[PlacedParcel, bool]]  # and whether it had been before
-    broken: list[Flow]  # nothing of them is under way, and something has come back: held until it is decided what next
+    broken: list[
+        SubjectQueue
+    ]  # nothing of them is under way, and something has come back: held until it is decided what next
 
 
-class Leg(Generic[WayT]):
+class SpoolSender(Generic[WayT]):
     """Called under the lock of the way, but for `told`, which is called without any."""
 
-    def __init__(self, name: str, way: WayT, rng: Rng, told: Callable[[Leg[WayT]], None]) -> None:
+    def __init__(self, name: str, way: WayT, rng: Rng, told: Callable[[SpoolSender[WayT]], None]) -> None:
         self.name = name
         self.way = way
-        self.flows: dict[Key, Flow] = {}
+        self.flows: dict[StreamKey, SubjectQueue] = {}
         self._rng = rng
         self._told = told
         self._is_telling = False
         self._is_open = False
         self._stored: list[tuple[PlacedParcel, bool]] = []
-        self._broken: list[Flow] = []
+        self._broken: list[SubjectQueue] = []
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
         return self.way.link.lock
 
-    def flow(self, key: Key) -> Flow:
-        return self.flows.get(key) or self.flows.setdefault(key, Flow(key, self._rng))
+    def flow(self, key: StreamKey) -> SubjectQueue:
+        return self.flows.get(key) or self.flows.setdefault(key, SubjectQueue(key, self._rng))
 
     def report(self) -> Report:
         """What is new, told once."""
@@ -82,7 +84,7 @@ class Leg(Generic[WayT]):
         self._stored, self._broken, self._is_telling = [], [], False
         return report
 
-    def let_go(self, flow: Flow) -> None:
+    def let_go(self, flow: SubjectQueue) -> None:
         """Forget it if nothing is in it; but for one that was refused, whose subject is not to be tried again soon."""
         if not flow.parcels and flow.refused is None:
             self.flows.pop(flow.key, None)
@@ -100,7 +102,7 @@ class Leg(Generic[WayT]):
                 asks.append(flow.ask(parcel))
         return asks
 
-    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
         parcel: PlacedParcel = token  # type: ignore[assignment]
         flow = parcel.flow
         if isinstance(outcome, Answer):

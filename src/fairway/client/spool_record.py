@@ -46,13 +46,13 @@ _MARK = struct.Struct("<Q")
 BODY_BYTES_MAX = limits.BATCH_RAW_BYTES_MAX + limits.MIB
 
 
-class Kind(enum.IntEnum):
+class SpoolRecordKind(enum.IntEnum):
     ENTRY = 1
     MARKS = 2
     HEAD = 3
 
 
-class Record(NamedTuple):
+class SpoolRecord(NamedTuple):
     """A verified record; its body may be longer than what is in it, by padding."""
 
     kind: int
@@ -67,7 +67,7 @@ class Record(NamedTuple):
         return self.position + HEADER_BYTES + len(self.body)
 
 
-class Entry(NamedTuple):
+class SpoolEntry(NamedTuple):
     """Something that is kept."""
 
     number: int
@@ -95,7 +95,7 @@ class Marks(msgspec.Struct, frozen=True, array_like=True):
     restreams: list[Restream] = []
 
 
-class Placed(msgspec.Struct, frozen=True, array_like=True):
+class PlacementRecord(msgspec.Struct, frozen=True, array_like=True):
     """An entry is about to be sent to a group of brokers, under this number: from here on it may be stored there."""
 
     number: int
@@ -107,7 +107,7 @@ class Placed(msgspec.Struct, frozen=True, array_like=True):
 class ClusterMarks(Marks, frozen=True, array_like=True):
     """The same in a cluster."""
 
-    placed: list[Placed] = []
+    placed: list[PlacementRecord] = []
 
 
 class KeyedMarks(ClusterMarks, frozen=True, array_like=True):
@@ -116,11 +116,11 @@ class KeyedMarks(ClusterMarks, frozen=True, array_like=True):
     key: bytes = b""
 
 
-class BadRecord(Exception):
+class BadSpoolRecord(Exception):
     """The bytes at a position are not the record that belongs there."""
 
 
-class CutShort(BadRecord):
+class CutShort(BadSpoolRecord):
     """So many bytes are needed."""
 
     def __init__(self, size_bytes: int) -> None:
@@ -129,7 +129,13 @@ class CutShort(BadRecord):
 
 
 def pack(
-    kind: Kind, journal: int, position: int, synced_end: int, time_ms: int, body: bytes, version: int = VERSION
+    kind: SpoolRecordKind,
+    journal: int,
+    position: int,
+    synced_end: int,
+    time_ms: int,
+    body: bytes,
+    version: int = VERSION,
 ) -> bytes:
     """A whole record."""
     body += bytes(-len(body) % ALIGNMENT)
@@ -139,7 +145,7 @@ def pack(
     return covered + checksum(covered).to_bytes(4, "little") + bytes(4) + body
 
 
-def parse(data: bytes, offset: int, position: int, journal: int) -> Record:
+def parse(data: bytes, offset: int, position: int, journal: int) -> SpoolRecord:
     """The record at `offset` of `data`, which must be the one that belongs at `position`."""
     if len(data) - offset < HEADER_BYTES:
         raise CutShort(HEADER_BYTES)
@@ -147,48 +153,48 @@ def parse(data: bytes, offset: int, position: int, journal: int) -> Record:
         _WHOLE.unpack_from(data, offset)
     )
     if magic != MAGIC or crc != checksum(data[offset : offset + _COVERED.size]):
-        raise BadRecord("unreadable header")
+        raise BadSpoolRecord("unreadable header")
     if (own_journal, own_position) != (journal, position) or size % ALIGNMENT or size > BODY_BYTES_MAX:
-        raise BadRecord("misplaced")
+        raise BadSpoolRecord("misplaced")
     is_known = version in _VERSIONS and header_bytes == HEADER_BYTES
-    if not is_known or kind not in (Kind.ENTRY, Kind.MARKS, Kind.HEAD):
+    if not is_known or kind not in (SpoolRecordKind.ENTRY, SpoolRecordKind.MARKS, SpoolRecordKind.HEAD):
         raise WrongDirectory(f"a spool's record at {position} is of a newer format: drain it with what wrote it")
     body = data[offset + HEADER_BYTES : offset + HEADER_BYTES + size]
     if len(body) < size:
         raise CutShort(HEADER_BYTES + size)
     if checksum(body) != body_crc:
-        raise BadRecord("damaged body")
-    return Record(kind, position, synced_end, time_ms, body, version)
+        raise BadSpoolRecord("damaged body")
+    return SpoolRecord(kind, position, synced_end, time_ms, body, version)
 
 
-def find(data: bytes, offset: int, position: int, journal: int) -> Record | None:
+def find(data: bytes, offset: int, position: int, journal: int) -> SpoolRecord | None:
     """The next whole record from `offset` on; `position` is that of data[0]."""
     at = data.find(MAGIC, offset)
     while at >= 0:
         if (position + at) % ALIGNMENT == 0:
             try:
                 return parse(data, at, position + at, journal)
-            except BadRecord:
+            except BadSpoolRecord:
                 pass
         at = data.find(MAGIC, at + 1)
     return None
 
 
-def entry_body(entry: Entry) -> bytes:
+def entry_body(entry: SpoolEntry) -> bytes:
     subject, group = entry.subject.encode(), entry.group.encode()
     back = 0 if entry.instead is None else entry.number - entry.instead
     head = _ENTRY.pack(entry.number, entry.messages, len(subject), entry.was_sent, len(group), len(entry.data), back)
     return b"".join((head, subject, group, bytes(-(len(subject) + len(group)) % ALIGNMENT), entry.data))
 
 
-def entry_of(body: bytes) -> Entry:
+def entry_of(body: bytes) -> SpoolEntry:
     number, messages, subject_bytes, was_sent, group_bytes, data_bytes, back = _ENTRY.unpack_from(body)
     subject_end = _ENTRY.size + subject_bytes
     group_end = subject_end + group_bytes
     data_at = group_end + -(subject_bytes + group_bytes) % ALIGNMENT
     subject, group = body[_ENTRY.size : subject_end].decode(), body[subject_end:group_end].decode()
     data, instead = body[data_at : data_at + data_bytes], number - back if back else None
-    return Entry(number, subject, messages, bool(was_sent), data, group, instead)
+    return SpoolEntry(number, subject, messages, bool(was_sent), data, group, instead)
 
 
 def marks_body(marks: Marks) -> bytes:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fairway import limits
-from fairway.client.spool_record import BadRecord, CutShort, Record, find, parse
+from fairway.client.spool_record import BadSpoolRecord, CutShort, SpoolRecord, find, parse
 from fairway.world.disk import Disk, File
 
 LOG = "log"
@@ -25,7 +25,7 @@ ASIDE = "aside"  # what the broker will never take
 CHUNK_BYTES = limits.MIB
 
 
-class Damage(NamedTuple):
+class SpoolDamage(NamedTuple):
     """A piece that cannot be read."""
 
     kind: str  # "torn" or "rotten"
@@ -37,11 +37,11 @@ class Damage(NamedTuple):
         return f"{KEPT}/{self.kind}-{self.position:016x}"
 
 
-class Piece(NamedTuple):
+class RecoveredSegment(NamedTuple):
     """One segment, as it was found."""
 
     base: int
-    records: list[Record]
+    records: list[SpoolRecord]
 
 
 def segment_name(base: int) -> str:
@@ -53,7 +53,7 @@ def bases(disk: Disk) -> list[int]:
     return sorted(int(name, 16) for name in disk.listing(LOG) if "." not in name)
 
 
-def records(file: File, base: int, start: int, journal: int) -> Iterator[Record | int]:
+def records(file: File, base: int, start: int, journal: int) -> Iterator[SpoolRecord | int]:
     """The sound records of a segment from `start` on, in order; where one is unsound its position, and that is all."""
     position, data, data_at = start, b"", start
     end = base + file.size
@@ -66,7 +66,7 @@ def records(file: File, base: int, start: int, journal: int) -> Iterator[Record 
                 yield position  # it ends before the record does
                 return
             data, data_at = file.read(position - base, wanted), position
-        except BadRecord:
+        except BadSpoolRecord:
             yield position
             return
         else:
@@ -74,18 +74,18 @@ def records(file: File, base: int, start: int, journal: int) -> Iterator[Record 
             position = record.end
 
 
-class Survey:
+class JournalSurvey:
     """A journal, read without changing anything."""
 
     def __init__(self, disk: Disk, journal: int) -> None:
         self._disk = disk
         self._journal = journal
-        self.damages: list[Damage] = []
+        self.damages: list[SpoolDamage] = []
         self.end = 0  # of what counts
         self.bases = bases(disk)
         self.torn_at: int | None = None
 
-    def walk(self) -> Iterator[tuple[int, Record]]:
+    def walk(self) -> Iterator[tuple[int, SpoolRecord]]:
         """Every record that counts, with its segment's base."""
         for index, base in enumerate(self.bases):
             file = self._disk.open(segment_name(base))
@@ -118,10 +118,10 @@ class Survey:
         if not is_rotten:
             self.torn_at = position
             size = sum(self._size(each) for each in later) + end - position
-            self.damages.append(Damage("torn", position, size))
+            self.damages.append(SpoolDamage("torn", position, size))
             return end
         go_on = end if next_one is None else next_one.position
-        self.damages.append(Damage("rotten", position, go_on - position))
+        self.damages.append(SpoolDamage("rotten", position, go_on - position))
         return go_on
 
     def _vouches(self, base: int, position: int) -> bool:
@@ -175,7 +175,7 @@ class Survey:
     def _holding(self, position: int) -> int:
         return max(base for base in self.bases if base <= position)
 
-    def _keep(self, damage: Damage, of: list[int]) -> None:
+    def _keep(self, damage: SpoolDamage, of: list[int]) -> None:
         parts: list[bytes] = []
         left = damage.size_bytes
         for base in of:

@@ -1,9 +1,10 @@
 """What is in journals goes to the groups of brokers of a cluster: each batch to one of them, and stored there once.
 
-Before a batch is sent for the first time, the journal says where to and under which number (`Placed`). From then on,
-until an answer says that it is not stored, it is *pinned*: only that group can tell whether it has it, so it is sent
-nowhere else, by whichever process, however long that group is away. All others are free: they go to a group that takes
-messages of their subject now, wherever that was when they were written; by choice to the one that they were meant for.
+Before a batch is sent for the first time, the journal says where to and under which number (`PlacementRecord`). From
+then on, until an answer says that it is not stored, it is *pinned*: only that group can tell whether it has it, so it
+is sent nowhere else, by whichever process, however long that group is away. All others are free: they go to a group
+that takes messages of their subject now, wherever that was when they were written; by choice to the one that they were
+meant for.
 
     stored, or stored before          done
     the connection was lost           what was under way is pinned. All is read again from the journal: what is pinned
@@ -35,21 +36,21 @@ from fairway.client.spool_drain import (
     LATER,
     LOADED_BYTES_MAX,
     LOADED_MAX,
-    Flow,
-    Parcel,
+    SpooledBatch,
+    SubjectQueue,
     is_clean,
     log_taken,
 )
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_leg import Key, Leg, PlacedParcel
-from fairway.client.spool_record import Entry, Placed
-from fairway.client.spot import Spot
+from fairway.client.spool_leg import PlacedParcel, SpoolSender, StreamKey
+from fairway.client.spool_record import PlacementRecord, SpoolEntry
+from fairway.client.spot import Partitioner
 from fairway.client.ways import WayT
 from fairway.errors import Refused, StorageFault
 from fairway.lookup.homes import home
 from fairway.protocol.backoff import NS_PER_MS
 from fairway.protocol.conflict import TAKEN
-from fairway.protocol.session import Ask, Outcome
+from fairway.protocol.session import Ask, RequestOutcome
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
 
@@ -71,16 +72,20 @@ class Sorting(Generic[WayT]):
         self._rng = rng
         self._on_change = on_change
         self._journals: list[Journal] = []
-        self._legs: dict[str, Leg[WayT]] = {}
+        self._legs: dict[str, SpoolSender[WayT]] = {}
         self._open: set[str] = set()  # legs, as they said last
-        self._parcels: dict[tuple[int, int], Parcel | None] = {}  # in memory, by journal and number; None: on the move
+        self._parcels: dict[
+            tuple[int, int], SpooledBatch | None
+        ] = {}  # in memory, by journal and number; None: on the move
         self._loaded_bytes = 0
         self._left_streams: set[int] = set()  # that something was taken out of: what follows would find a gap
         self._losses = 0  # of connections to groups: what was on its way there is read again
         self._lost_groups: set[str] = set()  # that may have something, and that this cluster does not know
         self._turn = 0
         self._works = 0  # reads and notes under way
-        self._noting: set[Flow] = set()  # about which something is being noted: they stay as they are; never iterated
+        self._noting: set[SubjectQueue] = (
+            set()
+        )  # about which something is being noted: they stay as they are; never iterated
         self._is_ended = False
         self._retry_ns = 0  # after the disk was full
 
@@ -97,7 +102,7 @@ class Sorting(Generic[WayT]):
 
     def attach(self, name: str, way: WayT) -> None:
         """There is a way to one more group."""
-        leg = self._legs[name] = Leg(name, way, self._rng, self._heard)
+        leg = self._legs[name] = SpoolSender(name, way, self._rng, self._heard)
         self._lost_groups.discard(name)
         with leg.lock:
             way.core.line.add(leg, self._clock.monotonic_ns())
@@ -148,7 +153,7 @@ class Sorting(Generic[WayT]):
             self.look_again()
         return ()
 
-    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
         """Nothing is asked of a meta server."""
 
     def next_deadline(self) -> int | None:
@@ -166,7 +171,7 @@ class Sorting(Generic[WayT]):
             self._works += 1
             journal.load(partial(self._on_loaded, journal), _CHUNK_BYTES)
 
-    def _on_loaded(self, journal: Journal, entries: list[Entry]) -> None:
+    def _on_loaded(self, journal: Journal, entries: list[SpoolEntry]) -> None:
         fresh = [entry for entry in entries if (journal.number, entry.number) not in self._parcels]
         chosen = [(entry, group) for entry in fresh if (group := self._choose(journal, entry)) is not None]
         self._works -= 1
@@ -176,7 +181,7 @@ class Sorting(Generic[WayT]):
             self._on_change()
             self.go_on()
 
-    def _send(self, journal: Journal, chosen: Sequence[tuple[Entry, str]]) -> None:
+    def _send(self, journal: Journal, chosen: Sequence[tuple[SpoolEntry, str]]) -> None:
         """Write down where they go, then put them on their way."""
         for entry, _ in chosen:
             self._parcels[journal.number, entry.number] = None
@@ -204,9 +209,9 @@ class Sorting(Generic[WayT]):
         else:
             noted(None)
 
-    def _notes(self, journal: Journal, chosen: Sequence[tuple[Entry, str]]) -> list[Placed]:
+    def _notes(self, journal: Journal, chosen: Sequence[tuple[SpoolEntry, str]]) -> list[PlacementRecord]:
         """New places; as they were written, where that can be."""
-        notes: list[Placed] = []
+        notes: list[PlacementRecord] = []
         streams: dict[tuple[str, str, bool], tuple[int, int]] = {}
         for entry, group in chosen:
             placed = journal.placed.get(entry.number)
@@ -216,19 +221,19 @@ class Sorting(Generic[WayT]):
                 continue
             header = batch.peek(entry.data)
             if placed is None and group == entry.group and header.producer_id not in self._left_streams:
-                notes.append(Placed(entry.number, group, header.producer_id, header.first_sequence))
+                notes.append(PlacementRecord(entry.number, group, header.producer_id, header.first_sequence))
                 continue
             self._left_streams.add(header.producer_id if placed is None else placed.stream)
             key = (group, entry.subject, is_delayed(entry.data))
             stream, first = streams.get(key) or (self._new_stream(), 0)
             streams[key] = stream, first + entry.messages
-            notes.append(Placed(entry.number, group, stream, first))
+            notes.append(PlacementRecord(entry.number, group, stream, first))
         return notes
 
     def _new_stream(self) -> int:
         return self._rng.bits(64) or 1
 
-    def _put(self, journal: Journal, entry: Entry, group: str) -> None:
+    def _put(self, journal: Journal, entry: SpoolEntry, group: str) -> None:
         leg = self._legs[group]
         with leg.lock:
             flow = leg.flow((entry.subject, is_delayed(entry.data)))
@@ -248,7 +253,7 @@ class Sorting(Generic[WayT]):
 
     # --- where to ----------------------------------------------------------------------------------------------------
 
-    def _choose(self, journal: Journal, entry: Entry) -> str | None:
+    def _choose(self, journal: Journal, entry: SpoolEntry) -> str | None:
         """The group that it goes to; None: not now."""
         spot = self._fleet.seek(entry.subject, is_due=is_delayed(entry.data))
         if not (spot.ways or spot.why):  # nobody has said anything yet, and what is pinned must not overtake the rest
@@ -261,7 +266,7 @@ class Sorting(Generic[WayT]):
             self._lost_groups.add(group)
         return group if group in self._open else None
 
-    def _free(self, spot: Spot[WayT], entry: Entry) -> str | None:
+    def _free(self, spot: Partitioner[WayT], entry: SpoolEntry) -> str | None:
         names = spot.names
         if spot.is_ordered and len(names) > 1:
             group = entry.group if entry.group in names else self._home(entry, names)
@@ -272,18 +277,18 @@ class Sorting(Generic[WayT]):
         key = (entry.subject, is_delayed(entry.data))
         return next((name for name in wanted if self._takes(name, key)), wanted[0] if wanted else None)
 
-    def _home(self, entry: Entry, names: Sequence[str]) -> str:
+    def _home(self, entry: SpoolEntry, names: Sequence[str]) -> str:
         key = batch.decode(entry.data).key(0)
         return names[0 if key is None else home(key, names)]
 
-    def _takes(self, name: str, key: Key) -> bool:
+    def _takes(self, name: str, key: StreamKey) -> bool:
         """Whether it has not just refused what goes to that subject."""
         leg = self._legs[name]
         with leg.lock:
             flow = leg.flows.get(key)
             return flow is None or flow.refused is None or self._clock.monotonic_ns() >= flow.retry_ns
 
-    def _another(self, key: Key, group: str) -> str | None:
+    def _another(self, key: StreamKey, group: str) -> str | None:
         """A group that takes what this one does not."""
         spot = self._fleet.seek(key[0], is_due=key[1])
         if spot.is_ordered:
@@ -293,7 +298,7 @@ class Sorting(Generic[WayT]):
 
     # --- what became of it -------------------------------------------------------------------------------------------
 
-    def _heard(self, leg: Leg[WayT]) -> None:
+    def _heard(self, leg: SpoolSender[WayT]) -> None:
         """An errand, without any lock: something has happened on a leg."""
         with self._lock:
             with leg.lock:
@@ -319,7 +324,7 @@ class Sorting(Generic[WayT]):
             self.go_on()
         self._fleet.meta.link.stir()  # for those who wait until nothing is left
 
-    def _withdraw(self, leg: Leg[WayT]) -> bool:
+    def _withdraw(self, leg: SpoolSender[WayT]) -> bool:
         """The connection is gone, or about to go: out of memory with all that is not under way, to be read again."""
         self._losses += 1
         with leg.lock:
@@ -332,7 +337,7 @@ class Sorting(Generic[WayT]):
             self._let_go(parcel)  # type: ignore[arg-type]  # there are no others here
         return bool(flows)
 
-    def _noted(self, leg: Leg[WayT], flow: Flow) -> None:
+    def _noted(self, leg: SpoolSender[WayT], flow: SubjectQueue) -> None:
         """What was to be noted about a flow is: it goes on, if its group is still there."""
         self._noting.discard(flow)
         if leg.name not in self._open:
@@ -342,7 +347,7 @@ class Sorting(Generic[WayT]):
         self.go_on()
         leg.way.link.stir()
 
-    def _mend(self, leg: Leg[WayT], flow: Flow) -> None:
+    def _mend(self, leg: SpoolSender[WayT], flow: SubjectQueue) -> None:
         """Everything that was under way has come back: what to do about the first that is not stored."""
         with leg.lock:
             if leg.flows.get(flow.key) is not flow:
@@ -359,7 +364,7 @@ class Sorting(Generic[WayT]):
             self._judge(leg, flow, head, trouble)
         leg.way.link.stir()
 
-    def _judge(self, leg: Leg[WayT], flow: Flow, head: Parcel, refused: Refused) -> None:
+    def _judge(self, leg: SpoolSender[WayT], flow: SubjectQueue, head: SpooledBatch, refused: Refused) -> None:
         if refused.code in LATER:
             free = [parcel for parcel in flow.parcels if not parcel.is_doubtful]
             other = self._another(flow.key, leg.name) if free else None
@@ -379,23 +384,23 @@ class Sorting(Generic[WayT]):
         else:
             self._set_aside(leg, flow, head, refused)
 
-    def _move(self, parcels: Sequence[Parcel], group: str) -> None:
+    def _move(self, parcels: Sequence[SpooledBatch], group: str) -> None:
         """They are certainly not stored: to another group with them."""
-        by_journal: dict[Journal, list[tuple[Entry, str]]] = {}
+        by_journal: dict[Journal, list[tuple[SpoolEntry, str]]] = {}
         for parcel in parcels:
             by_journal.setdefault(parcel.journal, []).append((parcel.entry, group))
             self._unload(parcel)  # type: ignore[arg-type]
         for journal, chosen in by_journal.items():
             self._send(journal, chosen)
 
-    def _restream(self, leg: Leg[WayT], flow: Flow, parcels: Sequence[Parcel]) -> None:
+    def _restream(self, leg: SpoolSender[WayT], flow: SubjectQueue, parcels: Sequence[SpooledBatch]) -> None:
         """These, the first of the flow, have new numbers in the same place: written down, then sent."""
         head = parcels[0]
         journal, first, stream = head.journal, 0, self._new_stream()
         self._left_streams.add(head.producer_id)
-        places: list[Placed] = []
+        places: list[PlacementRecord] = []
         for parcel in parcels:
-            places.append(Placed(parcel.entry.number, leg.name, stream, first))
+            places.append(PlacementRecord(parcel.entry.number, leg.name, stream, first))
             first += parcel.entry.messages
 
         def noted(fault: StorageFault | None) -> None:
@@ -412,7 +417,7 @@ class Sorting(Generic[WayT]):
         self._noting.add(flow)
         journal.place(places, noted)
 
-    def _set_aside(self, leg: Leg[WayT], flow: Flow, head: Parcel, refused: Refused) -> None:
+    def _set_aside(self, leg: SpoolSender[WayT], flow: SubjectQueue, head: SpooledBatch, refused: Refused) -> None:
         is_unknown = head.is_doubtful
         reason = f"it may be stored, nobody can tell: {refused}" if is_unknown else str(refused)
         self._left_streams.add(head.producer_id)

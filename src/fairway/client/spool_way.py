@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from fairway.protocol.backoff import NS_PER_MS
-from fairway.protocol.diversion import Buffer, Way
+from fairway.protocol.diversion import Buffer, SendPath
 
 if TYPE_CHECKING:
     from fairway.client.spool import SpoolOptions
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _GRACE_NS = 1_000 * NS_PER_MS  # for the direct way, after a drain, although too many wait
 
 
-class Standing(Protocol):
+class SpoolStatus(Protocol):
     """How it stands with what was kept, and with the broker."""
 
     @property
@@ -32,11 +32,11 @@ class Standing(Protocol):
         """Whether nothing is left of what must arrive before the next message."""
 
 
-class Choice:
+class SpoolPolicy:
     """Of one producer; `standing` is asked when it matters."""
 
-    def __init__(self, options: SpoolOptions, standing: Standing) -> None:
-        self.way = Way.HOLD  # until it is known what dead processes left behind
+    def __init__(self, options: SpoolOptions, standing: SpoolStatus) -> None:
+        self.way = SendPath.HOLD  # until it is known what dead processes left behind
         self._options = options
         self._standing = standing
         self._after_ns = options.after_ms * NS_PER_MS
@@ -47,16 +47,16 @@ class Choice:
     def look(self, buffer: Buffer, now_ns: int) -> None:
         """Choose the way: see `diversion`."""
         standing = self._standing
-        if self.way is Way.DIVERT:
+        if self.way is SendPath.DIVERT:
             if standing.is_connected and standing.may_hold:
-                self.way = Way.HOLD
+                self.way = SendPath.HOLD
                 self._look_ns = None
-        elif self.way is Way.HOLD and standing.is_connected and standing.may_go:
-            self.way = Way.DIRECT
+        elif self.way is SendPath.HOLD and standing.is_connected and standing.may_go:
+            self.way = SendPath.DIRECT
             if self._has_diverted:
                 self._direct_ns = now_ns
         elif standing.must_divert or self._must_divert(buffer, now_ns):
-            self.way = Way.DIVERT
+            self.way = SendPath.DIVERT
             self._has_diverted = True
 
     def _must_divert(self, buffer: Buffer, now_ns: int) -> bool:
@@ -76,4 +76,4 @@ class Choice:
 
     def next_look_ns(self) -> int | None:
         """When to look again, unless the spool itself is waited for."""
-        return None if self.way is Way.DIVERT else self._look_ns
+        return None if self.way is SendPath.DIVERT else self._look_ns

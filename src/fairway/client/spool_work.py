@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fairway.client.spool_record import Placed
+from fairway.client.spool_record import PlacementRecord
 from fairway.errors import StorageFault
 from fairway.protocol.diversion import Handed
-from fairway.world.disk import Done, File
+from fairway.world.disk import Completion, File
 
 
-class Job(NamedTuple):
+class JournalWrite(NamedTuple):
     entry: Handed | None  # None: marks alone
-    done: Done
+    done: Completion
     numbered: Callable[[int], None] | None = None  # told which entry it is, just before it is done
-    placed: Sequence[Placed] = ()
+    placed: Sequence[PlacementRecord] = ()
     instead: int | None = None  # of the entry with this number
     is_needed: bool = False  # marks that somebody builds on: without room for them he is told
 
 
-class Segment:
+class JournalSegment:
     """One file."""
 
     __slots__ = ("base", "end", "file", "pending")
@@ -36,7 +36,7 @@ class PendingEntry(NamedTuple):
     """An entry that is not done."""
 
     messages: int
-    segment: Segment
+    segment: JournalSegment
     subject: str
     is_due: bool  # its messages are, later
     was_sent: bool  # before it was written
@@ -47,6 +47,6 @@ def nobody(_: StorageFault | None) -> None:
     """Nobody waits for it."""
 
 
-def tell_all(jobs: Sequence[Job], fault: StorageFault | None) -> None:
+def tell_all(jobs: Sequence[JournalWrite], fault: StorageFault | None) -> None:
     for job in jobs:
         job.done(fault)

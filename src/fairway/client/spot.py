@@ -16,7 +16,7 @@ from fairway.lookup.homes import home
 from fairway.protocol.routing import SubjectRoute
 
 
-class Spot(Generic[WayT]):
+class Partitioner(Generic[WayT]):
     """Of one subject; of those of its messages that are due later, or of the others."""
 
     __slots__ = ("_at", "_names", "_ways", "is_due", "is_ordered", "subject", "way", "why")

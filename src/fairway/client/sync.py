@@ -24,7 +24,7 @@ from fairway.batch import MessageId
 from fairway.client import commands, url
 from fairway.client.asking import AnswerT, Command
 from fairway.client.client_log import ClientLog, JoinLog
-from fairway.client.commands import SCAN_BYTES, Place, Scanning
+from fairway.client.commands import SCAN_BYTES, Scanning, SeekTarget
 from fairway.client.consumer import Consumer
 from fairway.client.core import (
     ASK_S,
@@ -40,7 +40,7 @@ from fairway.client.core import (
     note_failures,
     seconds_of,
 )
-from fairway.client.delayed import Answers, Delayed
+from fairway.client.delayed import AskDelayServer, Delayed
 from fairway.client.delaying import due_of, dues_of, is_far
 from fairway.client.fleet import Fleet
 from fairway.client.hand import LEAVE_S
@@ -58,8 +58,8 @@ from fairway.errors import BufferFull, Misuse, Refused, Unreachable
 from fairway.protocol.admin import Configured, Depth, Described, Redriven, Removed, Sought, Switched
 from fairway.protocol.consuming import Consuming
 from fairway.protocol.line import Line
-from fairway.protocol.messages import Message
-from fairway.protocol.page import Page
+from fairway.protocol.messages import ControlMessage
+from fairway.protocol.page import LazyBatch
 from fairway.world.buffers import Bytes
 from fairway.world.clock import Clock, RealClock
 from fairway.world.link import Link
@@ -386,7 +386,7 @@ class Client:
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    def ask(self, message: Message, timeout: Duration = ASK_S) -> Message:
+    def ask(self, message: ControlMessage, timeout: Duration = ASK_S) -> ControlMessage:
         """Any request of `fairway.protocol`, and its answer; raises `Refused`, or `OutcomeUnknown` if that was lost."""
         return self._answer(commands.any_of(message), timeout)
 
@@ -406,7 +406,7 @@ class Client:
         way.wait_connected(self._patience_s)
         return way.ask(command, ASK_S)[0]
 
-    def _askers_delayed(self) -> list[Answers]:
+    def _askers_delayed(self) -> list[AskDelayServer]:
         """One for each group of delay servers."""
         return [self._ask_delayed] if self._fleet is None else self._fleet.delay_askers()
 
@@ -416,7 +416,7 @@ class Client:
         """The broker, its subjects and groups, one page; `next` of the answer is `after` of the next page."""
         return self._answer(commands.describe(subject, group, depth=depth, after=after))
 
-    def seek(self, subject: str, group: str, to: Place) -> Sought:
+    def seek(self, subject: str, group: str, to: SeekTarget) -> Sought:
         """Move a group: to 'earliest', 'latest', a sequence, or a time."""
         return self._answer(commands.seek(subject, group, to))
 
@@ -460,8 +460,8 @@ class Client:
         return self._answer(commands.configure(subject, group, config, expected_version))
 
     def scan(
-        self, subject: str, start: Place = "earliest", end: int | None = None, *, bytes_max: int = SCAN_BYTES
-    ) -> Iterator[Page]:
+        self, subject: str, start: SeekTarget = "earliest", end: int | None = None, *, bytes_max: int = SCAN_BYTES
+    ) -> Iterator[LazyBatch]:
         """Stored batches without a group, up to `end` or what is committed when it begins."""
         self._live()
         ways = [self._way] if self._fleet is None else self._fleet.to_scan(subject, start, end)

@@ -7,18 +7,18 @@ from typing import Any, TypeVar
 
 from fairway.client import fleet_asking
 from fairway.client.asking import AnswerT, Command
-from fairway.client.commands import Place
+from fairway.client.commands import SeekTarget
 from fairway.client.core import ASK_S, Duration, limit_of
-from fairway.client.delayed import Answers
+from fairway.client.delayed import AskDelayServer
 from fairway.client.fleet import Fleet, nowhere
 from fairway.client.fleet_asking import Dialog
-from fairway.client.many import Slice, shares_of
+from fairway.client.many import MessageSlice, shares_of
 from fairway.client.merging import check_scannable
 from fairway.client.pending import SyncBatch, SyncPending
-from fairway.client.spot import Spot
+from fairway.client.spot import Partitioner
 from fairway.client.sync_way import SyncWay
 from fairway.errors import BufferFull, Refused
-from fairway.protocol.messages import Message
+from fairway.protocol.messages import ControlMessage
 from fairway.protocol.producing import ProducerOptions
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class SyncFleet:
         return other.put(partial(other.producing.add, subject, *message), timeout)
 
     def _put_nowhere(
-        self, spot: Spot[SyncWay], message: tuple[Any, ...], timeout: Duration | None, *, is_alone: bool
+        self, spot: Partitioner[SyncWay], message: tuple[Any, ...], timeout: Duration | None, *, is_alone: bool
     ) -> SyncPending:
         way = self.inner.meta
         pending = way.put(
@@ -64,7 +64,7 @@ class SyncFleet:
         self.inner.settle(spot)
         return pending
 
-    def put_many(self, subject: str, part: Slice, timeout: Duration | None, *, is_due: bool) -> list[SyncBatch]:
+    def put_many(self, subject: str, part: MessageSlice, timeout: Duration | None, *, is_due: bool) -> list[SyncBatch]:
         """Many messages; to one broker group, unless their keys have places of their own."""
         spot, keys = self.inner.spot(subject, is_due=is_due), part.columns.get("keys")
         if keys is None:
@@ -89,19 +89,19 @@ class SyncFleet:
         """Ask every group that it concerns; one answer from all."""
         return self._drive(fleet_asking.ask_all(self.inner, command), timeout)
 
-    def to_scan(self, subject: str, start: Place, end: int | None) -> list[SyncWay]:
+    def to_scan(self, subject: str, start: SeekTarget, end: int | None) -> list[SyncWay]:
         """The ways to go one after the other, to read all of a subject."""
         ways = self._drive(fleet_asking.groups_of(self.inner, subject), ASK_S)
         check_scannable(subject, start, end, sorted(ways))
         return [ways[name] for name in sorted(ways)]
 
-    def delay_askers(self) -> list[Answers]:
+    def delay_askers(self) -> list[AskDelayServer]:
         """One for each group of delay servers."""
         ways = self._drive(fleet_asking.delay_groups(self.inner), ASK_S)
         return [partial(_answer, ways[name]) for name in sorted(ways)]
 
     def _drive(self, dialog: Dialog[T], timeout: Duration) -> T:
-        outcome: Message | Refused | None = None
+        outcome: ControlMessage | Refused | None = None
         while True:
             try:
                 asking = next(dialog) if outcome is None else dialog.send(outcome)

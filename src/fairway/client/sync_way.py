@@ -11,7 +11,16 @@ from functools import partial
 from typing import TypeVar
 
 from fairway.client.asking import AnswerT, Command
-from fairway.client.core import ClientOptions, ConnectionWatch, Core, Duration, Goal, no_answer, seconds_of, unreachable
+from fairway.client.core import (
+    ClientCore,
+    ClientOptions,
+    ConnectionWatch,
+    Duration,
+    Goal,
+    no_answer,
+    seconds_of,
+    unreachable,
+)
 from fairway.client.fleet import Fleet
 from fairway.client.pending import SyncBatch, SyncPending
 from fairway.client.spool import SpoolOptions
@@ -45,7 +54,7 @@ class SyncWay:
         self._goal = goal
         self._clock = clock
         self._options = options.producer
-        self.core: Core[SyncPending, SyncBatch] = Core(
+        self.core: ClientCore[SyncPending, SyncBatch] = ClientCore(
             clock, rng, options, pending_type=SyncPending, batch_type=self._batch, stores=goal.stores, watch=watch
         )
         self.producing = self.core.producing

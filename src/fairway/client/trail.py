@@ -16,7 +16,7 @@ Answer = Callable[[], Retraced]  # waits for it
 Ask = Callable[[Retrace], Answer]  # does not wait: so one answer is under way while another is looked at
 
 
-class Trail:
+class ActionLogReader:
     """Reads the action log in order. Strict: what is missing or damaged is an error, else it is passed over."""
 
     def __init__(self, ask: Ask, log_id: int | None, *, is_strict: bool) -> None:

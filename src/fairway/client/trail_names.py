@@ -10,20 +10,20 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
 from fairway.client.happenings import named_config
-from fairway.client.trail import Trail
+from fairway.client.trail import ActionLogReader
 from fairway.groups.config import Mode
 from fairway.limits import NAMES_MAX
 from fairway.protocol import tracing
 from fairway.protocol.messages import Whence
 from fairway.protocol.tracing import Named, NumberedConsumer
 from fairway.storage.action_log import ActionKind, walk
-from fairway.storage.record import Kind, Record
+from fairway.storage.record import Record, RecordKind
 
 IdT = TypeVar("IdT")
 AskNames = Callable[[tracing.Names], Named]
 
 _NAMING = frozenset({int(ActionKind.GROUP_CONFIG), int(ActionKind.JOIN)})
-_WITH_NAMES: Final = frozenset({int(Kind.ACTIONS), int(Kind.NAMES)})
+_WITH_NAMES: Final = frozenset({int(RecordKind.ACTIONS), int(RecordKind.NAMES)})
 
 
 class Ids(NamedTuple):
@@ -34,7 +34,7 @@ class Ids(NamedTuple):
     consumers: set[tuple[int, int]]
 
 
-class Names:
+class NameResolver:
     """The names that one reader has learnt, and how each group is served, as far as it has met that."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Names:
 class Resolver:
     """Finds names: on the way, from the broker, or in the log before the place where a reader begins."""
 
-    def __init__(self, ask: AskNames, trail: Trail, names: Names, begin: int) -> None:
+    def __init__(self, ask: AskNames, trail: ActionLogReader, names: NameResolver, begin: int) -> None:
         self._ask_names = ask
         self._trail = trail
         self._names = names
@@ -82,7 +82,7 @@ class Resolver:
         if found.header.kind in _WITH_NAMES:
             self._names.learn(found)
         if self._is_first:
-            self._is_done = found.header.kind == Kind.NAMES
+            self._is_done = found.header.kind == RecordKind.NAMES
             self._is_first = False
 
     def resolve(self, ids: Ids) -> None:
@@ -122,7 +122,7 @@ class Resolver:
         for each in self._trail.records(found.segment_base, end):
             if each.header.kind in _WITH_NAMES:
                 self._names.learn(each)
-            self._is_done |= each.header.kind == Kind.NAMES
+            self._is_done |= each.header.kind == RecordKind.NAMES
         self._searched_from = found.segment_base
 
 

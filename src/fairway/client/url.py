@@ -17,7 +17,7 @@ META_PORT = 20882
 _REMEDY = f"write {SCHEME}HOST:PORT, for example {SCHEME}127.0.0.1:{DEFAULT_PORT}"
 
 
-class Address(NamedTuple):
+class BrokerAddress(NamedTuple):
     """One place to dial."""
 
     host: str
@@ -52,15 +52,15 @@ def _split(raw: str, default_port: int) -> tuple[str, str]:
     return host, port or str(default_port)
 
 
-class Target(NamedTuple):
+class ClientTarget(NamedTuple):
     """Where a client goes, in the order in which addresses are tried."""
 
-    brokers: tuple[Address, ...]  # copies of one broker; none in a cluster
-    delay: tuple[Address, ...] = ()  # empty: what the broker itself runs
-    meta: tuple[Address, ...] = ()  # of a cluster
+    brokers: tuple[BrokerAddress, ...]  # copies of one broker; none in a cluster
+    delay: tuple[BrokerAddress, ...] = ()  # empty: what the broker itself runs
+    meta: tuple[BrokerAddress, ...] = ()  # of a cluster
 
 
-def parse_any(url: str) -> Target:
+def parse_any(url: str) -> ClientTarget:
     """What a URL says, of one broker or of a cluster; `Misuse` names what is wrong."""
     if not str(url).startswith(META_SCHEME):
         return parse(url)
@@ -68,10 +68,10 @@ def parse_any(url: str) -> Target:
     if asked:
         shown = without_password(url)
         raise Misuse(f"bad URL {shown!r}: a meta server knows the delay servers; write {META_SCHEME}HOST:PORT alone")
-    return Target((), meta=_addresses(where.removesuffix("/"), META_PORT))
+    return ClientTarget((), meta=_addresses(where.removesuffix("/"), META_PORT))
 
 
-def parse(url: str) -> Target:
+def parse(url: str) -> ClientTarget:
     """What the URL of one broker says; `Misuse` names what is wrong."""
     if not isinstance(url, str):
         raise Misuse(f"a URL is a str, not {type(url).__name__}: {_REMEDY}")
@@ -84,14 +84,14 @@ def parse(url: str) -> Target:
     if not found or f"{scheme}://" != SCHEME:
         raise Misuse(f"bad URL {without_password(url)!r}: {_REMEDY}")
     brokers, asked, query = rest.partition("?")
-    return Target(_addresses(brokers.removesuffix("/")), _delay(query) if asked else ())
+    return ClientTarget(_addresses(brokers.removesuffix("/")), _delay(query) if asked else ())
 
 
-def _addresses(raw: str, default_port: int = DEFAULT_PORT) -> tuple[Address, ...]:
-    return tuple(Address.parse(each, default_port) for each in raw.split(","))
+def _addresses(raw: str, default_port: int = DEFAULT_PORT) -> tuple[BrokerAddress, ...]:
+    return tuple(BrokerAddress.parse(each, default_port) for each in raw.split(","))
 
 
-def _delay(query: str) -> tuple[Address, ...]:
+def _delay(query: str) -> tuple[BrokerAddress, ...]:
     """The one thing that may be said behind a question mark, once."""
     name, equals, value = query.partition("=")
     if name != "delay" or not equals or "&" in value:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from fairway.client.core import Core
-from fairway.client.url import Address
+from fairway.client.core import ClientCore
+from fairway.client.url import BrokerAddress
 from fairway.protocol.producing import Producing
 
 
@@ -23,14 +23,14 @@ class Linked(Protocol):
 
     def check(self) -> None: ...
 
-    def redirect(self, addresses: Sequence[Address], leader: Address | None) -> None: ...
+    def redirect(self, addresses: Sequence[BrokerAddress], leader: BrokerAddress | None) -> None: ...
 
 
-class Way(Protocol):
+class ServerConnection(Protocol):
     """A line, its sessions and its link."""
 
     @property
-    def core(self) -> Core[Any, Any]: ...
+    def core(self) -> ClientCore[Any, Any]: ...
 
     @property
     def producing(self) -> Producing[Any, Any]: ...
@@ -39,4 +39,4 @@ class Way(Protocol):
     def link(self) -> Linked: ...
 
 
-WayT = TypeVar("WayT", bound=Way)
+WayT = TypeVar("WayT", bound=ServerConnection)

@@ -17,7 +17,7 @@ from fairway.delay.manifest import Manifest
 from fairway.errors import RemoteProtocolError
 from fairway.storage import action_log, checkpoint, message_log, segment
 from fairway.storage.checkpoint import Checkpoint
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.world.disk import TEMPORARY, Disk
 
 DIRECTORY = "arriving"
@@ -94,7 +94,7 @@ def clear(disks: Disks, epoch: int = 0, keep: frozenset[str] = frozenset()) -> N
                 disk.remove(f"{DIRECTORY}/{file}")
 
 
-def check_buckets(listed: Manifest, identity: Identity, sizes: Mapping[str, int]) -> None:
+def check_buckets(listed: Manifest, identity: DirectoryIdentity, sizes: Mapping[str, int]) -> None:
     """`RemoteProtocolError` where files of these sizes, by name, cannot be what the manifest speaks of."""
     if listed.messages_id != identity.messages_id:
         raise RemoteProtocolError("the manifest of the master's snapshot speaks of another message log")
@@ -106,7 +106,7 @@ def check_buckets(listed: Manifest, identity: Identity, sizes: Mapping[str, int]
             )
 
 
-def check_logs(covered: Checkpoint, identity: Identity, sizes: Mapping[str, int]) -> None:
+def check_logs(covered: Checkpoint, identity: DirectoryIdentity, sizes: Mapping[str, int]) -> None:
     """The same for a checkpoint."""
     if (covered.messages_id, covered.actions_id) != (identity.messages_id, identity.actions_id):
         raise RemoteProtocolError("the checkpoint of the master's snapshot speaks of other logs")

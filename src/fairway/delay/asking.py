@@ -9,11 +9,11 @@ from abc import ABC, abstractmethod
 
 from fairway.batch import MessageId
 from fairway.delay import browsing
-from fairway.delay.browsing import Browser, Page, Tally
+from fairway.delay.browsing import BrowsedPage, Browser, PendingCount
 from fairway.delay.buckets import check_horizon
 from fairway.delay.moving import Mover
 from fairway.delay.options import DelayOptions
-from fairway.delay.pending import Decision, Filter, Pending
+from fairway.delay.pending import Filter, PendingDecision, PendingMessages
 from fairway.delay.rows import Rows
 from fairway.delay.wheel import RowNumbers
 from fairway.errors import Code, Refused
@@ -24,7 +24,7 @@ from fairway.world.timekeeper import Timekeeper
 NOT_MASTER = Refused(Code.NOT_MASTER, "this copy follows another, which decides: ask that one", retry_after_ms=100)
 
 
-class Asking(ABC):
+class PendingQueries(ABC):
     """The part of an engine that answers."""
 
     rows: Rows
@@ -33,7 +33,7 @@ class Asking(ABC):
     _browser: Browser
     _mover: Mover
     _options: DelayOptions
-    _pending: Pending
+    _pending: PendingMessages
     _time: Timekeeper
 
     @property
@@ -54,23 +54,23 @@ class Asking(ABC):
 
     # --- deciding ----------------------------------------------------------------------------------------------------
 
-    def cancel(self, message_id: MessageId, subject: Subject | None = None) -> Decision:
+    def cancel(self, message_id: MessageId, subject: Subject | None = None) -> PendingDecision:
         """The message of that id, if it has that subject."""
         return self._questions().cancel(self._of_id(message_id, subject))
 
-    def cancel_key(self, subject: Subject, key: str) -> Decision:
+    def cancel_key(self, subject: Subject, key: str) -> PendingDecision:
         """All pending messages of that key."""
         return self._questions().cancel(self._of_key(subject, key))
 
-    def reschedule(self, message_id: MessageId, due_ms: int, subject: Subject | None = None) -> Decision:
+    def reschedule(self, message_id: MessageId, due_ms: int, subject: Subject | None = None) -> PendingDecision:
         check_horizon(due_ms, self._time.now_ms(), self._options.horizon_ms)
         return self._questions().reschedule(self._of_id(message_id, subject), due_ms)
 
-    def reschedule_key(self, subject: Subject, key: str, due_ms: int) -> Decision:
+    def reschedule_key(self, subject: Subject, key: str, due_ms: int) -> PendingDecision:
         check_horizon(due_ms, self._time.now_ms(), self._options.horizon_ms)
         return self._questions().reschedule(self._of_key(subject, key), due_ms)
 
-    async def settled(self, decision: Decision) -> None:
+    async def settled(self, decision: PendingDecision) -> None:
         """Return once the answer may be given."""
         await self.store.actions.log.flusher.durable(decision.end)
 
@@ -81,11 +81,11 @@ class Asking(ABC):
     def _of_key(self, subject: Subject, key: str) -> RowNumbers:
         return self._pending.by_key(self._id(subject), key)
 
-    def pending(self) -> Pending:
+    def pending(self) -> PendingMessages:
         """For list, count and histogram."""
         return self._questions()
 
-    def _questions(self) -> Pending:
+    def _questions(self) -> PendingMessages:
         if self.is_passive:
             raise NOT_MASTER
         if not self.is_loaded:
@@ -95,19 +95,19 @@ class Asking(ABC):
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
-    async def page(self, which: Filter, after: str = "", items_max: int = 1_000) -> Page:
+    async def page(self, which: Filter, after: str = "", items_max: int = 1_000) -> BrowsedPage:
         """The pending messages that follow on a cursor, by due time; "" begins. A page may be short, even empty, while
         its `next` says that there are more. Other turns of the loop come in between, every 5 ms or so."""
         self._questions()
         return await self._browser.page(which, after, items_max)
 
-    async def tally(self, which: Filter, width_ms: int = 0) -> Tally:
+    async def tally(self, which: Filter, width_ms: int = 0) -> PendingCount:
         """How many are pending; with a width also by stretches of time. `Refused` (BAD_REQUEST) where the stretches are
         more than 10,000. Other turns of the loop come in between, every 5 ms or so."""
         self._questions()
         return await self._browser.tally(which, width_ms)
 
-    async def batches_of(self, page: Page) -> list[tuple[Subject, bytes]]:
+    async def batches_of(self, page: BrowsedPage) -> list[tuple[Subject, bytes]]:
         """The messages of a page in its order, as batches of one subject each, with their ids and due times. A step is
         one batch."""
         return await browsing.batches_of(page, self.name_of)

@@ -23,7 +23,7 @@ from fairway import limits
 from fairway.batch import MessageId
 from fairway.delay.letters import Letters
 from fairway.delay.pending import Filter, Waiting
-from fairway.delay.rows import Place, Rows, State
+from fairway.delay.rows import RowLocation, Rows, RowState
 from fairway.delay.sheet import Sheet
 from fairway.delay.wheel import RowNumbers
 from fairway.errors import Code, Refused
@@ -41,7 +41,7 @@ _BATCH_MESSAGES_MAX = 1_000
 _NOBODY = 1  # producer of a batch that is only looked at: every message in it has an id of its own
 
 
-class Page(NamedTuple):
+class BrowsedPage(NamedTuple):
     """Pending messages in their order, and the cursor of the next page; "" on the last one."""
 
     messages: list[Waiting]
@@ -50,7 +50,7 @@ class Page(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class PendingCount:
     """How many, and how many in each stretch of time that is not empty: (start in ms, count), in order."""
 
     count: int
@@ -132,22 +132,22 @@ class _Draft:
         last[1].take(sheet, np.array([at]))
         last[2].append(waiting.due_ms)
 
-    def page(self, following: str) -> Page:
+    def page(self, following: str) -> BrowsedPage:
         letters = tuple((subject, letters, np.array(due_ms, np.int64)) for subject, letters, due_ms in self._letters)
-        return Page(self.messages, following, letters)
+        return BrowsedPage(self.messages, following, letters)
 
 
 class Browser:
     """Answers questions about rows that are loaded. `obtain`: the piece of a place, opened; None if it is damaged."""
 
-    def __init__(self, rows: Rows, obtain: Callable[[Place], Awaitable[Sheet | None]]) -> None:
+    def __init__(self, rows: Rows, obtain: Callable[[RowLocation], Awaitable[Sheet | None]]) -> None:
         self._rows = rows
         self._obtain = obtain
         self._windows: dict[tuple[Filter, str], _Window] = {}  # what follows on a cursor
 
     # --- how many ----------------------------------------------------------------------------------------------------
 
-    async def tally(self, which: Filter, width_ms: int) -> Tally:
+    async def tally(self, which: Filter, width_ms: int) -> PendingCount:
         """Count; with a width also by stretches of it. `Refused` where these are too many."""
         count = 0
         stretches: dict[int, int] = {}
@@ -161,7 +161,7 @@ class Browser:
                     raise Refused(
                         Code.BAD_REQUEST, f"more than {STRETCHES_MAX:,} stretches of {width_ms} ms: use a wider width"
                     )
-        return Tally(count, [(start * width_ms, stretches[start]) for start in sorted(stretches)])
+        return PendingCount(count, [(start * width_ms, stretches[start]) for start in sorted(stretches)])
 
     async def _walk(self, which: Filter) -> AsyncIterator[RowNumbers]:
         """All rows that are meant, a slice of the table at a time."""
@@ -186,7 +186,7 @@ class Browser:
     def _is_meant(self, which: Filter, at: slice | RowNumbers) -> NDArray[np.bool_]:
         """All but the prefix: keys lie in the buckets."""
         table = self._rows
-        mask: NDArray[np.bool_] = table.state[at] == State.PENDING
+        mask: NDArray[np.bool_] = table.state[at] == RowState.PENDING
         if which.subject_id is not None:
             mask &= table.subject_id[at] == which.subject_id
         if which.from_ms is not None:
@@ -220,7 +220,7 @@ class Browser:
 
     # --- which ones --------------------------------------------------------------------------------------------------
 
-    async def page(self, which: Filter, after: str, items_max: int) -> Page:
+    async def page(self, which: Filter, after: str, items_max: int) -> BrowsedPage:
         """The messages that follow on a cursor ("": the first ones)."""
         draft = _Draft()
         looked_at = 0
@@ -269,7 +269,7 @@ class Browser:
         due_ms, subject_id = int(table.due_ms[row]), int(table.subject_id[row])
         message_id = MessageId(int(table.id_high[row]), int(table.id_low[row]))
         sheet = await self._obtain(place)
-        if sheet is None or table.state[row] == State.LOST:  # which opening its piece may have shown
+        if sheet is None or table.state[row] == RowState.LOST:  # which opening its piece may have shown
             return True
         size_bytes = int(sheet.payloads.offsets[place.at + 1] - sheet.payloads.offsets[place.at])
         if draft.messages and draft.bytes + size_bytes > _PAGE_BYTES_MAX:
@@ -304,7 +304,7 @@ class Browser:
         return _Window(rows, table.due_ms[rows], table.subject_id[rows], table.sequence[rows])
 
 
-async def batches_of(page: Page, name: Callable[[int], Subject]) -> list[tuple[Subject, bytes]]:
+async def batches_of(page: BrowsedPage, name: Callable[[int], Subject]) -> list[tuple[Subject, bytes]]:
     """The messages of a page, in its order, as batches of one subject each; they keep ids and due times."""
     made = []
     for subject_id, letters, due_ms in page.letters:

@@ -13,20 +13,20 @@ import msgspec
 
 from fairway.batch import checksum
 from fairway.delay import piece
-from fairway.delay.buckets import Span
+from fairway.delay.buckets import TimeRange
 from fairway.delay.catalogue import Draft
-from fairway.delay.manifest import DIRECTORY, Bucket
-from fairway.delay.piece import Index, Piece, Sequences
+from fairway.delay.manifest import DIRECTORY, BucketEntry
+from fairway.delay.piece import BucketIndex, BucketRecord, Sequences
 from fairway.errors import RemoteProtocolError, StorageFault
 from fairway.names import Subject
 from fairway.storage import record, scan, segment
-from fairway.storage.flusher import Defer, Flusher, Outcome
+from fairway.storage.flusher import Defer, Flusher, OnDurable
 from fairway.storage.log import Damaged
-from fairway.storage.record import BadRecord, Kind, Record
-from fairway.storage.recovery import Finding, Verdict, judge
-from fairway.storage.scan import Damage, Scan
+from fairway.storage.record import BadRecord, Record, RecordKind
+from fairway.storage.recovery import DamageVerdict, Finding, judge
+from fairway.storage.scan import Damage, SegmentScan
 from fairway.world.clock import Clock
-from fairway.world.disk import Disk, Fetched
+from fairway.world.disk import Disk, ReadCompletion
 
 
 def file_name(number: int) -> str:
@@ -40,7 +40,7 @@ class BucketFile:
         self,
         disk: Disk,
         clock: Clock,
-        bucket: Bucket,
+        bucket: BucketEntry,
         *,
         defer: Defer,
         poison: Callable[[StorageFault], None],
@@ -48,7 +48,7 @@ class BucketFile:
     ) -> None:
         self.number = bucket.number
         self.log_id = bucket.log_id
-        self.span: Span = bucket.span
+        self.span: TimeRange = bucket.span
         self.end = bucket.synced_end
         self.is_listed = False
         self.is_of_split = False  # not to be listed before the split is done
@@ -80,13 +80,13 @@ class BucketFile:
         return next((at for at, end in reversed(self._catalogues) if end <= self.synced_end), 0)
 
     def append(
-        self, subject: Subject, subject_id: int, sequences: Sequences, data: bytes, index: Index, now_ms: int
+        self, subject: Subject, subject_id: int, sequences: Sequences, data: bytes, index: BucketIndex, now_ms: int
     ) -> int:
         """Gather a piece; its position. It is durable once `when_durable(self.end)` says so."""
         self._begin()
         self.catalogue(now_ms, self._catalogue_messages)
         body = piece.pack(subject, sequences, data)
-        position = self._add(Kind.SCHEDULE, subject_id, int(sequences[0]), len(sequences), body, now_ms)
+        position = self._add(RecordKind.SCHEDULE, subject_id, int(sequences[0]), len(sequences), body, now_ms)
         self.note(position, subject, subject_id, sequences, index)
         return position
 
@@ -97,12 +97,12 @@ class BucketFile:
             return
         previous_at = self._catalogues[-1][0] if self._catalogues else 0
         body = draft.pack(previous_at, self._catalogued_end)
-        position = self._add(Kind.CATALOGUE, 0, 0, draft.messages, body, now_ms)
+        position = self._add(RecordKind.CATALOGUE, 0, 0, draft.messages, body, now_ms)
         self._catalogues = [*self._catalogues[-1:], (position, self.end)]
         self._catalogued_end = self.end
         self._draft = Draft()
 
-    def note(self, position: int, subject: Subject, subject_id: int, sequences: Sequences, index: Index) -> None:
+    def note(self, position: int, subject: Subject, subject_id: int, sequences: Sequences, index: BucketIndex) -> None:
         """A piece that is in no catalogue."""
         if self._draft is not None:
             self._draft.add(position, subject, subject_id, sequences, index)
@@ -116,7 +116,7 @@ class BucketFile:
         """Something in it is damaged: every start reads it, and says so."""
         self._draft = None
 
-    def _add(self, kind: Kind, subject_id: int, first_sequence: int, count: int, body: bytes, now_ms: int) -> int:
+    def _add(self, kind: RecordKind, subject_id: int, first_sequence: int, count: int, body: bytes, now_ms: int) -> int:
         position = self.end
         head = record.pack(
             kind,
@@ -135,12 +135,12 @@ class BucketFile:
         self.end = position + len(head) + len(body)
         return position
 
-    def when_durable(self, position: int, outcome: Outcome) -> None:
+    def when_durable(self, position: int, outcome: OnDurable) -> None:
         self._flusher.when_durable(position, outcome)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def read(self, position: int) -> Piece:
+    def read(self, position: int) -> BucketRecord:
         """The piece at a position, verified; `Damaged` if it is not intact."""
         return self.parse(self.read_record(position), 0, position)
 
@@ -163,7 +163,7 @@ class BucketFile:
         except BadRecord as bad:
             raise Damaged(position, bad.why) from bad
 
-    def parse(self, data: bytes, offset: int, position: int) -> Piece:
+    def parse(self, data: bytes, offset: int, position: int) -> BucketRecord:
         """The piece at an offset of bytes that were read from this bucket; `Damaged` if it is not intact."""
         try:
             return piece.unpack(self.parse_record(data, offset, position))
@@ -180,18 +180,18 @@ class BucketFile:
             raise Damaged(position, bad.why) from bad
         return Record(header, body)
 
-    def fetch(self, position: int, size: int, done: Fetched) -> None:
+    def fetch(self, position: int, size: int, done: ReadCompletion) -> None:
         """Bytes of the bucket, off the loop."""
         self._disk.fetch(self._file, position, size, done)
 
-    def scan(self, start: int, limit: int) -> Scan:
+    def scan(self, start: int, limit: int) -> SegmentScan:
         """All records from `start` to `limit`, read as they are asked for."""
-        return Scan(self._file, 0, start, self.log_id, limit=limit)
+        return SegmentScan(self._file, 0, start, self.log_id, limit=limit)
 
-    def entry(self) -> Bucket:
+    def entry(self) -> BucketEntry:
         """For the manifest."""
         grain, start_ms, end_ms = self.span
-        return Bucket(self.number, self.log_id, grain, start_ms, end_ms, self.synced_end, self.catalogue_at)
+        return BucketEntry(self.number, self.log_id, grain, start_ms, end_ms, self.synced_end, self.catalogue_at)
 
     def abandon(self, fault: StorageFault) -> None:
         """Write nothing more, and tell those who wait for it."""
@@ -214,7 +214,7 @@ class BucketFile:
             self._poison(self._flusher.fault)
 
 
-def recover(disk: Disk, bucket: Bucket) -> tuple[Bucket, list[Finding]]:
+def recover(disk: Disk, bucket: BucketEntry) -> tuple[BucketEntry, list[Finding]]:
     """Cut what a crash has torn, sync what is left, and say where the bucket ends. What lies below its synced end in
     the manifest is not read here: the loader reports what has rotted there."""
     file = disk.open(file_name(bucket.number), create=True)
@@ -226,7 +226,7 @@ def recover(disk: Disk, bucket: Bucket) -> tuple[Bucket, list[Finding]]:
             findings.append(_rot(bucket, Damage(file.size, bucket.synced_end, "missing")))
         elif bucket.synced_end == 0 and scan.check_segment_header(file, 0, bucket.log_id) is not None:
             damages.append(Damage(0, file.size, "unreadable header"))
-        for found in Scan(file, 0, start, bucket.log_id):
+        for found in SegmentScan(file, 0, start, bucket.log_id):
             if isinstance(found, Damage):
                 damages.append(found)
             if found.header is not None:
@@ -242,5 +242,5 @@ def recover(disk: Disk, bucket: Bucket) -> tuple[Bucket, list[Finding]]:
     return msgspec.structs.replace(bucket, synced_end=end), findings
 
 
-def _rot(bucket: Bucket, damage: Damage) -> Finding:
-    return Finding(file_name(bucket.number), Verdict.ROTTEN, damage)
+def _rot(bucket: BucketEntry, damage: Damage) -> Finding:
+    return Finding(file_name(bucket.number), DamageVerdict.ROTTEN, damage)

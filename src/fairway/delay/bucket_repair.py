@@ -25,19 +25,19 @@ from fairway.batch import checksum
 from fairway.delay import bucket_salvage, piece
 from fairway.delay.bucket_file import BucketFile, file_name
 from fairway.delay.bucket_salvage import Claim, Salvage
-from fairway.delay.buckets import Span
-from fairway.delay.ledger import Ledger
+from fairway.delay.buckets import TimeRange
+from fairway.delay.ledger import DecisionIndex
 from fairway.delay.letters import Letters
 from fairway.delay.piece import Sequences
-from fairway.delay.rows import Rows, State
+from fairway.delay.rows import Rows, RowState
 from fairway.delay.sheet import Sheet
 from fairway.delay.wheel import RowNumbers
 from fairway.errors import FairwayError, Refused, RemoteProtocolError, StorageFault
 from fairway.names import Subject
 from fairway.storage import record
-from fairway.storage.consume_log import Entry
+from fairway.storage.consume_log import ConsumeLogEntry
 from fairway.storage.message_log import MessageLog, StoredBatch
-from fairway.storage.record import BadRecord, Header, Kind
+from fairway.storage.record import BadRecord, RecordHeader, RecordKind
 
 log = logging.getLogger("fairway.delay")
 
@@ -59,7 +59,11 @@ class BucketRepair:
     """Repairs and salvages records of all buckets of one delay server, and counts both. The log tells of each."""
 
     def __init__(
-        self, messages: MessageLog, rows: Rows, ledger: Callable[[], Ledger], on_lost: Callable[[RowNumbers], None]
+        self,
+        messages: MessageLog,
+        rows: Rows,
+        ledger: Callable[[], DecisionIndex],
+        on_lost: Callable[[RowNumbers], None],
     ) -> None:
         """`ledger`: what is known of messages that have no rows yet. `on_lost`: these rows are `LOST` now."""
         self.repaired = 0
@@ -87,7 +91,7 @@ class BucketRepair:
         if is_repaired:
             self._kept.get(file.number, {}).pop(position, None)
             log.warning("%s: the record at %d was damaged, and is repaired: replace the disk", name, position)
-        elif header is not None and header.kind != Kind.SCHEDULE:
+        elif header is not None and header.kind != RecordKind.SCHEDULE:
             log.warning(
                 "%s: the catalogue at %d is damaged, and its records are read instead: replace the disk", name, position
             )
@@ -98,7 +102,7 @@ class BucketRepair:
     def salvage(self, file: BucketFile, position: int) -> Salvaged:
         """What there still is of a record that could not be repaired. Rows of messages that are lost become `LOST`."""
         header = header_in(file.read_raw(position, record.HEADER_BYTES), position, file.log_id)
-        if header is not None and header.kind != Kind.SCHEDULE:
+        if header is not None and header.kind != RecordKind.SCHEDULE:
             return Salvaged(None, is_news=True)  # `repair` has told of the catalogue
         rows = self._rows_at(file.number, position)
         claim, found = None, None
@@ -127,7 +131,7 @@ class BucketRepair:
             self._tell(file, position, lost, found)
         return Salvaged(found, is_news=lost != 0)
 
-    def _claim(self, file: BucketFile, header: Header, rows: RowNumbers) -> Claim | None:
+    def _claim(self, file: BucketFile, header: RecordHeader, rows: RowNumbers) -> Claim | None:
         """Which messages the record held: its rows say it, or else its body does."""
         if header.subject_id not in self._messages.views.subjects or header.end > file.end:
             return None
@@ -149,19 +153,19 @@ class BucketRepair:
         on their way already."""
         if found is not None:
             rows = rows[~found.is_there[self._rows.index[rows]]]
-        pending = rows[self._rows.state[rows] == State.PENDING]
-        intended = np.count_nonzero(self._rows.state[rows] == State.INTENDED)
-        self._rows.become(pending, State.LOST)
+        pending = rows[self._rows.state[rows] == RowState.PENDING]
+        intended = np.count_nonzero(self._rows.state[rows] == RowState.INTENDED)
+        self._rows.become(pending, RowState.LOST)
         self._on_lost(pending)
         return len(pending) + (int(intended) if is_first else 0)
 
-    def _owed(self, file: BucketFile, header: Header, claim: Claim | None, found: Salvage | None) -> int:
+    def _owed(self, file: BucketFile, header: RecordHeader, claim: Claim | None, found: Salvage | None) -> int:
         """How many messages of a record without rows are lost: those that are neither there, nor in another record, nor
         done with."""
         if claim is None:
             return header.count
         ledger = self._ledger()
-        is_lost = np.isin(ledger.states(header.subject_id, claim.sequences), (State.PENDING, State.INTENDED))
+        is_lost = np.isin(ledger.states(header.subject_id, claim.sequences), (RowState.PENDING, RowState.INTENDED))
         if claim.ids is None:  # else a damaged list may name a message of another record
             known = self._rows.find(header.subject_id, claim.sequences)
             is_lost &= ~np.isin(claim.sequences, self._rows.sequence[known])
@@ -177,7 +181,7 @@ class BucketRepair:
         found: RowNumbers = rows[self._rows.position[rows] == position]
         return found
 
-    def _name_of(self, header: Header) -> Subject:
+    def _name_of(self, header: RecordHeader) -> Subject:
         return self._messages.views.subjects.by_id(header.subject_id).name
 
     def _tell(self, file: BucketFile, position: int, lost: int | None, found: Salvage | None) -> None:
@@ -222,16 +226,16 @@ class BucketRepair:
 
     # --- repair ------------------------------------------------------------------------------------------------------
 
-    def _repair(self, file: BucketFile, header: Header) -> bool:
+    def _repair(self, file: BucketFile, header: RecordHeader) -> bool:
         on_disk = file.read_raw(header.body_at, header.body_bytes)
-        bodies = self._bodies(header, on_disk, file.span) if header.kind == Kind.SCHEDULE else ()
+        bodies = self._bodies(header, on_disk, file.span) if header.kind == RecordKind.SCHEDULE else ()
         for body in chain((on_disk,), bodies):
             if len(body) == header.body_bytes and checksum(body) == header.body_crc:
                 file.write_over(header.position, record.pack_header(header, file.log_id) + body)
                 return True
         return False
 
-    def _bodies(self, header: Header, on_disk: bytes, span: Span) -> Iterator[bytes]:
+    def _bodies(self, header: RecordHeader, on_disk: bytes, span: TimeRange) -> Iterator[bytes]:
         """What the record may have held, from the most likely one on."""
         views = self._messages.views
         if header.subject_id not in views.subjects:
@@ -249,7 +253,7 @@ class BucketRepair:
             for is_of_split in (False, True):
                 yield piece.pack(subject, sequences, _gathered(batches, sequences, is_of_split=is_of_split))
 
-    def _due_in(self, header: Header, span: Span) -> Sequences | None:
+    def _due_in(self, header: RecordHeader, span: TimeRange) -> Sequences | None:
         """The next messages from the first one on that are due in the stretch of the bucket, as many as it held."""
         log, found, count = self._messages, list[Sequences](), 0
         for entry in islice(
@@ -279,7 +283,7 @@ class BucketRepair:
                 return None
         return found
 
-    def _read(self, subject_id: int, entry: Entry) -> list[StoredBatch]:
+    def _read(self, subject_id: int, entry: ConsumeLogEntry) -> list[StoredBatch]:
         """One batch; none where it has rotted. Other batches may do: another guess at the body need not have it."""
         try:
             return self._messages.read_entries(subject_id, [entry])
@@ -287,7 +291,7 @@ class BucketRepair:
             return []
 
 
-def header_in(raw: bytes, position: int, log_id: int) -> Header | None:
+def header_in(raw: bytes, position: int, log_id: int) -> RecordHeader | None:
     """The header of a record, with at most one bit put right; None where more is wrong."""
     try:
         return record.parse_header(raw, 0, position, log_id)

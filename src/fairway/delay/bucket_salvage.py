@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 from fairway import batch
 from fairway.delay import piece
 from fairway.delay.letters import Letters
-from fairway.delay.piece import Piece, Sequences
+from fairway.delay.piece import BucketRecord, Sequences
 from fairway.delay.sheet import Numbers, Sheet
 from fairway.errors import Refused
 from fairway.names import Subject
 from fairway.storage.message_log import MessageLog, StoredBatch
-from fairway.storage.record import Header
+from fairway.storage.record import RecordHeader
 
 _NOBODY = 1  # producer of a batch whose messages have ids of their own, every one
 
@@ -47,13 +47,13 @@ class Claim(NamedTuple):
 class Salvage(NamedTuple):
     """What the message log has of a damaged record."""
 
-    piece: Piece
+    piece: BucketRecord
     is_there: NDArray[np.bool_]  # by index
     messages_from: int  # the lowest position in the message log that a message was read from
     is_awaited: bool  # another copy may bring more of them
 
 
-def claim_of(header: Header, body: bytes, subject: Subject) -> Claim | None:
+def claim_of(header: RecordHeader, body: bytes, subject: Subject) -> Claim | None:
     """What a damaged body itself proves; None: nothing."""
     count = header.count
     layout = piece.layout_in(body, subject, count)
@@ -67,7 +67,7 @@ def claim_of(header: Header, body: bytes, subject: Subject) -> Claim | None:
     return Claim(listed, np.ones(count, np.bool_), (index.id_high, index.id_low))
 
 
-def salvage(messages: MessageLog, header: Header, subject: Subject, claim: Claim) -> Salvage | None:
+def salvage(messages: MessageLog, header: RecordHeader, subject: Subject, claim: Claim) -> Salvage | None:
     """Collect the messages of a claim; None where the message log has none of them."""
     found = _Collection(header.count)
     subject_id, log = header.subject_id, messages
@@ -93,7 +93,10 @@ def salvage(messages: MessageLog, header: Header, subject: Subject, claim: Claim
         return None
     data = found.encode(header.appended_ms)
     return Salvage(
-        Piece(subject, subject_id, claim.sequences, data), found.owner >= 0, found.messages_from, found.is_awaited
+        BucketRecord(subject, subject_id, claim.sequences, data),
+        found.owner >= 0,
+        found.messages_from,
+        found.is_awaited,
     )
 
 

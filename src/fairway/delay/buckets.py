@@ -34,7 +34,7 @@ class Grain(enum.IntEnum):
     MONTH = 3
 
 
-class Span(NamedTuple):
+class TimeRange(NamedTuple):
     """One stretch of time, its end not included."""
 
     grain: Grain
@@ -42,7 +42,7 @@ class Span(NamedTuple):
     end_ms: int
 
 
-def span_of(due_ms: int, now_ms: int) -> Span:
+def span_of(due_ms: int, now_ms: int) -> TimeRange:
     """Where a message with that due time is put at that time. What is past due is put where now is."""
     at_ms = max(due_ms, now_ms)
     month = _month(at_ms)
@@ -62,10 +62,10 @@ class Calendar:
 
     def __init__(self) -> None:
         self._hour_ms = -1
-        self._spans: list[Span] = []
+        self._spans: list[TimeRange] = []
         self._starts: NDArray[np.int64] = np.zeros(0, np.int64)
 
-    def sort(self, due_ms: NDArray[np.int64], now_ms: int) -> list[tuple[Span, NDArray[np.int64]]]:
+    def sort(self, due_ms: NDArray[np.int64], now_ms: int) -> list[tuple[TimeRange, NDArray[np.int64]]]:
         """The stretches that those due times lie in, each with the indices of its messages."""
         at_ms = np.maximum(due_ms, now_ms)
         self._turn(now_ms, int(at_ms.max()))
@@ -88,7 +88,7 @@ class Calendar:
         self._starts = np.array([each.start_ms for each in self._spans], np.int64)
 
 
-def is_to_split(span: Span, now_ms: int) -> bool:
+def is_to_split(span: TimeRange, now_ms: int) -> bool:
     """Whether messages of that stretch belong to finer ones by now. One that is past stays as it is."""
     return span.end_ms > now_ms and span_of(span.start_ms, now_ms).grain < span.grain
 
@@ -104,16 +104,16 @@ def _say(at_ms: int) -> str:
     return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)).isoformat()
 
 
-def _floor(at_ms: int, grain: Grain, length_ms: int) -> Span:
+def _floor(at_ms: int, grain: Grain, length_ms: int) -> TimeRange:
     start_ms = at_ms - at_ms % length_ms
-    return Span(grain, start_ms, start_ms + length_ms)
+    return TimeRange(grain, start_ms, start_ms + length_ms)
 
 
-def _month(at_ms: int) -> Span:
+def _month(at_ms: int) -> TimeRange:
     at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
     first = datetime(at.year, at.month, 1, tzinfo=UTC)
     start_ms = int(first.timestamp()) * 1_000
     if (at.year, at.month) == (9999, 12):  # the month behind it cannot be said
-        return Span(Grain.MONTH, start_ms, start_ms + 31 * DAY_MS)
+        return TimeRange(Grain.MONTH, start_ms, start_ms + 31 * DAY_MS)
     following = datetime(at.year + at.month // 12, at.month % 12 + 1, 1, tzinfo=UTC)
-    return Span(Grain.MONTH, start_ms, int(following.timestamp()) * 1_000)
+    return TimeRange(Grain.MONTH, start_ms, int(following.timestamp()) * 1_000)

@@ -33,10 +33,10 @@ from fairway.batch.secret import derived_secret
 from fairway.delay.dispatching import Intent
 from fairway.errors import Code, Refused, invariant
 from fairway.names import Subject
-from fairway.protocol.backoff import Backoff
+from fairway.protocol.backoff import RetryDelays
 from fairway.protocol.conflict import TAKEN, is_receipt
 from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.session import Answer, Ask, Lost, Outcome
+from fairway.protocol.session import Answer, Ask, ConnectionLost, RequestOutcome
 from fairway.world.rng import Rng
 
 log = logging.getLogger("fairway.delay")
@@ -48,19 +48,19 @@ _PRODUCER_MASK = (1 << 63) - 1
 _FORGOTTEN = frozenset({Code.UNKNOWN_PRODUCER, Code.SEQUENCE_GAP})
 
 
-class Parcel:
+class DispatchBatch:
     """One intent on its way."""
 
     __slots__ = ("data", "detours", "flow", "intent", "is_done", "request", "trouble")
 
-    def __init__(self, intent: Intent, flow: Flow) -> None:
+    def __init__(self, intent: Intent, flow: StreamSender) -> None:
         self.intent = intent
         self.flow = flow
         self.data = intent.data
         self.request = self._new_request(intent.secret)
         self.is_done = False
         self.detours = 0
-        self.trouble: Refused | Lost | None = None  # how the last attempt ended
+        self.trouble: Refused | ConnectionLost | None = None  # how the last attempt ended
 
     def must_leave(self, code: Code) -> bool:
         """Whether nothing can be stored at its place any more."""
@@ -89,20 +89,20 @@ class Parcel:
         return hashed & _PRODUCER_MASK or 1
 
 
-class Flow:
+class StreamSender:
     """One stream: what is to be sent, in order."""
 
-    def __init__(self, subject: Subject, rng: Rng, before: Flow | None) -> None:
+    def __init__(self, subject: Subject, rng: Rng, before: StreamSender | None) -> None:
         self.subject = subject
-        self.parcels: deque[Parcel] = deque()
+        self.parcels: deque[DispatchBatch] = deque()
         self.before = before  # that goes first
         self.in_flight = 0
         self.retry_ns = 0
         self.refused: Refused | None = None  # why it waits
         self._next = 0  # in `parcels`: the first that is not in flight
         self._is_broken = False
-        self._backoff = Backoff(rng, first_ms=_FIRST_MS, most_ms=_MOST_MS)
-        self._busy = Backoff(rng, first_ms=_FIRST_MS, most_ms=_BUSY_MOST_MS)
+        self._backoff = RetryDelays(rng, first_ms=_FIRST_MS, most_ms=_MOST_MS)
+        self._busy = RetryDelays(rng, first_ms=_FIRST_MS, most_ms=_BUSY_MOST_MS)
 
     @property
     def size_bytes(self) -> int:
@@ -113,7 +113,7 @@ class Flow:
         """Whether it waits after a refusal, or behind one that does."""
         return self.refused is not None or (self.before is not None and self.before.is_refused)
 
-    def take(self, now_ns: int) -> Parcel | None:
+    def take(self, now_ns: int) -> DispatchBatch | None:
         """The next one to send; None: not now."""
         in_flight_max = IN_FLIGHT_MAX if self.refused is None else 1
         if self.before is not None and self.before.parcels:
@@ -127,7 +127,7 @@ class Flow:
         self.in_flight += 1
         return parcel
 
-    def arrived(self, parcel: Parcel) -> None:
+    def arrived(self, parcel: DispatchBatch) -> None:
         """The broker has it."""
         self.in_flight -= 1
         parcel.is_done = True
@@ -139,7 +139,7 @@ class Flow:
             self._backoff.reset()
             self._busy.reset()
 
-    def came_to_grief(self, parcel: Parcel, trouble: Refused | Lost) -> None:
+    def came_to_grief(self, parcel: DispatchBatch, trouble: Refused | ConnectionLost) -> None:
         self.in_flight -= 1
         parcel.trouble = trouble
         self._is_broken = True
@@ -191,10 +191,10 @@ class Carrier:
         self._rng = rng
         self._on_sent = on_sent
         self._on_open = on_open
-        self._flows: dict[int, Flow] = {}  # by producer id
-        self._by_subject: dict[Subject, Flow] = {}  # the newest stream of each
-        self._ready: dict[int, Flow] = {}  # may have something to send; first come, first served
-        self._held: dict[int, Flow] = {}  # wait after a refusal
+        self._flows: dict[int, StreamSender] = {}  # by producer id
+        self._by_subject: dict[Subject, StreamSender] = {}  # the newest stream of each
+        self._ready: dict[int, StreamSender] = {}  # may have something to send; first come, first served
+        self._held: dict[int, StreamSender] = {}  # wait after a refusal
         self._held_bytes: dict[int, int] = {}
         self.refused_bytes = 0  # of those
 
@@ -205,9 +205,9 @@ class Carrier:
         flow = self._flows.get(intent.producer_id)
         if flow is None:
             before = self._by_subject.get(intent.subject)
-            flow = self._flows[intent.producer_id] = Flow(intent.subject, self._rng, before)
+            flow = self._flows[intent.producer_id] = StreamSender(intent.subject, self._rng, before)
             self._by_subject[intent.subject] = flow
-        flow.parcels.append(Parcel(intent, flow))
+        flow.parcels.append(DispatchBatch(intent, flow))
         self.messages += intent.messages
         self._ready[intent.producer_id] = flow
 
@@ -221,7 +221,7 @@ class Carrier:
         return sum(len(flow.parcels) for flow in self._flows.values())
 
     @property
-    def refused(self) -> list[Flow]:
+    def refused(self) -> list[StreamSender]:
         """Streams that wait after a refusal."""
         return [flow for flow in self._flows.values() if flow.refused is not None]
 
@@ -257,8 +257,8 @@ class Carrier:
             self._ready[number] = self._held.pop(number)
             self.refused_bytes -= self._held_bytes.pop(number)
 
-    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
-        parcel: Parcel = token  # type: ignore[assignment]
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
+        parcel: DispatchBatch = token  # type: ignore[assignment]
         flow, intent = parcel.flow, parcel.intent
         if isinstance(outcome, Refused):
             self.refusals[outcome.code] += 1
@@ -272,12 +272,12 @@ class Carrier:
         self.detours += flow.mend(now_ns)
         self._sort(intent.producer_id, flow, now_ns)
 
-    def _arrived(self, parcel: Parcel, receipt: Produced | None) -> None:
+    def _arrived(self, parcel: DispatchBatch, receipt: Produced | None) -> None:
         parcel.flow.arrived(parcel)
         self.messages -= parcel.intent.messages
         self._on_sent(parcel.intent, receipt)
 
-    def _sort(self, number: int, flow: Flow, now_ns: int) -> None:
+    def _sort(self, number: int, flow: StreamSender, now_ns: int) -> None:
         """A stream is ready, held, or has nothing to send; one that has sent all is forgotten."""
         if not flow.parcels:
             del self._flows[number]
@@ -297,7 +297,7 @@ class Carrier:
         return min((flow.retry_ns for flow in self._held.values()), default=None)
 
 
-def _log_detour(parcel: Parcel, refused: Refused) -> None:
+def _log_detour(parcel: DispatchBatch, refused: Refused) -> None:
     intent = parcel.intent
     log.warning(
         "%d messages to %s go out as a stream of their own, because their place %016x+%d in the old one is not to be "

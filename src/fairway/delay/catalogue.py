@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairway.delay.piece import Index, Sequences
+from fairway.delay.piece import BucketIndex, Sequences
 from fairway.errors import BadName, RemoteProtocolError
 from fairway.names import Subject
 from fairway.storage.record import padded
@@ -37,7 +37,7 @@ class Catalogue(NamedTuple):
     subject_ids: NDArray[np.uint32]
     counts: NDArray[np.uint32]
     sequences: Sequences  # of the messages, piece after piece
-    columns: Index
+    columns: BucketIndex
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Draft:
     _pieces: list[tuple[int, int, int]] = field(default_factory=list)
     _columns: list[NDArray[np.uint64]] = field(default_factory=list)
 
-    def add(self, position: int, subject: Subject, subject_id: int, sequences: Sequences, index: Index) -> None:
+    def add(self, position: int, subject: Subject, subject_id: int, sequences: Sequences, index: BucketIndex) -> None:
         self.messages += len(sequences)
         self._names[subject_id] = subject
         self._pieces.append((position, subject_id, len(sequences)))
@@ -89,7 +89,7 @@ def unpack(body: bytes) -> Catalogue:
         raise RemoteProtocolError(f"a catalogue cannot be read: {error}") from error
     if int(table["count"].sum()) != messages:
         raise RemoteProtocolError("a catalogue whose pieces have more or fewer messages than it says")
-    index = Index(columns[1].view(np.int64), columns[2], columns[3], columns[4])
+    index = BucketIndex(columns[1].view(np.int64), columns[2], columns[3], columns[4])
     return Catalogue(
         previous_at, start, names, table["position"], table["subject_id"], table["count"], columns[0], index
     )

@@ -20,7 +20,7 @@ from fairway import batch, limits
 from fairway.delay.carrier import Carrier
 from fairway.delay.dispatching import Intent
 from fairway.names import Subject
-from fairway.protocol import Options
+from fairway.protocol import ConnectionOptions
 from fairway.protocol.line import Line, LineOptions
 from fairway.protocol.messages import Produced
 from fairway.world.clock import Clock
@@ -50,7 +50,7 @@ class Guide(Protocol):
 
 
 @dataclass(slots=True)
-class Target:
+class DispatchTarget:
     """One broker group, and the way to it."""
 
     name: str
@@ -70,7 +70,7 @@ class Target:
         return self.is_down or not self.carrier.messages
 
 
-class Courier:
+class DispatchSender:
     """All lines of one delay server. Lives on its loop."""
 
     def __init__(
@@ -89,17 +89,19 @@ class Courier:
         self._net = net
         self._clock = clock
         self._rng = rng
-        self._line_options = LineOptions(hello=Options(name=name, has_heartbeat=has_heartbeat), backoff_most_ms=2_000)
+        self._line_options = LineOptions(
+            hello=ConnectionOptions(name=name, has_heartbeat=has_heartbeat), backoff_most_ms=2_000
+        )
         self._outstanding_bytes = outstanding_bytes
         self._on_sent = on_sent
         self._on_room = on_room
-        self._targets: dict[str, Target] = {}
+        self._targets: dict[str, DispatchTarget] = {}
         self._homeless: dict[str, list[Intent]] = {}  # for targets that nobody has told us the address of
         self._routes: dict[Subject, str] = {}
         self._guide: Guide | None = None
         self._named: frozenset[str] | None = None  # the targets that a guide speaks of; None: it has not said
 
-    def __iter__(self) -> Iterator[Target]:
+    def __iter__(self) -> Iterator[DispatchTarget]:
         return iter(self._targets.values())
 
     def reach(self, addresses: Mapping[str, Sequence[Address]]) -> None:
@@ -144,7 +146,7 @@ class Courier:
         line = Line(self._rng, self._line_options, now_ns=now_ns, on_trouble=partial(self._on_trouble, name))
         line.add(carrier, now_ns)
         link = LoopLink(line, addresses, self._net, self._clock)
-        self._targets[name] = Target(name, tuple(addresses), carrier, line, link, leader)
+        self._targets[name] = DispatchTarget(name, tuple(addresses), carrier, line, link, leader)
         self.send(self._homeless.pop(name, []))
 
     def _on_trouble(self, name: str, _sentence: str, _now_ns: int) -> None:
@@ -188,7 +190,7 @@ class Courier:
 
     def send(self, intents: Iterable[Intent]) -> None:
         """Send each as soon as may be; the line writes them in the loop's next turn."""
-        stirred: dict[str, Target] = {}
+        stirred: dict[str, DispatchTarget] = {}
         for intent in intents:
             target = self._targets.get(intent.target)
             if target is None:

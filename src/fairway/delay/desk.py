@@ -14,22 +14,23 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fairway import limits
 from fairway.batch import MessageId, peek
-from fairway.delay.browsing import Page
-from fairway.delay.engine import Engine, Redirected
+from fairway.delay.browsing import BrowsedPage
+from fairway.delay.dispatching import Redirected
+from fairway.delay.engine import Engine
 from fairway.delay.history import Historian
 from fairway.delay.metrics import Figures
-from fairway.delay.pending import Answer, Decision, Filter
+from fairway.delay.pending import CancelOutcome, Filter, PendingDecision
 from fairway.errors import Code, FairwayError, Misuse, Refused, RemoteProtocolError
 from fairway.names import Subject
 from fairway.protocol.delaying import (
     Cancel,
     Decided,
+    DelayedBatch,
+    DelayTally,
     Fate,
     History,
     HistoryPage,
-    InTransit,
-    Pending,
-    PendingBatch,
+    PendingListed,
     PendingMessage,
     PendingPage,
     Reschedule,
@@ -37,26 +38,26 @@ from fairway.protocol.delaying import (
     Resent,
     Stretch,
     Tallied,
-    Tally,
+    TransitReport,
     Which,
 )
 from fairway.protocol.messages import Produce
-from fairway.scheduling import Actor, Expiry, Verdict
-from fairway.serving.delaying import Asked
+from fairway.scheduling import Actor, Expiry, TurnResult
+from fairway.serving.delaying import DelayRequest
 from fairway.serving.exposition import Exposition
 from fairway.serving.memory import MemoryAccount, store_accounts
 from fairway.serving.produce_answer import checked_secret, produced
 from fairway.storage.dedupe import PlaceTaken
-from fairway.storage.message_log import Receipt
+from fairway.storage.message_log import AppendReceipt
 
 if TYPE_CHECKING:
-    from fairway.serving.session import Session
+    from fairway.serving.session import ServerSession
 
 _FATES = {
-    Answer.CANCELLED: Fate.CANCELLED,
-    Answer.RESCHEDULED: Fate.RESCHEDULED,
-    Answer.ALREADY_DISPATCHED: Fate.ALREADY_DISPATCHED,
-    Answer.UNKNOWN: Fate.UNKNOWN,
+    CancelOutcome.CANCELLED: Fate.CANCELLED,
+    CancelOutcome.RESCHEDULED: Fate.RESCHEDULED,
+    CancelOutcome.ALREADY_DISPATCHED: Fate.ALREADY_DISPATCHED,
+    CancelOutcome.UNKNOWN: Fate.UNKNOWN,
 }
 _WALKS_MAX = 8  # at once: each takes 5 ms of a turn, and what is due goes out in between
 _TIME_MS_MAX = 253_402_300_799_999  # the end of the year 9999, the last that can be said
@@ -69,14 +70,14 @@ _STOPPING = Refused(Code.DRAINING, "the delay server is about to stop: connect a
 class Transit(Protocol):
     """Who sends what is due."""
 
-    def in_transit(self) -> list[InTransit]:
+    def in_transit(self) -> list[TransitReport]:
         """By broker group."""
 
     def resend(self, group: str) -> Redirected:
         """To other groups."""
 
 
-class Desk:
+class DelayRequestHandler:
     """A processor for whichever scheduler its requests come through."""
 
     def __init__(self, engine: Engine, figures: Figures, transit: Transit, rows_max: int) -> None:
@@ -111,7 +112,7 @@ class Desk:
 
     # --- the scheduler's side ----------------------------------------------------------------------------------------
 
-    def process(self, request: Asked, actor: Actor) -> Verdict:
+    def process(self, request: DelayRequest, actor: Actor) -> TurnResult:
         if self._is_closed:
             raise _STOPPING
         match request.message:
@@ -121,28 +122,28 @@ class Desk:
                 self._cancel(request, message)
             case Reschedule() as message:
                 self._reschedule(request, message)
-            case Pending() as message:
+            case PendingListed() as message:
                 self._walk(request, self._list(request, message, self._filter(message.which)))
             case History() as message:
                 self._admit_walk()
                 self._walk(request, self._tell(request, message))
             case Resend() as message:
                 self._resend(request, message)
-            case Tally() as message:
+            case DelayTally() as message:
                 self._walk(request, self._tally(request, message, self._filter(message.which)))
             case _:
                 raise Misuse(f"a {type(request.message).__name__} does not concern delayed messages")
-        return Verdict.DONE
+        return TurnResult.DONE
 
-    def expire(self, request: Asked, expiry: Expiry) -> None:
+    def expire(self, request: DelayRequest, expiry: Expiry) -> None:
         request.expire(expiry)
 
-    def fail(self, request: Asked, error: Exception) -> None:
+    def fail(self, request: DelayRequest, error: Exception) -> None:
         request.fail(error)
 
     # --- scheduling --------------------------------------------------------------------------------------------------
 
-    def _schedule(self, request: Asked, message: Produce, actor: Actor) -> None:
+    def _schedule(self, request: DelayRequest, message: Produce, actor: Actor) -> None:
         engine = self._engine
         data = bytes(request.attachments[0])
         try:
@@ -154,7 +155,7 @@ class Desk:
                 raise Refused(Code.TOO_LARGE, sentence)
             receipt = engine.schedule(Subject.parse(message.subject), data, checked_secret(message))
         except RemoteProtocolError as error:
-            session: Session = request.session  # type: ignore[assignment]
+            session: ServerSession = request.session  # type: ignore[assignment]
             session.fail(error)
             request.end()
             return
@@ -172,17 +173,19 @@ class Desk:
 
         log.flusher.when_durable(receipt.end, durable, receipt.undos)
 
-    def _conflicted(self, request: Asked, outcome: FairwayError | None, answer: Receipt | PlaceTaken) -> None:
+    def _conflicted(
+        self, request: DelayRequest, outcome: FairwayError | None, answer: AppendReceipt | PlaceTaken
+    ) -> None:
         request.settle(outcome, answer if isinstance(answer, PlaceTaken) else produced(answer, self._engine.store))
 
     # --- deciding ----------------------------------------------------------------------------------------------------
 
-    def _cancel(self, request: Asked, message: Cancel) -> None:
+    def _cancel(self, request: DelayRequest, message: Cancel) -> None:
         engine, is_named = self._engine, message.id is not None
         decision = engine.cancel(*_named(message)) if is_named else engine.cancel_key(*_keyed(message))
         self._decide(request, decision)
 
-    def _reschedule(self, request: Asked, message: Reschedule) -> None:
+    def _reschedule(self, request: DelayRequest, message: Reschedule) -> None:
         engine, due_ms = self._engine, message.due_ms
         if due_ms > _TIME_MS_MAX:
             raise Refused(Code.BAD_REQUEST, f"{due_ms} ms is a time behind the year 9999: give one that can be said")
@@ -193,7 +196,7 @@ class Desk:
             decision = engine.reschedule_key(*_keyed(message), due_ms)
         self._decide(request, decision)
 
-    def _decide(self, request: Asked, decision: Decision) -> None:
+    def _decide(self, request: DelayRequest, decision: PendingDecision) -> None:
         answer = Decided(_FATES[decision.answer], decision.messages)
 
         def durable(outcome: FairwayError | None) -> None:
@@ -203,7 +206,7 @@ class Desk:
 
         self._engine.store.actions.log.flusher.when_durable(decision.end, durable)
 
-    def _resend(self, request: Asked, message: Resend) -> None:
+    def _resend(self, request: DelayRequest, message: Resend) -> None:
         redirected = self._transit.resend(message.group)
         answer = Resent(redirected.messages, redirected.left)
         self._engine.store.actions.log.flusher.when_durable(redirected.end, partial(request.settle, answer=answer))
@@ -221,7 +224,7 @@ class Desk:
         subject = None if which.subject is None else Subject.parse(which.subject)
         return self._engine.filter(subject, which.key_prefix, which.from_ms, which.to_ms)
 
-    def _walk(self, request: Asked, answering: Coroutine[Any, Any, None]) -> None:
+    def _walk(self, request: DelayRequest, answering: Coroutine[Any, Any, None]) -> None:
         async def walk() -> None:
             try:
                 await answering
@@ -235,27 +238,27 @@ class Desk:
         self._walks.add(task)
         task.add_done_callback(self._walks.discard)
 
-    async def _list(self, request: Asked, message: Pending, which: Filter) -> None:
+    async def _list(self, request: DelayRequest, message: PendingListed, which: Filter) -> None:
         engine = self._engine
         items_max = max(min(message.items_max, limits.PENDING_PAGE_MAX), 1)
         page = await engine.page(which, message.after, items_max)
         batches = await engine.batches_of(page) if message.with_batches else []
         counts = [peek(data).count for _, data in batches]
-        attached = [PendingBatch(str(subject), count) for (subject, _), count in zip(batches, counts, strict=True)]
+        attached = [DelayedBatch(str(subject), count) for (subject, _), count in zip(batches, counts, strict=True)]
         request.respond(PendingPage(self._rows(page), page.next, attached), [data for _, data in batches])
 
-    def _rows(self, page: Page) -> list[PendingMessage]:
+    def _rows(self, page: BrowsedPage) -> list[PendingMessage]:
         name = self._engine.name_of
         return [
             PendingMessage(str(name(each.subject_id)), str(each.id), each.key, each.due_ms, each.size_bytes)
             for each in page.messages
         ]
 
-    async def _tell(self, request: Asked, message: History) -> None:
+    async def _tell(self, request: DelayRequest, message: History) -> None:
         page: HistoryPage = await self._historian.page(message)
         request.respond(page)
 
-    async def _tally(self, request: Asked, message: Tally, which: Filter) -> None:
+    async def _tally(self, request: DelayRequest, message: DelayTally, which: Filter) -> None:
         found = await self._engine.tally(which, message.width_ms)
         stretches = [Stretch(*each) for each in found.stretches]
         request.respond(Tallied(found.count, stretches, self._transit.in_transit()))

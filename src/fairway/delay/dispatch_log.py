@@ -32,11 +32,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairway.delay.ledger import Ledger, Ranges
+from fairway.delay.ledger import DecisionIndex, Ranges
 from fairway.delay.piece import Sequences
-from fairway.delay.rows import Rows, State
+from fairway.delay.rows import Rows, RowState
 from fairway.errors import Code, Refused, RemoteProtocolError
-from fairway.storage.record import Kind, Record, padded
+from fairway.storage.record import Record, RecordKind, padded
 
 _MAGIC = b"FWYDSP\r\n"
 _VERSION = 1
@@ -59,7 +59,7 @@ class EventKind(enum.IntEnum):
     KEY = 9  # producer id and first sequence: its 16 bytes
 
 
-class Event(NamedTuple):
+class DispatchEvent(NamedTuple):
     """One decision. `time_ms` is when an intent was made, or the new due time."""
 
     kind: EventKind
@@ -80,15 +80,15 @@ class Event(NamedTuple):
         return np.concatenate([np.arange(first, first + count, dtype=np.uint64) for first, count in self.ranges])
 
 
-class Heard(NamedTuple):
+class MasterDecision(NamedTuple):
     """What a master decided: what these messages are by it. PENDING: they have another due time."""
 
-    event: Event
-    state: State
+    event: DispatchEvent
+    state: RowState
 
 
 @dataclass(slots=True)
-class Stream:
+class DispatchStream:
     """Our stream into one subject at one target."""
 
     producer_id: int
@@ -97,20 +97,20 @@ class Stream:
     outstanding: int = 0
 
 
-def key_event(key: bytes) -> Event:
+def key_event(key: bytes) -> DispatchEvent:
     """The event that says this key."""
     producer_id, first_sequence = _KEY.unpack(key)
-    return Event(EventKind.KEY, producer_id=producer_id, first_sequence=first_sequence)
+    return DispatchEvent(EventKind.KEY, producer_id=producer_id, first_sequence=first_sequence)
 
 
-def pack(events: Iterable[Event]) -> bytes:
+def pack(events: Iterable[DispatchEvent]) -> bytes:
     """The body of a DISPATCH record."""
     return b"".join(
         _pack(each, struct.pack(f"<{2 * len(each.ranges)}Q", *chain.from_iterable(each.ranges))) for each in events
     )
 
 
-def _pack(event: Event, ranges: bytes) -> bytes:
+def _pack(event: DispatchEvent, ranges: bytes) -> bytes:
     """One event, with these ranges in place of its own."""
     target = event.target.encode()
     fixed = _FIXED.pack(
@@ -127,7 +127,7 @@ def _pack(event: Event, ranges: bytes) -> bytes:
     return fixed + ranges + padded(target)
 
 
-def unpack(body: bytes) -> Iterator[Event]:
+def unpack(body: bytes) -> Iterator[DispatchEvent]:
     """The events of a record's body."""
     at = 0
     while at < len(body):
@@ -142,7 +142,7 @@ def unpack(body: bytes) -> Iterator[Event]:
             if end > len(body):
                 raise ValueError("its target is cut short")
             name, at = body[at : at + target].decode(), end
-            yield Event(EventKind(kind), subject, spans, number, producer, first, time, crc, name)
+            yield DispatchEvent(EventKind(kind), subject, spans, number, producer, first, time, crc, name)
         except (struct.error, ValueError) as error:
             raise RemoteProtocolError(f"a decision cannot be read: {error}") from error
 
@@ -163,23 +163,27 @@ class DispatchLog:
     """The store's view of its action log. `append` is the store's way of writing to it: a record, and its end."""
 
     def __init__(self) -> None:
-        self.intents: dict[int, Event] = {}  # not yet SENT, by number
-        self.streams: dict[tuple[int, str], Stream] = {}
+        self.intents: dict[int, DispatchEvent] = {}  # not yet SENT, by number
+        self.streams: dict[tuple[int, str], DispatchStream] = {}
         self.next_number = 1
         self.key = b""  # what the secrets of our streams are derived from; none before the first intent
         self.is_restored = False  # it began with a picture
         self.gone: dict[int, dict[int, int]] = {}  # by bucket and position: a bit for each message that is forgotten
         self.end = 0  # where the newest decision ends
-        self.heard: list[Heard] | None = None  # of a master, and not yet brought to rows; None: nobody else decides
-        self.unmatched: Callable[[], Iterable[Event]] = tuple  # of a master, about messages that have no row yet
+        self.heard: list[MasterDecision] | None = (
+            None  # of a master, and not yet brought to rows; None: nobody else decides
+        )
+        self.unmatched: Callable[[], Iterable[DispatchEvent]] = (
+            tuple  # of a master, about messages that have no row yet
+        )
         self._rows: Rows | None = None  # once every row is loaded
         self._so_far: list[bytes] = []  # until then, everything
-        self._sent: list[Event] = []
+        self._sent: list[DispatchEvent] = []
         self.write: Callable[[bytes, int], int] = _not_open
 
     # --- deciding ----------------------------------------------------------------------------------------------------
 
-    def append(self, events: list[Event]) -> int:
+    def append(self, events: list[DispatchEvent]) -> int:
         """Decide. Durable once the action log is synced to the returned position."""
         body = pack(events)
         end = self.end = self.write(body, len(events))
@@ -189,13 +193,13 @@ class DispatchLog:
             self._note(each)
         return end
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: DispatchEvent) -> None:
         if event.kind is EventKind.INTENT:
             self._leave(event.number)
             self.intents[event.number] = event
             self.next_number = max(self.next_number, event.number + 1)
             self._note_intent(event)
-            self._hear(event, State.INTENDED)
+            self._hear(event, RowState.INTENDED)
         elif event.kind is EventKind.SENT:
             intent = self.intents.pop(event.number, None)
             if intent is not None:
@@ -204,23 +208,23 @@ class DispatchLog:
                     stream.outstanding -= 1
                 if self._rows is None and self.heard is None:
                     self._sent.append(intent)
-                self._hear(intent, State.DISPATCHED)
+                self._hear(intent, RowState.DISPATCHED)
         elif event.kind is EventKind.CANCEL:
-            self._hear(event, State.CANCELLED)
+            self._hear(event, RowState.CANCELLED)
         elif event.kind is EventKind.RESCHEDULE:
-            self._hear(event, State.PENDING)
+            self._hear(event, RowState.PENDING)
         elif event.kind is EventKind.GONE:
             bitmap = struct.pack(f"<{2 * len(event.ranges)}Q", *chain.from_iterable(event.ranges))
             self.gone.setdefault(event.number, {})[event.first_sequence] = int.from_bytes(bitmap, "little")
         elif event.kind is EventKind.KEY:
             self.key = _KEY.pack(event.producer_id, event.first_sequence)
         elif event.kind is EventKind.STREAM:
-            stream = Stream(event.producer_id, event.first_sequence, event.time_ms)
+            stream = DispatchStream(event.producer_id, event.first_sequence, event.time_ms)
             self.streams[event.subject_id, event.target] = stream
 
-    def _hear(self, event: Event, state: State) -> None:
+    def _hear(self, event: DispatchEvent, state: RowState) -> None:
         if self.heard is not None:
-            self.heard.append(Heard(event, state))
+            self.heard.append(MasterDecision(event, state))
 
     def _leave(self, number: int) -> None:
         """An intent goes elsewhere, if there is one of that number. Its stream has a hole from here on."""
@@ -230,11 +234,13 @@ class DispatchLog:
             if stream is not None and stream.producer_id == before.producer_id:
                 del self.streams[before.subject_id, before.target]
 
-    def _note_intent(self, event: Event) -> None:
+    def _note_intent(self, event: DispatchEvent) -> None:
         end = event.first_sequence + event.messages
         stream = self.streams.get((event.subject_id, event.target))
         if stream is None or stream.producer_id != event.producer_id:  # a new one begins only when none is under way
-            stream = self.streams[event.subject_id, event.target] = Stream(event.producer_id, end, event.time_ms)
+            stream = self.streams[event.subject_id, event.target] = DispatchStream(
+                event.producer_id, end, event.time_ms
+            )
         stream.next_sequence = max(stream.next_sequence, end)
         stream.used_ms = max(stream.used_ms, event.time_ms)
         stream.outstanding += 1
@@ -243,7 +249,7 @@ class DispatchLog:
 
     def replay(self, record: Record) -> None:
         """Take in a record of the log, in order."""
-        if record.header.kind == Kind.DISPATCH:
+        if record.header.kind == RecordKind.DISPATCH:
             self.end = record.header.end
             if self._rows is None:
                 self._so_far.append(record.body)
@@ -270,15 +276,15 @@ class DispatchLog:
         for each in events:
             self._note(each)
 
-    def ledger(self) -> Ledger:
+    def ledger(self) -> DecisionIndex:
         """What the log says so far of messages that are not loaded yet."""
-        ledger = Ledger()
+        ledger = DecisionIndex()
         for body in self._so_far:
             for each in unpack(body):
                 if each.kind is EventKind.CANCEL:
-                    ledger.note(each.subject_id, each.ranges, State.CANCELLED)
+                    ledger.note(each.subject_id, each.ranges, RowState.CANCELLED)
                 elif each.kind is EventKind.DISPATCHED:
-                    ledger.note(each.subject_id, each.ranges, State.DISPATCHED)
+                    ledger.note(each.subject_id, each.ranges, RowState.DISPATCHED)
                 elif each.kind is EventKind.RESCHEDULE:
                     ledger.note_due(each.subject_id, each.ranges, each.time_ms)
                 elif each.kind is EventKind.PUT_OFF:
@@ -286,7 +292,7 @@ class DispatchLog:
         for file, pieces in self.gone.items():
             for position, mask in pieces.items():
                 ledger.note_gone(file, position, mask)
-        for intents, state in ((self._sent, State.DISPATCHED), (self.intents.values(), State.INTENDED)):
+        for intents, state in ((self._sent, RowState.DISPATCHED), (self.intents.values(), RowState.INTENDED)):
             for each in intents:
                 ledger.note(each.subject_id, each.ranges, state)
         return ledger
@@ -308,7 +314,7 @@ class DispatchLog:
         if self.key:
             yield _pack(key_event(self.key), b"")
         for (subject_id, target), stream in self.streams.items():
-            event = Event(
+            event = DispatchEvent(
                 EventKind.STREAM,
                 subject_id,
                 producer_id=stream.producer_id,
@@ -318,17 +324,17 @@ class DispatchLog:
             )
             yield _pack(event, b"")
         yield pack(self.intents.values())
-        for kind, state in ((EventKind.DISPATCHED, State.DISPATCHED), (EventKind.CANCEL, State.CANCELLED)):
+        for kind, state in ((EventKind.DISPATCHED, RowState.DISPATCHED), (EventKind.CANCEL, RowState.CANCELLED)):
             for subject_id, chosen in by_subject(rows, rows.in_state(state)):
-                yield _pack(Event(kind, subject_id), _range_table(rows.sequence[chosen]).tobytes())
-        moved = rows.where(rows.is_rescheduled[: rows.end] & (rows.state[: rows.end] == State.PENDING))
+                yield _pack(DispatchEvent(kind, subject_id), _range_table(rows.sequence[chosen]).tobytes())
+        moved = rows.where(rows.is_rescheduled[: rows.end] & (rows.state[: rows.end] == RowState.PENDING))
         for subject_id, chosen in by_subject(rows, moved):
             pairs = np.stack((rows.sequence[chosen], rows.due_ms[chosen].astype(np.uint64)), axis=1)
-            yield _pack(Event(EventKind.PUT_OFF, subject_id), pairs.tobytes())
+            yield _pack(DispatchEvent(EventKind.PUT_OFF, subject_id), pairs.tobytes())
         for file, pieces in self.gone.items():
             for position, mask in pieces.items():
                 bitmap = mask.to_bytes(-(-mask.bit_length() // (8 * _RANGE.size)) * _RANGE.size, "little")
-                yield _pack(Event(EventKind.GONE, number=file, first_sequence=position), bitmap)
+                yield _pack(DispatchEvent(EventKind.GONE, number=file, first_sequence=position), bitmap)
 
 
 def by_subject(rows: Rows, chosen: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:

@@ -22,18 +22,26 @@ import numpy as np
 from fairway import batch, limits
 from fairway.batch.secret import derived_secret, new_secret
 from fairway.delay.buckets import DAY_MS
-from fairway.delay.dispatch_log import DispatchLog, Event, EventKind, Stream, by_subject, key_event, ranges_of
+from fairway.delay.dispatch_log import (
+    DispatchEvent,
+    DispatchLog,
+    DispatchStream,
+    EventKind,
+    by_subject,
+    key_event,
+    ranges_of,
+)
 from fairway.delay.letters import Letters
-from fairway.delay.rows import Rows, State, spot_of
+from fairway.delay.rows import Rows, RowState, spot_of
 from fairway.delay.sheet import Sheet
-from fairway.delay.shelf import Opened, Shelf
-from fairway.delay.wheel import RowNumbers, Times
+from fairway.delay.shelf import BucketRecordCache, OpenBucketRecord
+from fairway.delay.wheel import DueTimes, RowNumbers
 from fairway.errors import Refused
 from fairway.lookup.homes import home
 from fairway.names import Subject
 from fairway.world.rng import Rng
 
-Route: TypeAlias = Callable[[Subject], str | None]
+RouteLookup: TypeAlias = Callable[[Subject], str | None]
 _PRODUCER_BITS = 63
 _MESSAGES_PER_STEP = 4_096  # 10 ms
 _SUBJECTS_PER_STEP = 256  # that are looked at again, turn by turn: their targets may be down for hours
@@ -72,17 +80,26 @@ class Intent(NamedTuple):
         )
 
 
+class Redirected(NamedTuple):
+    """What has another target from now on: durable once the dispatch log is synced to `end`."""
+
+    numbers: frozenset[int]  # of intents, as they were
+    messages: int  # that could be read, and go to others
+    left: int  # messages that wait for their target as before
+    end: int
+
+
 class Dispatcher:
     """Makes intents. `on_intent(intent, end)`: it may be sent once the dispatch log is synced to `end`."""
 
     def __init__(
         self,
         rows: Rows,
-        shelf: Shelf,
+        shelf: BucketRecordCache,
         journal: DispatchLog,
         rng: Rng,
         *,
-        route: Route,
+        route: RouteLookup,
         name: Callable[[int], Subject],
         on_intent: Callable[[Intent, int], None],
         on_done: Callable[[RowNumbers], None],
@@ -247,7 +264,7 @@ class Dispatcher:
                     rest = np.concatenate((near[start + fitting :], rest))
                     break
             elif self._shelf.is_damaged(spot_of(number)):
-                table.become(near[start:end], State.LOST)
+                table.become(near[start:end], RowState.LOST)
             else:
                 missing.append(near[start:end])
                 self._shelf.want([spot_of(number)])
@@ -274,14 +291,14 @@ class Dispatcher:
             if len(left):
                 self.waiting[subject_id] = left
 
-    def _stream(self, subject_id: int, target: str, now_ms: int) -> Stream:
+    def _stream(self, subject_id: int, target: str, now_ms: int) -> DispatchStream:
         """The stream to go on with, of this life only."""
         stream = self._journal.streams.get((subject_id, target))
         if stream is not None and stream.producer_id != self._begun.get((subject_id, target)):
             stream = None
         is_stale = stream is not None and stream.outstanding == 0 and now_ms - stream.used_ms > DAY_MS
         if stream is None or is_stale:
-            return Stream(1 + self._rng.below((1 << _PRODUCER_BITS) - 1), 0, now_ms)
+            return DispatchStream(1 + self._rng.below((1 << _PRODUCER_BITS) - 1), 0, now_ms)
         return stream
 
     def _intend(
@@ -289,14 +306,14 @@ class Dispatcher:
         subject: Subject,
         subject_id: int,
         target: str,
-        stream: Stream,
+        stream: DispatchStream,
         rows: RowNumbers,
         letters: Letters,
         now_ms: int,
     ) -> None:
         number, first = self._journal.next_number, stream.next_sequence
         data = letters.encode(stream.producer_id, first)
-        event = Event(
+        event = DispatchEvent(
             EventKind.INTENT,
             subject_id,
             ranges_of(self._rows.sequence[rows]),
@@ -309,14 +326,14 @@ class Dispatcher:
         )
         end = self._journal.append([*self._key(), event])
         self._begun[subject_id, target] = stream.producer_id
-        self._rows.become(rows, State.INTENDED)
+        self._rows.become(rows, RowState.INTENDED)
         self._rows.in_wheel[rows] = False
         self._outstanding(number, target, rows, data)
         self._on_intent(self._intent(event, subject, data), end)
 
     # --- another target ----------------------------------------------------------------------------------------------
 
-    def redirect(self, event: Event, intended: RowNumbers, now_ms: int) -> tuple[int, int] | None:
+    def redirect(self, event: DispatchEvent, intended: RowNumbers, now_ms: int) -> tuple[int, int] | None:
         """Make an intent anew for other targets, of what can be read of its messages: one record of the dispatch log.
         The others become `LOST`, once the rest has gone. `intended`: all rows that are in intents.
         Returns how many messages go elsewhere, and where the record ends; None: nobody takes them now, or nothing of
@@ -343,7 +360,7 @@ class Dispatcher:
         streams = {target: self._stream(event.subject_id, target, now_ms) for target in shares}
         if not shares or any(each.outstanding >= limits.INTENTS_PER_STREAM_MAX for each in streams.values()):
             return None
-        made: list[tuple[Event, RowNumbers, bytes]] = []
+        made: list[tuple[DispatchEvent, RowNumbers, bytes]] = []
         for target, chosen in shares.items():
             letters = Letters(is_copying=True)
             for row in chosen:
@@ -362,13 +379,15 @@ class Dispatcher:
             )
             made.append((part, np.array(chosen, np.int64), data))
         end = self._replace(event, subject, made)
-        table.become(rows[is_lost], State.LOST)
+        table.become(rows[is_lost], RowState.LOST)
         return sum(len(chosen) for _, chosen, _ in made), end
 
-    def _is_lost(self, opened: Opened | None, row: int) -> bool:
+    def _is_lost(self, opened: OpenBucketRecord | None, row: int) -> bool:
         return opened is None or bool(opened.lacks(self._rows.index[[row]].astype(np.int64))[0])
 
-    def _replace(self, before: Event, subject: Subject, made: list[tuple[Event, RowNumbers, bytes]]) -> int:
+    def _replace(
+        self, before: DispatchEvent, subject: Subject, made: list[tuple[DispatchEvent, RowNumbers, bytes]]
+    ) -> int:
         end = self._journal.append([*self._key(), *(event for event, _, _ in made)])
         if before.number in self._rows_of:
             _, size, _ = self._rows_of.pop(before.number)
@@ -385,22 +404,22 @@ class Dispatcher:
         self._rows_of[number] = target, len(data), rows
         self.outstanding_bytes[target] += len(data)
 
-    def sent(self, number: int) -> Times:
+    def sent(self, number: int) -> DueTimes:
         """The target has the intent's batch. Returns when its messages were due."""
         if number not in self._rows_of:
             return np.zeros(0, np.int64)
-        self._journal.append([Event(EventKind.SENT, number=number)])
+        self._journal.append([DispatchEvent(EventKind.SENT, number=number)])
         target, size, rows = self._rows_of.pop(number)
         self.outstanding_bytes[target] -= size
-        self._rows.become(rows, State.DISPATCHED)
+        self._rows.become(rows, RowState.DISPATCHED)
         self.dispatched += len(rows)
         self._on_done(rows)
         return self._rows.due_ms[rows]
 
-    def remade(self, event: Event) -> Intent | None:
+    def remade(self, event: DispatchEvent) -> Intent | None:
         """An intent of an earlier life, made again byte for byte; None as long as not all of its messages are there."""
         table = self._rows
-        rows = table.in_state(State.INTENDED)
+        rows = table.in_state(RowState.INTENDED)
         rows = rows[table.subject_id[rows] == event.subject_id]
         rows = rows[np.isin(table.sequence[rows], event.sequences())]
         if len(rows) < event.messages or not (table.file[rows] != 0).all():
@@ -412,7 +431,7 @@ class Dispatcher:
             opened = self._shelf.read(spot_of(int(spots[part[0]])))
             is_lost = np.ones(len(part), np.bool_) if opened is None else opened.lacks(indices[part])
             if opened is None or is_lost.any():
-                table.become(rows[part[is_lost]], State.LOST)
+                table.become(rows[part[is_lost]], RowState.LOST)
                 return None
             letters.take(opened.sheet, indices[part])
         data = letters.encode(event.producer_id, event.first_sequence)
@@ -421,11 +440,11 @@ class Dispatcher:
         self._outstanding(event.number, event.target, rows, data)
         return self._intent(event, self._name(event.subject_id), data)
 
-    def _key(self) -> list[Event]:
+    def _key(self) -> list[DispatchEvent]:
         """What belongs before the first intent."""
         return [] if self._journal.key else [key_event(new_secret(self._rng))]
 
-    def _intent(self, event: Event, subject: Subject, data: bytes) -> Intent:
+    def _intent(self, event: DispatchEvent, subject: Subject, data: bytes) -> Intent:
         secret = derived_secret(self._journal.key, event.producer_id)
         return Intent(
             event.number, event.target, subject, event.producer_id, event.first_sequence, event.messages, data, secret

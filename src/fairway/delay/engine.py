@@ -22,34 +22,34 @@ from numpy.typing import NDArray
 
 from fairway import batch, limits
 from fairway.delay import installing
-from fairway.delay.asking import NOT_MASTER, Asking
+from fairway.delay.asking import NOT_MASTER, PendingQueries
 from fairway.delay.browsing import Browser
 from fairway.delay.bucket_file import BucketFile
 from fairway.delay.bucket_repair import BucketRepair
 from fairway.delay.buckets import check_horizon
-from fairway.delay.dispatch_log import DispatchLog, Event
-from fairway.delay.dispatching import Dispatcher, Homes, Intent, Route
-from fairway.delay.following import Following
+from fairway.delay.dispatch_log import DispatchEvent, DispatchLog
+from fairway.delay.dispatching import Dispatcher, Homes, Intent, Redirected, RouteLookup
+from fairway.delay.following import DelayReplica
 from fairway.delay.forgetting import Memory
-from fairway.delay.housekeeping import Housekeeper
+from fairway.delay.housekeeping import DelayMaintenance
 from fairway.delay.loader import Sweeper
 from fairway.delay.moving import Mover
 from fairway.delay.options import DelayOptions
-from fairway.delay.pending import Pending
+from fairway.delay.pending import PendingMessages
 from fairway.delay.recovering import Recovery
-from fairway.delay.rows import Place, Rows, State
+from fairway.delay.rows import RowLocation, Rows, RowState
 from fairway.delay.schedule_log import ScheduleLog
 from fairway.delay.sheet import Sheet
-from fairway.delay.shelf import Shelf
-from fairway.delay.wheel import TICK_MS, RowNumbers, Times, Wheel
+from fairway.delay.shelf import BucketRecordCache
+from fairway.delay.wheel import TICK_MS, DueTimes, RowNumbers, Wheel
 from fairway.errors import Code, FairwayError, Misuse, Refused, StorageFault, WrongDirectory
 from fairway.names import Subject
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.flusher import Defer
 from fairway.storage.log import Damaged
-from fairway.storage.message_log import Receipt
-from fairway.storage.opening import Opened, recover
-from fairway.storage.record import Kind
+from fairway.storage.message_log import AppendReceipt
+from fairway.storage.opening import RecoveredStore, recover
+from fairway.storage.record import RecordKind
 from fairway.storage.store import Store
 from fairway.world.clock import Clock
 from fairway.world.disk import Disk
@@ -63,11 +63,13 @@ _STIRRED_MS = 20  # between two turns of a copy while its master writes
 class RecoveredLogs(NamedTuple):
     """Both logs of a delay server, and the view that was made from the second."""
 
-    opened: Opened
+    opened: RecoveredStore
     journal: DispatchLog
 
 
-def recover_logs(disk: Disk, schedule_disk: Disk | None, rng: Rng, adopt: Identity | None = None) -> RecoveredLogs:
+def recover_logs(
+    disk: Disk, schedule_disk: Disk | None, rng: Rng, adopt: DirectoryIdentity | None = None
+) -> RecoveredLogs:
     """What is in the logs. It blocks, so one copy of several runs it beside its loop. `adopt`: the logs that the
     directory is to have, if it has none yet."""
     installing.finish(disk, schedule_disk or disk)
@@ -75,16 +77,7 @@ def recover_logs(disk: Disk, schedule_disk: Disk | None, rng: Rng, adopt: Identi
     return RecoveredLogs(recover(disk, rng, journal, adopt), journal)
 
 
-class Redirected(NamedTuple):
-    """What has another target from now on: durable once the dispatch log is synced to `end`."""
-
-    numbers: frozenset[int]  # of intents, as they were
-    messages: int  # that could be read, and go to others
-    left: int  # messages that wait for their target as before
-    end: int
-
-
-class Engine(Asking):
+class Engine(PendingQueries):
     """One delay server's data. Lives on one loop; `defer` is that loop's `call_soon`."""
 
     def __init__(
@@ -94,13 +87,13 @@ class Engine(Asking):
         rng: Rng,
         *,
         defer: Defer,
-        route: Route,
+        route: RouteLookup,
         schedule_disk: Disk | None = None,
         options: DelayOptions | None = None,
         on_ready: Callable[[], None] = lambda: None,
         homes: Homes | None = None,
         follows: bool = False,
-        adopt: Identity | None = None,
+        adopt: DirectoryIdentity | None = None,
         recovered: RecoveredLogs | None = None,
     ) -> None:
         """Recover what is there. With a `schedule_disk`, the message log has `disk` for itself. One copy of several
@@ -176,9 +169,11 @@ class Engine(Asking):
     def _listed(self, file: BucketFile) -> None:
         self._mover.listed(file)
 
-    def _new_shelf(self) -> Shelf:
+    def _new_shelf(self) -> BucketRecordCache:
         lost = self.damaged.append
-        return Shelf(self.log.files, self.repairs, on_damage=lost, on_fault=self._poison, on_arrival=self._on_ready)
+        return BucketRecordCache(
+            self.log.files, self.repairs, on_damage=lost, on_fault=self._poison, on_arrival=self._on_ready
+        )
 
     def _new_mover(self, defer: Defer) -> Mover:
         return Mover(
@@ -193,7 +188,7 @@ class Engine(Asking):
             hold_ms=self._options.hold_ms,
         )
 
-    def _new_dispatcher(self, rng: Rng, route: Route, homes: Homes | None) -> Dispatcher:
+    def _new_dispatcher(self, rng: Rng, route: RouteLookup, homes: Homes | None) -> Dispatcher:
         return Dispatcher(
             self.rows,
             self._shelf,
@@ -206,8 +201,8 @@ class Engine(Asking):
             homes=homes,
         )
 
-    def _new_pending(self) -> Pending:
-        return Pending(
+    def _new_pending(self) -> PendingMessages:
+        return PendingMessages(
             self.rows,
             self._journal,
             open_at=self._open_at,
@@ -216,8 +211,8 @@ class Engine(Asking):
             on_done=self._done,
         )
 
-    def _new_housekeeper(self) -> Housekeeper:
-        return Housekeeper(
+    def _new_housekeeper(self) -> DelayMaintenance:
+        return DelayMaintenance(
             self.store,
             self.log,
             self._shelf,
@@ -254,8 +249,8 @@ class Engine(Asking):
             repairs=self.repairs,
         )
 
-    def _new_following(self) -> Following:
-        return Following(
+    def _new_following(self) -> DelayReplica:
+        return DelayReplica(
             self.store,
             self.rows,
             self._mover,
@@ -339,7 +334,7 @@ class Engine(Asking):
         return self._recovery.is_loaded
 
     @property
-    def stuck(self) -> list[Event]:
+    def stuck(self) -> list[DispatchEvent]:
         """Intents of an earlier life that cannot be made again: some of their messages have rotted."""
         return self._recovery.stuck
 
@@ -361,7 +356,7 @@ class Engine(Asking):
 
     # --- scheduling --------------------------------------------------------------------------------------------------
 
-    def schedule(self, subject: Subject, data: bytes, secret: bytes = b"") -> Receipt:
+    def schedule(self, subject: Subject, data: bytes, secret: bytes = b"") -> AppendReceipt:
         """Take a batch; it counts once `store.durable(receipt)` has returned. `Refused`: nothing was appended.
         `secret`: what the sender shows of its stream."""
         if self.is_passive:
@@ -494,7 +489,7 @@ class Engine(Asking):
 
         self.store.actions.log.flusher.when_durable(end, durable)
 
-    def sent(self, number: int) -> Times:
+    def sent(self, number: int) -> DueTimes:
         """The broker has stored that intent's batch, or had stored it before. Returns when its messages were due."""
         return self._dispatcher.sent(number)
 
@@ -515,7 +510,7 @@ class Engine(Asking):
         moved: set[int] = set()
         messages, end = 0, self._journal.end
         meant = [event for event in self._journal.intents.values() if event.target == target]
-        intended = self.rows.in_state(State.INTENDED)
+        intended = self.rows.in_state(RowState.INTENDED)
         for event in meant:
             made = None if is_reached and event.number not in stuck else self._redirected(event, intended)
             if made is not None:
@@ -526,7 +521,7 @@ class Engine(Asking):
         left = sum(event.messages for event in meant if event.number not in moved)
         return Redirected(frozenset(moved), messages, left, end)
 
-    def _redirected(self, event: Event, intended: RowNumbers) -> tuple[int, int] | None:
+    def _redirected(self, event: DispatchEvent, intended: RowNumbers) -> tuple[int, int] | None:
         try:
             return self._dispatcher.redirect(event, intended, self._time.now_ms())
         except Refused:  # the dispatch log is behind
@@ -542,7 +537,9 @@ class Engine(Asking):
         return self._dispatcher.due
 
     def _write(self, body: bytes, count: int) -> int:
-        return self.store.actions.log.append(Kind.DISPATCH, body, self.store.action_time.wall_ms(), count=count).end
+        return self.store.actions.log.append(
+            RecordKind.DISPATCH, body, self.store.action_time.wall_ms(), count=count
+        ).end
 
     # --- pending ------------------------------------------------------------------------------------------------------
 
@@ -557,13 +554,13 @@ class Engine(Asking):
             self.wheel.cancel(row, int(self.rows.due_ms[row]))
         self._dispatcher.drop_lost(rows)
 
-    async def _obtain(self, place: Place) -> Sheet | None:
+    async def _obtain(self, place: RowLocation) -> Sheet | None:
         if place.file == 0:
             return self._mover.young_at(place.position)
         opened = await self._shelf.obtain((place.file, place.position))
         return None if opened is None else opened.sheet
 
-    def _open_at(self, place: Place) -> Sheet | None:
+    def _open_at(self, place: RowLocation) -> Sheet | None:
         if place.file == 0:
             return self._mover.young_at(place.position)
         opened = self._shelf.read((place.file, place.position))

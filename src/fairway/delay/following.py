@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairway import limits
-from fairway.delay.dispatch_log import DispatchLog, Event, EventKind, Heard
-from fairway.delay.ledger import Ledger
+from fairway.delay.dispatch_log import DispatchEvent, DispatchLog, EventKind, MasterDecision
+from fairway.delay.ledger import DecisionIndex
 from fairway.delay.loader import catch_up
 from fairway.delay.moving import Mover
 from fairway.delay.recovering import RECORD_COST, batches, known_from
-from fairway.delay.rows import Rows, State
+from fairway.delay.rows import Rows, RowState
 from fairway.delay.wheel import RowNumbers
 from fairway.storage.log import Damaged
 from fairway.storage.record import Record
@@ -43,7 +43,7 @@ _SEQUENCE_FACTOR, _SUBJECT_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC
 _NOTHING: NDArray[np.uint64] = np.zeros(0, np.uint64)
 
 
-class Following:
+class DelayReplica:
     """The state of a copy that does not lead. `at`: the message log is taken up to there."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Following:
         rows: Rows,
         mover: Mover,
         journal: DispatchLog,
-        ledger: Ledger,
+        ledger: DecisionIndex,
         at: int,
         *,
         on_done: Callable[[RowNumbers], None],
@@ -86,7 +86,7 @@ class Following:
         table, end = self._rows, self._rows.end
         self._is_loaded = True
         self._ceilings = np.zeros(int(table.subject_id[:end].max(initial=0)) + 1, np.uint64)
-        rows = table.where(table.state[:end] != State.FREE)
+        rows = table.where(table.state[:end] != RowState.FREE)
         np.maximum.at(self._ceilings, table.subject_id[rows], table.sequence[rows] + np.uint64(1))
         self._loaded_end = max((self._end_of(int(each)) for each in np.flatnonzero(self._ceilings)), default=0)
 
@@ -202,7 +202,7 @@ class Following:
     def _begin(self) -> None:
         """What was heard is known from now on to whoever makes rows, and brought to those that there are."""
         heard, self._journal.heard = self._journal.heard or [], []
-        batch = Ledger()
+        batch = DecisionIndex()
         for ledger in (batch, self._ledger):
             _note(ledger, heard)
         self._applying = _Batch(batch, self._rows)
@@ -216,7 +216,7 @@ class Following:
             self._is_stale = True
 
     def _note_done(self, changed: RowNumbers) -> None:
-        self._on_done(changed[self._rows.state[changed] >= State.DISPATCHED])
+        self._on_done(changed[self._rows.state[changed] >= RowState.DISPATCHED])
 
     def _prune(self) -> None:
         """Forget what was decided about messages that have rows, or had: those that the message log has before `at`."""
@@ -230,18 +230,18 @@ class Following:
                 below = views.subjects.by_id(subject_id).next_sequence if first is None else first
                 self._ledger.prune(subject_id, below)
 
-    def _unmatched(self) -> Iterator[Event]:
+    def _unmatched(self) -> Iterator[DispatchEvent]:
         """For the picture, which has rows and intents already."""
         self.finish()
         self._prune()
         for subject_id in sorted(self._ledger.subjects):
-            for kind, state in ((EventKind.DISPATCHED, State.DISPATCHED), (EventKind.CANCEL, State.CANCELLED)):
+            for kind, state in ((EventKind.DISPATCHED, RowState.DISPATCHED), (EventKind.CANCEL, RowState.CANCELLED)):
                 ranges = self._ledger.ranges(subject_id, state)
                 if len(ranges):
-                    yield Event(kind, subject_id, tuple(map(tuple, ranges.tolist())))
+                    yield DispatchEvent(kind, subject_id, tuple(map(tuple, ranges.tolist())))
             pairs = self._ledger.due_times(subject_id)
             if len(pairs):
-                yield Event(EventKind.PUT_OFF, subject_id, tuple(map(tuple, pairs.tolist())))
+                yield DispatchEvent(EventKind.PUT_OFF, subject_id, tuple(map(tuple, pairs.tolist())))
 
 
 class _Batch:
@@ -250,7 +250,7 @@ class _Batch:
 
     Which rows of a slice are meant is found by a hash of their names: few others have the same."""
 
-    def __init__(self, ledger: Ledger, rows: Rows) -> None:
+    def __init__(self, ledger: DecisionIndex, rows: Rows) -> None:
         self._ledger = ledger
         self._rows = rows
         self._at = 0
@@ -270,7 +270,7 @@ class _Batch:
         is_near = self._is_named[_hashed(table.subject_id[start:end], table.sequence[start:end])]
         rows = start + np.flatnonzero(is_near)
         states = table.state[rows]
-        rows = rows[(states == State.PENDING) | (states == State.INTENDED)]
+        rows = rows[(states == RowState.PENDING) | (states == RowState.INTENDED)]
         return catch_up(table, rows, self._ledger)
 
 
@@ -279,13 +279,13 @@ def _hashed(subject_ids: NDArray[np.uint32], sequences: NDArray[np.uint64]) -> N
     return (sequences * _SEQUENCE_FACTOR + subject_ids * _SUBJECT_FACTOR) >> np.uint64(64 - _HASH_BITS)
 
 
-def _note(ledger: Ledger, heard: Iterable[Heard]) -> None:
+def _note(ledger: DecisionIndex, heard: Iterable[MasterDecision]) -> None:
     """A message is intended before it is sent; what is cancelled is neither."""
-    by_state: dict[State, dict[int, list[tuple[int, int]]]] = {
-        state: {} for state in (State.CANCELLED, State.INTENDED, State.DISPATCHED)
+    by_state: dict[RowState, dict[int, list[tuple[int, int]]]] = {
+        state: {} for state in (RowState.CANCELLED, RowState.INTENDED, RowState.DISPATCHED)
     }
     for event, state in heard:
-        if state is State.PENDING:
+        if state is RowState.PENDING:
             ledger.note_due(event.subject_id, event.ranges, event.time_ms)
         else:
             by_state[state].setdefault(event.subject_id, []).extend(event.ranges)

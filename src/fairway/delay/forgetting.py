@@ -19,7 +19,7 @@ import numpy as np
 from fairway import limits
 from fairway.delay.buckets import HOUR_MS
 from fairway.delay.dispatch_log import DispatchLog
-from fairway.delay.rows import Rows, State, spot_of
+from fairway.delay.rows import Rows, RowState, spot_of
 from fairway.delay.schedule_log import ScheduleLog
 from fairway.delay.wheel import RowNumbers
 
@@ -27,7 +27,7 @@ KEEP_MS = HOUR_MS
 _LOT_ROWS = 8_192  # freed at a time
 
 
-class _Lot(NamedTuple):
+class _ForgottenLot(NamedTuple):
     done_ms: int
     messages_end: int  # of what was taken from the message log by then
     rows: RowNumbers
@@ -44,20 +44,20 @@ class Memory:
         self._journal = journal
         self._messages_end = messages_end
         self._rows_max = rows_max
-        self._lots: deque[_Lot] = deque()
+        self._lots: deque[_ForgottenLot] = deque()
         self.count = 0
 
     def begin(self, now_ms: int) -> None:
         """Every row is there: those that are done with by now have been so for who knows how long."""
         self._lots.clear()
         self.count = 0
-        for state in (State.DISPATCHED, State.CANCELLED):
+        for state in (RowState.DISPATCHED, RowState.CANCELLED):
             self.note(self._rows.in_state(state), now_ms)
 
     def note(self, rows: RowNumbers, now_ms: int) -> None:
         """These have been sent or cancelled."""
         if len(rows):
-            self._lots.append(_Lot(now_ms, self._messages_end(), rows))
+            self._lots.append(_ForgottenLot(now_ms, self._messages_end(), rows))
             self.count += len(rows)
 
     def step(self, now_ms: int) -> None:
@@ -74,13 +74,13 @@ class Memory:
         if taken:
             self._forget(np.concatenate(taken), now_ms)
 
-    def _is_surplus(self, oldest: _Lot, now_ms: int) -> bool:
+    def _is_surplus(self, oldest: _ForgottenLot, now_ms: int) -> bool:
         return self.count > self._rows_max + min(_LOT_ROWS, self._rows_max) or now_ms - oldest.done_ms > KEEP_MS
 
     def _forget(self, rows: RowNumbers, now_ms: int) -> None:
         table = self._rows
         rows = np.unique(rows)  # a row that was freed with its bucket may be another message's by now, and here twice
-        rows = rows[np.isin(table.state[rows], (State.DISPATCHED, State.CANCELLED))]
+        rows = rows[np.isin(table.state[rows], (RowState.DISPATCHED, RowState.CANCELLED))]
         files = np.array([each.number for each in self._log if each.is_listed and not each.is_retired], np.uint32)
         is_settled = np.isin(table.file[rows], files)
         self.note(rows[~is_settled], now_ms)

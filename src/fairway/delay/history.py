@@ -25,7 +25,7 @@ from fairway.protocol.delaying import Chronicle, History, HistoryPage, PastEvent
 from fairway.protocol.messages import Whence
 from fairway.storage import log_time, record
 from fairway.storage.log import Damaged, Log
-from fairway.storage.record import BadRecord, Kind, Record
+from fairway.storage.record import BadRecord, Record, RecordKind
 from fairway.storage.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from fairway.storage.segment import Segment
 from fairway.storage.store import Store
@@ -76,8 +76,8 @@ class Historian:
 
     def _events(self, chronicle: Chronicle, told: Record) -> Iterator[PastEvent]:
         if chronicle is Chronicle.SCHEDULED:
-            return self._scheduled(told) if told.header.kind == Kind.DATA else iter(())
-        return self._decided(told) if told.header.kind == Kind.DISPATCH else iter(())
+            return self._scheduled(told) if told.header.kind == RecordKind.DATA else iter(())
+        return self._decided(told) if told.header.kind == RecordKind.DISPATCH else iter(())
 
     def _scheduled(self, told: Record) -> Iterator[PastEvent]:
         header, opened = told.header, batch.decode(told.body)
@@ -174,14 +174,14 @@ async def _fetched(log: Log, position: int, size: int) -> bytes:
     return data
 
 
-def _header(log: Log, data: bytes, offset: int, position: int) -> record.Header:
+def _header(log: Log, data: bytes, offset: int, position: int) -> record.RecordHeader:
     try:
         return record.parse_header(data, offset, position, log.log_id)
     except BadRecord as bad:
         raise _damaged(position, bad.why) from bad
 
 
-def _record(header: record.Header, body: bytes) -> Record:
+def _record(header: record.RecordHeader, body: bytes) -> Record:
     try:
         record.check_body(header, body)
     except BadRecord as bad:

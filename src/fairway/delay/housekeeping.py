@@ -11,10 +11,10 @@ from fairway.delay.buckets import DAY_MS, is_to_split
 from fairway.delay.dispatch_log import DispatchLog
 from fairway.delay.forgetting import KEEP_MS, Memory
 from fairway.delay.moving import Mover
-from fairway.delay.rows import Rows, State
+from fairway.delay.rows import Rows, RowState
 from fairway.delay.schedule_log import ScheduleLog
-from fairway.delay.shelf import Shelf
-from fairway.delay.splitting import Split, live_rows
+from fairway.delay.shelf import BucketRecordCache
+from fairway.delay.splitting import BucketSplit, live_rows
 from fairway.storage.store import Store
 
 EVERY_MS = 60_000
@@ -23,14 +23,14 @@ _CATALOGUES_PER_STEP = 2
 _ACTIONS_BYTES = 16 * limits.MIB  # of dispatch log since the last checkpoint: what a start reads of it
 
 
-class Housekeeper:
+class DelayMaintenance:
     """Looks round every minute, and goes on with a split at every step."""
 
     def __init__(
         self,
         store: Store,
         log: ScheduleLog,
-        shelf: Shelf,
+        shelf: BucketRecordCache,
         rows: Rows,
         mover: Mover,
         journal: DispatchLog,
@@ -50,7 +50,7 @@ class Housekeeper:
         self._repairs = repairs
         self._messages_per_step = messages_per_step
         self._given_every_ms = every_ms
-        self._split: Split | None = None
+        self._split: BucketSplit | None = None
         self._looked_ms: int | None = None
         self._to_catalogue: list[BucketFile] = []
         self._actions_end = 0
@@ -105,15 +105,15 @@ class Housekeeper:
             self._actions_end = self._store.actions.log.end
             self._store.checkpoint()
 
-    def _begin_split(self, file: BucketFile) -> Split:
-        return Split(
+    def _begin_split(self, file: BucketFile) -> BucketSplit:
+        return BucketSplit(
             self._log, self._shelf, self._rows, file, self._messages_per_step, self._forget, lambda: self._journal.end
         )
 
     def _look_at_past(self, file: BucketFile, now_ms: int) -> None:
         live = live_rows(self._rows, file)
         if len(live):
-            is_put_off = (self._rows.state[live] == State.PENDING) & (self._rows.due_ms[live] > now_ms + DAY_MS)
+            is_put_off = (self._rows.state[live] == RowState.PENDING) & (self._rows.due_ms[live] > now_ms + DAY_MS)
             if self._split is None and np.any(is_put_off):
                 self._split = self._begin_split(file)
         elif file.synced_end == file.end and file.source_end <= self._mover.moved_end and self._is_dead(file):

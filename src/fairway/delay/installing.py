@@ -19,7 +19,7 @@ from fairway.delay.arriving import LOGS, Disks
 from fairway.errors import Misuse, RemoteProtocolError, WrongDirectory
 from fairway.storage import anew, directory
 from fairway.storage import checkpoint as checkpoints
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.world.disk import Disk
 from fairway.world.rng import Rng
 
@@ -28,16 +28,16 @@ MAGIC = b"FWYINS\r\n"
 SET_ASIDE, MOVE_IN = 1, 2
 
 
-class Plan(NamedTuple):
+class InstallPlan(NamedTuple):
     """What a directory is to become."""
 
     old_id: int  # 0: the directory was new, or its identity lost
-    identity: Identity
+    identity: DirectoryIdentity
     epoch: int
     step: int
 
 
-def install(disk: Disk, schedule_disk: Disk, rng: Rng, adopt: Identity, epoch: int) -> list[str]:
+def install(disk: Disk, schedule_disk: Disk, rng: Rng, adopt: DirectoryIdentity, epoch: int) -> list[str]:
     """Begin anew with the snapshot that has arrived from the master of that epoch; the names of what was set aside.
     Nobody has the directories open. `adopt` has the ids of the logs; its directory id does not count."""
     disks = Disks(disk, schedule_disk)
@@ -45,12 +45,12 @@ def install(disk: Disk, schedule_disk: Disk, rng: Rng, adopt: Identity, epoch: i
     disks.lock()
     _check_whole(disks, adopt, epoch)
     old_id = known.directory_id if known is not None else 0
-    plan = Plan(old_id, directory.renewed(adopt, rng), epoch, SET_ASIDE)
+    plan = InstallPlan(old_id, directory.renewed(adopt, rng), epoch, SET_ASIDE)
     disk.publish(FILE, [pack(plan)])
     return _carry_out(disks, plan)
 
 
-def _check_whole(disks: Disks, adopt: Identity, epoch: int) -> None:
+def _check_whole(disks: Disks, adopt: DirectoryIdentity, epoch: int) -> None:
     """So that nothing is set aside for half a snapshot."""
     sizes = arriving.sizes(disks, epoch)
     newest = [name for name in sizes if name.startswith(checkpoints.DIRECTORY)][-1:]
@@ -75,16 +75,16 @@ def finish(disk: Disk, schedule_disk: Disk) -> list[str]:
     return _carry_out(disks, plan)
 
 
-def pack(plan: Plan) -> bytes:
+def pack(plan: InstallPlan) -> bytes:
     return anew.pack(MAGIC, *plan)
 
 
-def unpack(data: bytes) -> Plan:
+def unpack(data: bytes) -> InstallPlan:
     """`WrongDirectory` where it is damaged, or a newer version wrote it."""
-    return Plan(*anew.unpack(FILE, data))
+    return InstallPlan(*anew.unpack(FILE, data))
 
 
-def _carry_out(disks: Disks, plan: Plan) -> list[str]:
+def _carry_out(disks: Disks, plan: InstallPlan) -> list[str]:
     kept: list[str] = []
     if plan.step == SET_ASIDE:
         kept = _set_aside(disks, plan.old_id)

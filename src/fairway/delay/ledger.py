@@ -12,28 +12,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairway.delay.piece import Sequences
-from fairway.delay.rows import State
+from fairway.delay.rows import RowState
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # first sequence, count
-_Table: TypeAlias = NDArray[np.uint64]
+_NumberTable: TypeAlias = NDArray[np.uint64]
 
 
-class Ledger:
+class DecisionIndex:
     """Asked by whoever makes rows."""
 
     def __init__(self) -> None:
-        self._done: dict[int, list[_Table]] = {}  # by subject: first, end, state
-        self._due: dict[int, list[_Table]] = {}  # by subject: sequence, due time
+        self._done: dict[int, list[_NumberTable]] = {}  # by subject: first, end, state
+        self._due: dict[int, list[_NumberTable]] = {}  # by subject: sequence, due time
         self._gone: dict[tuple[int, int], int] = {}
-        self._sorted: dict[int, _Table] = {}
-        self._sorted_due: dict[int, _Table] = {}
+        self._sorted: dict[int, _NumberTable] = {}
+        self._sorted_due: dict[int, _NumberTable] = {}
 
     @property
     def subjects(self) -> set[int]:
         """Those it knows anything of."""
         return {*self._done, *self._due}
 
-    def note(self, subject_id: int, ranges: Ranges, state: State) -> None:
+    def note(self, subject_id: int, ranges: Ranges, state: RowState) -> None:
         """These messages are in that state."""
         if ranges:
             table = np.array(ranges, np.uint64)
@@ -52,7 +52,7 @@ class Ledger:
         table = np.array(pairs, np.uint64)
         self._note_dues(subject_id, table[:, 0], table[:, 1])
 
-    def _note_dues(self, subject_id: int, sequences: _Table, due_ms: _Table) -> None:
+    def _note_dues(self, subject_id: int, sequences: _NumberTable, due_ms: _NumberTable) -> None:
         self._due.setdefault(subject_id, []).append(np.stack((sequences, due_ms)))
         self._sorted_due.pop(subject_id, None)
 
@@ -70,7 +70,7 @@ class Ledger:
 
     def states(self, subject_id: int, sequences: Sequences) -> NDArray[np.uint8]:
         """What has become of each of those messages."""
-        states = np.full(len(sequences), State.PENDING, np.uint8)
+        states = np.full(len(sequences), RowState.PENDING, np.uint8)
         if subject_id not in self._done:
             return states
         table = self._sorted.get(subject_id)
@@ -120,20 +120,20 @@ class Ledger:
         self._sorted.pop(subject_id, None)
         self._sorted_due.pop(subject_id, None)
 
-    def ranges(self, subject_id: int, state: State) -> _Table:
+    def ranges(self, subject_id: int, state: RowState) -> _NumberTable:
         """Of messages in that state: a row for each range, its first sequence and their number."""
         self.states(subject_id, np.zeros(0, np.uint64))
         table = self._sorted.get(subject_id, np.zeros((3, 0), np.uint64))
         chosen = table[:, table[2] == state]
         return np.stack((chosen[0], chosen[1] - chosen[0]), axis=1)
 
-    def due_times(self, subject_id: int) -> _Table:
+    def due_times(self, subject_id: int) -> _NumberTable:
         """A row for each message that has another due time: its sequence, and that."""
         self.dues(subject_id, np.zeros(0, np.uint64))
         return self._sorted_due.get(subject_id, np.zeros((2, 0), np.uint64)).T
 
 
-def _spread(firsts: _Table, counts: _Table) -> Sequences:
+def _spread(firsts: _NumberTable, counts: _NumberTable) -> Sequences:
     """The sequences of ranges, one by one."""
     starts = np.cumsum(counts) - counts
     spread: Sequences = np.repeat(firsts - starts, counts.astype(np.int64))
@@ -141,7 +141,7 @@ def _spread(firsts: _Table, counts: _Table) -> Sequences:
     return spread
 
 
-def _side_by_side(noted: _Table) -> _Table:
+def _side_by_side(noted: _NumberTable) -> _NumberTable:
     """Ranges in the order they were noted in, sorted and without overlaps."""
     table = noted[:, np.argsort(noted[0], kind="stable")]
     is_repeated = (table[0, 1:] == table[0, :-1]) & (table[1, 1:] == table[1, :-1])  # intended, then sent

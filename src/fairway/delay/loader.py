@@ -23,14 +23,14 @@ from fairway.delay import catalogue, piece
 from fairway.delay.bucket_file import BucketFile
 from fairway.delay.bucket_repair import BucketRepair
 from fairway.delay.buckets import HOUR_MS
-from fairway.delay.ledger import Ledger
-from fairway.delay.piece import Index, Sequences
-from fairway.delay.rows import Rows, State
+from fairway.delay.ledger import DecisionIndex
+from fairway.delay.piece import BucketIndex, Sequences
+from fairway.delay.rows import Rows, RowState
 from fairway.delay.wheel import RowNumbers, Wheel
 from fairway.errors import RemoteProtocolError
 from fairway.storage import record, segment
 from fairway.storage.log import Damaged
-from fairway.storage.record import Kind, Record
+from fairway.storage.record import Record, RecordKind
 from fairway.storage.scan import Damage
 
 _SWEEP_ROWS = 500_000  # about 2 ms
@@ -45,7 +45,7 @@ class Loader:
         self,
         files: list[BucketFile],
         rows: Rows,
-        ledger: Ledger,
+        ledger: DecisionIndex,
         on_home: Callable[[RowNumbers], None],
         on_damage: Callable[[Damaged], None],
         messages_per_step: int,
@@ -142,7 +142,7 @@ class Loader:
             file.give_up_catalogue()
             self._damaged.append((file, Damaged(found.start, found.why)))
             return 0
-        if found.header.kind == Kind.CATALOGUE:
+        if found.header.kind == RecordKind.CATALOGUE:
             return 0
         try:
             opened = piece.unpack(found)
@@ -217,7 +217,7 @@ class Loader:
         file: BucketFile,
         subject_ids: NDArray[np.uint32],
         sequences: Sequences,
-        index: Index,
+        index: BucketIndex,
         positions: NDArray[np.int64],
         at: NDArray[np.int64],
         gone: NDArray[np.bool_] | None,
@@ -235,7 +235,7 @@ class Loader:
         self._on_home(rows)
 
 
-def catch_up(table: Rows, rows: RowNumbers, ledger: Ledger) -> RowNumbers:
+def catch_up(table: Rows, rows: RowNumbers, ledger: DecisionIndex) -> RowNumbers:
     """What was decided about rows in an earlier life, or elsewhere; those of them that it is said of."""
     changed: list[RowNumbers] = []
     subject_ids = table.subject_id[rows]
@@ -243,7 +243,7 @@ def catch_up(table: Rows, rows: RowNumbers, ledger: Ledger) -> RowNumbers:
         chosen = rows[subject_ids == subject_id]
         sequences = table.sequence[chosen]
         states = ledger.states(subject_id, sequences)
-        is_said = np.flatnonzero(states != State.PENDING)
+        is_said = np.flatnonzero(states != RowState.PENDING)
         table.become(chosen[is_said], states[is_said])
         changed.append(chosen[is_said])
         which, due_ms = ledger.dues(subject_id, sequences)
@@ -272,7 +272,7 @@ class Sweeper:
         if self._at < self._until:
             end = min(self._at + _SWEEP_ROWS, self._until)
             is_near = self._rows.due_ms[self._at : end] < self._end_ms
-            self.home(self._at + np.flatnonzero(is_near & (self._rows.state[self._at : end] == State.PENDING)))
+            self.home(self._at + np.flatnonzero(is_near & (self._rows.state[self._at : end] == RowState.PENDING)))
             self._at = end
 
     @property
@@ -284,7 +284,7 @@ class Sweeper:
         table = self._rows
         is_wanted = (
             (table.due_ms[rows] < self._end_ms)
-            & (table.state[rows] == State.PENDING)
+            & (table.state[rows] == RowState.PENDING)
             & (table.file[rows] != 0)
             & ~table.in_wheel[rows]
         )

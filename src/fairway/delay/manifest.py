@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from fairway.batch import checksum
-from fairway.delay.buckets import Grain, Span
+from fairway.delay.buckets import Grain, TimeRange
 from fairway.errors import DiskFull, NoSuchFile, RemoteProtocolError, WrongDirectory
 from fairway.world.disk import Disk, Part
 
@@ -32,7 +32,7 @@ _CRC = struct.Struct("<I4x")
 HEADER_BYTES = _COVERED.size + _CRC.size
 
 
-class Bucket(msgspec.Struct, frozen=True, array_like=True):
+class BucketEntry(msgspec.Struct, frozen=True, array_like=True):
     """One bucket file."""
 
     number: int
@@ -44,8 +44,8 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True):
     catalogue_at: int = 0  # where its newest catalogue lies; 0: it has none
 
     @property
-    def span(self) -> Span:
-        return Span(Grain(self.grain), self.start_ms, self.end_ms)
+    def span(self) -> TimeRange:
+        return TimeRange(Grain(self.grain), self.start_ms, self.end_ms)
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class Manifest(msgspec.Struct, frozen=True):
     messages_id: int  # the message log that sequences and `moved_end` speak of
     moved_end: int
     next_number: int  # of bucket files; a number is never used again
-    buckets: list[Bucket]
+    buckets: list[BucketEntry]
 
 
 def pack(manifest: Manifest) -> list[Part]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from fairway.delay import installing, snapshot
 from fairway.delay.engine import Engine
-from fairway.delay.refill import Refill
+from fairway.delay.refill import SnapshotReceiver
 from fairway.delay.server import DelayServer, ServerOptions
 from fairway.delay.service import DelayWorld
 from fairway.delay.wayfinding import parse_place
@@ -28,10 +28,10 @@ from fairway.replication.follower import TooFarBehind
 from fairway.replication.leader import QUESTIONS
 from fairway.replication.member import GroupMember
 from fairway.replication.membership import Face, MemberOptions, MemberWorld
-from fairway.replication.standing import Standing
+from fairway.replication.standing import CopyStatus
 from fairway.serving.http import Pages
 from fairway.serving.probe_pages import ProbePages
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.world.dialing import Address
 from fairway.world.disk import Disk
 
@@ -58,7 +58,7 @@ class DelayMember(GroupMember[DelayServer]):
         """`metas`: none: those that the registry names. With `open_schedule_disk` the logs have the disk of the world
         for themselves, and buckets are there."""
         face = Face(options.host, options.port, options.http_port, options.connection.name)
-        super().__init__(world, membership, face, Standing(membership.group, _READS, _QUESTIONS))
+        super().__init__(world, membership, face, CopyStatus(membership.group, _READS, _QUESTIONS))
         self._options = replace(
             options, http_port=None
         )  # probes are answered by the copy, whatever becomes of a server
@@ -112,7 +112,7 @@ class DelayMember(GroupMember[DelayServer]):
 
     # --- what is served ----------------------------------------------------------------------------------------------
 
-    async def _serve(self, disk: Disk, adopt: Identity | None) -> DelayServer:
+    async def _serve(self, disk: Disk, adopt: DirectoryIdentity | None) -> DelayServer:
         clock, net, rng = self._world.clock, self._world.net, self._world.rng
         if self._open_schedule_disk is None:
             world = DelayWorld(clock, disk, net, rng)
@@ -124,10 +124,10 @@ class DelayMember(GroupMember[DelayServer]):
         self._probes.opened(server.pages)
         return server
 
-    def _refill(self, server: DelayServer) -> Refill:
-        return Refill(server.delay.engine, server.disks)
+    def _refill(self, server: DelayServer) -> SnapshotReceiver:
+        return SnapshotReceiver(server.delay.engine, server.disks)
 
-    def _begin_anew(self, remedy: TooFarBehind, adopt: Identity) -> list[str]:
+    def _begin_anew(self, remedy: TooFarBehind, adopt: DirectoryIdentity) -> list[str]:
         """With the snapshot that has arrived: what waits longest is in no log any more."""
         logs = self._world.open_disk()
         schedule = logs if self._open_schedule_disk is None else self._open_schedule_disk()

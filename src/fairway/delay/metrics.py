@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from fairway.delay.courier import Courier
+from fairway.delay.courier import DispatchSender
 from fairway.delay.engine import Engine
-from fairway.delay.pending import Answer, Decision
-from fairway.delay.wheel import Times
+from fairway.delay.pending import CancelOutcome, PendingDecision
+from fairway.delay.wheel import DueTimes
 from fairway.protocol.messages import Produced
 from fairway.serving.exposition import Exposition
 from fairway.serving.meters import Histogram
@@ -26,7 +26,7 @@ LATENESS_MS_BUCKETS: Final = (
 class Figures:
     """Counters of one delay server's life, and a way to look at the rest."""
 
-    def __init__(self, engine: Engine, courier: Courier) -> None:
+    def __init__(self, engine: Engine, courier: DispatchSender) -> None:
         self._engine = engine
         self._courier = courier
         self.scheduled = 0  # messages, and so on
@@ -36,13 +36,13 @@ class Figures:
         self.rescheduled = 0
         self.lateness_ms = Histogram(LATENESS_MS_BUCKETS)
 
-    def note_decided(self, decision: Decision) -> None:
-        if decision.answer is Answer.CANCELLED:
+    def note_decided(self, decision: PendingDecision) -> None:
+        if decision.answer is CancelOutcome.CANCELLED:
             self.cancelled += decision.messages
-        elif decision.answer is Answer.RESCHEDULED:
+        elif decision.answer is CancelOutcome.RESCHEDULED:
             self.rescheduled += decision.messages
 
-    def note_sent(self, due_ms: Times, receipt: Produced | None, now_ms: int) -> None:
+    def note_sent(self, due_ms: DueTimes, receipt: Produced | None, now_ms: int) -> None:
         """The broker has those messages; how late they are is known only where they came for the first time."""
         self.dispatched += len(due_ms)
         if receipt is None or receipt.is_duplicate:

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from fairway import batch, limits
 from fairway.delay import piece
 from fairway.delay.bucket_file import BucketFile
-from fairway.delay.buckets import Calendar, Span
+from fairway.delay.buckets import Calendar, TimeRange
 from fairway.delay.letters import Letters
-from fairway.delay.piece import Index, Piece
+from fairway.delay.piece import BucketIndex, BucketRecord
 from fairway.delay.rows import Rows
 from fairway.delay.schedule_log import ScheduleLog
 from fairway.delay.sheet import Sheet
@@ -92,10 +92,10 @@ class _Young:
 
 
 @dataclass(slots=True)
-class _Gathering:
+class _BucketBatch:
     """What goes to one bucket as one piece."""
 
-    span: Span
+    span: TimeRange
     subject_id: int
     since_ms: int
     parts: list[RowNumbers] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Mover:
         now: Callable[[], int],
         name: Callable[[int], Subject],
         on_home: Callable[[RowNumbers], None],
-        on_warm: Callable[[tuple[int, int], Piece], None],
+        on_warm: Callable[[tuple[int, int], BucketRecord], None],
         on_hold: Callable[[], None],
         hold_ms: int,
     ) -> None:
@@ -146,9 +146,9 @@ class Mover:
         self._moves: deque[_Move] = deque()
         self._of_unlisted: dict[int, list[tuple[_Move, int]]] = {}
         self._tail: _Move | None = None
-        self._gatherings: dict[tuple[Span, int], _Gathering] = {}
-        self._ripe: deque[_Gathering] = deque()  # held no longer
-        self._refused: list[_Gathering] = []
+        self._gatherings: dict[tuple[TimeRange, int], _BucketBatch] = {}
+        self._ripe: deque[_BucketBatch] = deque()  # held no longer
+        self._refused: list[_BucketBatch] = []
         self._refused_ms = 0
 
     @property
@@ -219,7 +219,7 @@ class Mover:
         messages = _joined([each.messages for each in arrived])
         firsts = np.array([each.first_sequence for each in arrived], np.uint64)
         indices = [piece.index_of(each.data).only(each.messages) for each in arrived]
-        index = indices[0] if len(indices) == 1 else Index(*map(np.concatenate, zip(*indices, strict=True)))
+        index = indices[0] if len(indices) == 1 else BucketIndex(*map(np.concatenate, zip(*indices, strict=True)))
         subject_ids = np.repeat(np.array([each.subject_id for each in arrived], np.uint32), counts)
         sequences = messages.astype(np.uint64) + np.repeat(firsts, counts)
         rows = self._rows.add(subject_ids, sequences, index)
@@ -236,12 +236,12 @@ class Mover:
                 self._gather(span, subject_id, some, now_ms)
         return rows
 
-    def _gather(self, span: Span, subject_id: int, some: _Some, now_ms: int) -> None:
+    def _gather(self, span: TimeRange, subject_id: int, some: _Some, now_ms: int) -> None:
         rows, size, whole_bytes, is_near = some
         is_large = len(rows) >= _OWN_MESSAGES or size >= PIECE_BYTES or whole_bytes >= JOINED_BYTES
         gathering = None if is_large else self._gatherings.get((span, subject_id))
         if gathering is None:
-            gathering = _Gathering(span, subject_id, now_ms)
+            gathering = _BucketBatch(span, subject_id, now_ms)
         gathering.parts.append(rows)
         gathering.messages += len(rows)
         gathering.bytes += size
@@ -299,7 +299,7 @@ class Mover:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def _append(self, gathering: _Gathering, now_ms: int) -> None:
+    def _append(self, gathering: _BucketBatch, now_ms: int) -> None:
         rows = _joined(gathering.parts)
         tokens, data, index = self._contents(rows)
         file = self._log.file_for(gathering.span)
@@ -314,13 +314,13 @@ class Mover:
                 return
             self._rows.put(rows, file.number, position)
             if gathering.is_near:
-                self._on_warm((file.number, position), Piece(subject, subject_id, sequences, data))
+                self._on_warm((file.number, position), BucketRecord(subject, subject_id, sequences, data))
             self._is_home(tokens, file)
             self._on_home(rows)
 
         file.when_durable(file.end, home)
 
-    def _contents(self, rows: RowNumbers) -> tuple[dict[int, int], bytes, Index]:
+    def _contents(self, rows: RowNumbers) -> tuple[dict[int, int], bytes, BucketIndex]:
         """How many messages each token has in a piece, its batch, and the index of that."""
         places = self._rows.position[rows]
         messages = self._rows.index[rows].astype(np.int64)
@@ -338,7 +338,7 @@ class Mover:
         index = self._rows.index_columns.only(rows)
         return counts, letters.encode(header.producer_id, header.first_sequence, index.due_ms), index
 
-    def _refuse(self, gathering: _Gathering, now_ms: int) -> None:
+    def _refuse(self, gathering: _BucketBatch, now_ms: int) -> None:
         """A full disk, or a poisoned store, which never comes here again."""
         self.is_full = True
         self._refused.append(gathering)

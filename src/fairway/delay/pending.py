@@ -23,23 +23,23 @@ from numpy.typing import NDArray
 
 from fairway import batch
 from fairway.batch import MessageId
-from fairway.delay.dispatch_log import DispatchLog, Event, EventKind, by_subject, ranges_of
-from fairway.delay.rows import Place, Rows, State
+from fairway.delay.dispatch_log import DispatchEvent, DispatchLog, EventKind, by_subject, ranges_of
+from fairway.delay.rows import RowLocation, Rows, RowState
 from fairway.delay.sheet import Sheet
 from fairway.delay.wheel import RowNumbers
 
 
-class Answer(enum.Enum):
+class CancelOutcome(enum.Enum):
     CANCELLED = "cancelled"
     RESCHEDULED = "rescheduled"
     ALREADY_DISPATCHED = "already_dispatched"
     UNKNOWN = "unknown"
 
 
-class Decision(NamedTuple):
+class PendingDecision(NamedTuple):
     """The answer, how many messages it changed, and where the dispatch log must be synced before it is given."""
 
-    answer: Answer
+    answer: CancelOutcome
     messages: int
     end: int
 
@@ -63,7 +63,7 @@ class Waiting(NamedTuple):
     size_bytes: int = 0  # of its payload
 
 
-class Pending:
+class PendingMessages:
     """Answers questions about rows, and decides about them. Every row must be loaded."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Pending:
         rows: Rows,
         journal: DispatchLog,
         *,
-        open_at: Callable[[Place], Sheet | None],
+        open_at: Callable[[RowLocation], Sheet | None],
         take_off: Callable[[int], None],
         put_on: Callable[[RowNumbers], None],
         on_done: Callable[[RowNumbers], None],
@@ -87,7 +87,7 @@ class Pending:
 
     # --- deciding ----------------------------------------------------------------------------------------------------
 
-    def cancel(self, rows: RowNumbers) -> Decision:
+    def cancel(self, rows: RowNumbers) -> PendingDecision:
         """Never send these, as far as they are pending."""
         chosen = self._pending(rows)
         if not len(chosen):
@@ -95,12 +95,12 @@ class Pending:
         end = self._append(EventKind.CANCEL, chosen, 0)
         for row in chosen[self._rows.in_wheel[chosen]].tolist():
             self._take_off(row)
-        self._rows.become(chosen, State.CANCELLED)
+        self._rows.become(chosen, RowState.CANCELLED)
         self.cancelled += len(chosen)
         self._on_done(chosen)
-        return Decision(Answer.CANCELLED, len(chosen), end)
+        return PendingDecision(CancelOutcome.CANCELLED, len(chosen), end)
 
-    def reschedule(self, rows: RowNumbers, due_ms: int) -> Decision:
+    def reschedule(self, rows: RowNumbers, due_ms: int) -> PendingDecision:
         """Send these at another time, as far as they are pending."""
         chosen = self._pending(rows)
         if not len(chosen):
@@ -112,37 +112,37 @@ class Pending:
         self._rows.is_rescheduled[chosen] = True
         self.rescheduled += len(chosen)
         self._put_on(chosen)
-        return Decision(Answer.RESCHEDULED, len(chosen), end)
+        return PendingDecision(CancelOutcome.RESCHEDULED, len(chosen), end)
 
     def by_id(self, message_id: MessageId) -> RowNumbers:
         """The rows of a message. One that was sent twice under one id has two."""
         table, end = self._rows, self._rows.end
         found = table.where(table.id_low[:end] == message_id.sequence)
-        is_it = (table.id_high[found] == message_id.producer_id) & (table.state[found] != State.FREE)
+        is_it = (table.id_high[found] == message_id.producer_id) & (table.state[found] != RowState.FREE)
         return _chosen(found, is_it)
 
     def by_key(self, subject_id: int, key: str) -> RowNumbers:
         table, end = self._rows, self._rows.end
         found = table.where(table.key[:end] == batch.key_hash(key))
-        is_it = (table.subject_id[found] == subject_id) & (table.state[found] != State.FREE)
+        is_it = (table.subject_id[found] == subject_id) & (table.state[found] != RowState.FREE)
         return _chosen(found, is_it)
 
     def _pending(self, rows: RowNumbers) -> RowNumbers:
-        return _chosen(rows, self._rows.state[rows] == State.PENDING)
+        return _chosen(rows, self._rows.state[rows] == RowState.PENDING)
 
-    def _too_late(self, rows: RowNumbers) -> Decision:
+    def _too_late(self, rows: RowNumbers) -> PendingDecision:
         """Nothing changes, but the answer holds once what it rests on is synced."""
         states = set(self._rows.state[rows].tolist())
-        if states & {State.INTENDED, State.DISPATCHED}:
-            answer = Answer.ALREADY_DISPATCHED
+        if states & {RowState.INTENDED, RowState.DISPATCHED}:
+            answer = CancelOutcome.ALREADY_DISPATCHED
         else:
-            answer = Answer.CANCELLED if State.CANCELLED in states else Answer.UNKNOWN
-        return Decision(answer, 0, self._journal.end)
+            answer = CancelOutcome.CANCELLED if RowState.CANCELLED in states else CancelOutcome.UNKNOWN
+        return PendingDecision(answer, 0, self._journal.end)
 
     def _append(self, kind: EventKind, chosen: RowNumbers, time_ms: int) -> int:
         table = self._rows
         events = [
-            Event(kind, subject_id, ranges_of(table.sequence[rows]), time_ms=time_ms)
+            DispatchEvent(kind, subject_id, ranges_of(table.sequence[rows]), time_ms=time_ms)
             for subject_id, rows in by_subject(table, chosen)
         ]
         return self._journal.append(events)
@@ -166,7 +166,7 @@ class Pending:
 
     def _chosen(self, which: Filter) -> RowNumbers:
         table, end = self._rows, self._rows.end
-        mask: NDArray[np.bool_] = table.state[:end] == State.PENDING
+        mask: NDArray[np.bool_] = table.state[:end] == RowState.PENDING
         if which.subject_id is not None:
             mask &= table.subject_id[:end] == which.subject_id
         if which.from_ms is not None:

@@ -28,7 +28,7 @@ _FIXED = struct.Struct("<HHI")  # length of the name, flags, zero
 _LISTED = 1  # flag: every sequence is listed
 
 
-class Piece(NamedTuple):
+class BucketRecord(NamedTuple):
     """One record of a bucket, opened."""
 
     subject: Subject
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
     data: bytes  # the batch
 
 
-class Index(NamedTuple):
+class BucketIndex(NamedTuple):
     """What there is to know of messages without opening their batch."""
 
     due_ms: NDArray[np.int64]  # 0: at once
@@ -45,8 +45,8 @@ class Index(NamedTuple):
     id_high: NDArray[np.uint64]
     id_low: NDArray[np.uint64]
 
-    def only(self, chosen: NDArray[np.int64]) -> Index:
-        return Index(self.due_ms[chosen], self.key[chosen], self.id_high[chosen], self.id_low[chosen])
+    def only(self, chosen: NDArray[np.int64]) -> BucketIndex:
+        return BucketIndex(self.due_ms[chosen], self.key[chosen], self.id_high[chosen], self.id_low[chosen])
 
 
 def pack(subject: Subject, sequences: Sequences, data: bytes) -> bytes:
@@ -58,7 +58,7 @@ def pack(subject: Subject, sequences: Sequences, data: bytes) -> bytes:
     return padded(_FIXED.pack(len(name), 0 if is_run else _LISTED, 0) + name) + listed + data
 
 
-def unpack(record: Record) -> Piece:
+def unpack(record: Record) -> BucketRecord:
     """The piece in a record whose checksums hold; `RemoteProtocolError` where it breaks its format all the same."""
     body, count, first = record.body, record.header.count, record.header.first_sequence
     try:
@@ -79,7 +79,7 @@ def unpack(record: Record) -> Piece:
     data = body[at:]
     if batch.peek(data).count != count:
         raise RemoteProtocolError(f"a piece of {count} messages holds a batch of {batch.peek(data).count}")
-    return Piece(subject, record.header.subject_id, sequences, data)
+    return BucketRecord(subject, record.header.subject_id, sequences, data)
 
 
 def listed_in(body: bytes, count: int) -> Sequences | None:
@@ -124,6 +124,6 @@ def _fits(body: bytes, layout: Layout, count: int) -> bool:
     return header.count == count and header.size == len(body) - layout.batch_at
 
 
-def index_of(data: bytes) -> Index:
+def index_of(data: bytes) -> BucketIndex:
     """The index of a batch that was checked."""
-    return Index(*section_of(data, batch.peek(data)))
+    return BucketIndex(*section_of(data, batch.peek(data)))

@@ -21,19 +21,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairway.delay.bucket_repair import BucketRepair
-from fairway.delay.dispatch_log import DispatchLog, Event, by_subject
+from fairway.delay.dispatch_log import DispatchEvent, DispatchLog, by_subject
 from fairway.delay.dispatching import Dispatcher, Intent
-from fairway.delay.ledger import Ledger
+from fairway.delay.ledger import DecisionIndex
 from fairway.delay.loader import Loader, catch_up
 from fairway.delay.moving import Mover
-from fairway.delay.rows import Rows, State
+from fairway.delay.rows import Rows, RowState
 from fairway.delay.schedule_log import ScheduleLog
 from fairway.delay.wheel import RowNumbers
 from fairway.errors import WrongDirectory
 from fairway.storage.copies import first_base
 from fairway.storage.log import Damaged, Log
-from fairway.storage.record import Kind, Record
-from fairway.storage.scan import MISSING, Damage, Scan
+from fairway.storage.record import Record, RecordKind
+from fairway.storage.scan import MISSING, Damage, SegmentScan
 from fairway.storage.segment import HEADER_BYTES
 from fairway.storage.store import Store
 
@@ -68,7 +68,7 @@ class Recovery:
         messages_per_step: int,
         repairs: BucketRepair,
     ) -> None:
-        self.stuck: list[Event] = []
+        self.stuck: list[DispatchEvent] = []
         self._is_leading = not store.follows
         self._store = store
         self._rows = rows
@@ -87,7 +87,7 @@ class Recovery:
             )
         mover.begin(self.tail_start, self._tail_end)
         self.ledger = journal.ledger()
-        self._to_remake: list[Event] = []
+        self._to_remake: list[DispatchEvent] = []
         if self._is_leading:
             self._begin_to_lead()
         self._messages_per_step = messages_per_step
@@ -137,7 +137,7 @@ class Recovery:
                 if count is None:
                     self._tail = None
                     self._mover.end_tail()
-                    self.ledger = Ledger()
+                    self.ledger = DecisionIndex()
                     self._is_loaded()
                     is_quiet = False
                 else:
@@ -197,7 +197,7 @@ class Recovery:
             self._look_at = 0
         return remade
 
-    def _give_up(self, event: Event) -> None:
+    def _give_up(self, event: DispatchEvent) -> None:
         """Some of its messages have rotted, so it cannot be made again. Its stream ends with it: what follows would be
         a gap to a broker that never got it."""
         self.stuck.append(event)
@@ -212,8 +212,8 @@ def batches(log: Log, start: int, end: int) -> Iterator[Record | Damage]:
         if segment.base > at:
             yield Damage(at, segment.base, MISSING)
         begin, limit = max(start, segment.base + HEADER_BYTES), min(segment.end, end)
-        for found in Scan(log.file(segment), segment.base, begin, log.log_id, limit=limit):
-            if isinstance(found, Damage) or found.header.kind == Kind.DATA:
+        for found in SegmentScan(log.file(segment), segment.base, begin, log.log_id, limit=limit):
+            if isinstance(found, Damage) or found.header.kind == RecordKind.DATA:
                 yield found
         at = segment.end
 
@@ -226,5 +226,5 @@ def known_from(table: Rows, floors: dict[int, int]) -> dict[int, NDArray[np.uint
     least = np.full(max(int(table.subject_id[:end].max(initial=0)), *floors) + 1, _NEVER, np.uint64)
     least[list(floors)] = list(floors.values())
     is_near = table.sequence[:end] >= least[table.subject_id[:end]]
-    rows = table.where(is_near & (table.state[:end] != State.FREE))
+    rows = table.where(is_near & (table.state[:end] != RowState.FREE))
     return {subject_id: table.sequence[chosen] for subject_id, chosen in by_subject(table, rows)}

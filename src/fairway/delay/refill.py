@@ -22,13 +22,13 @@ from fairway.delay import arriving, manifest
 from fairway.delay.arriving import Disks
 from fairway.delay.engine import Engine
 from fairway.errors import Code, DiskFull, Refused, RemoteProtocolError, StorageFault
-from fairway.protocol import Bytes, Message
+from fairway.protocol import Bytes, ControlMessage
 from fairway.protocol.frames import stretched
 from fairway.protocol.replicating import Fetch, Fetched, Snapshot, SnapshotFile, TakeSnapshot
-from fairway.replication.wire import Answer, Asking
+from fairway.replication.wire import RequestChannel, ResponseFuture
 from fairway.storage import action_log, message_log, scan, segment
 from fairway.storage import checkpoint as checkpoints
-from fairway.storage.scan import Damage, Scan
+from fairway.storage.scan import Damage, SegmentScan
 from fairway.world.disk import Disk, File, Part
 
 _FILES_MAX = 10_000
@@ -43,7 +43,7 @@ class RefillOptions:
     parts: int = 4  # under way: so much of a snapshot is in memory
 
 
-class _Place(NamedTuple):
+class _SnapshotFile(NamedTuple):
     """One file of a snapshot."""
 
     number: int  # its place in the list
@@ -51,7 +51,7 @@ class _Place(NamedTuple):
     size: int
 
 
-class Refill:
+class SnapshotReceiver:
     """Of one copy that is open; what arrives lies beside what it has. Lives on its loop."""
 
     def __init__(self, engine: Engine, disks: Disks, options: RefillOptions | None = None) -> None:
@@ -73,7 +73,7 @@ class Refill:
     def discard(self) -> None:
         arriving.clear(self._disks)
 
-    async def fetch(self, wire: Asking, group: str, epoch: int, directory_id: int) -> None:
+    async def fetch(self, wire: RequestChannel, group: str, epoch: int, directory_id: int) -> None:
         """Return once everything is on disk and checked. What goes wrong with the connection or the master is raised;
         to go on, call it again."""
         taken, _ = await wire.ask(TakeSnapshot(group, epoch, directory_id), Snapshot)
@@ -95,7 +95,7 @@ class Refill:
         if listed is None or covered is None:
             raise RemoteProtocolError("the master's snapshot has no manifest, or no checkpoint")
 
-    def _measure(self, epoch: int, places: list[_Place]) -> None:
+    def _measure(self, epoch: int, places: list[_SnapshotFile]) -> None:
         """How much is to come; `Refused` where there is no room for it."""
         self.damaged, self.arrived_bytes, self.total_bytes = [], 0, sum(each.size for each in places)
         sizes = arriving.sizes(self._disks, epoch)
@@ -112,7 +112,7 @@ class Refill:
 
     # --- one file ----------------------------------------------------------------------------------------------------
 
-    async def _obtain(self, source: _Source, place: _Place, listed: manifest.Manifest | None) -> bytes:
+    async def _obtain(self, source: _Source, place: _SnapshotFile, listed: manifest.Manifest | None) -> bytes:
         """Bring a file in, and check it; its content where that says what else there must be."""
         disk = self._disks.of(arriving.directory_of(place.name))
         file = disk.open(arriving.arriving_name(source.epoch, place.name), create=True)
@@ -144,9 +144,9 @@ class Refill:
         self.arrived_bytes -= file.size
         disk.truncate(file, 0)
 
-    async def _pull(self, source: _Source, place: _Place, disk: Disk, file: File) -> None:
+    async def _pull(self, source: _Source, place: _SnapshotFile, disk: Disk, file: File) -> None:
         """What is missing of a file: several parts are under way at a time, and written in order."""
-        asked: deque[Answer] = deque()
+        asked: deque[ResponseFuture] = deque()
         ask_at, unsynced = file.size, 0
         try:
             while file.size < place.size:
@@ -165,14 +165,14 @@ class Refill:
             for each in asked:
                 _forget(each)
 
-    def _accept(self, place: _Place, why: str) -> None:
+    def _accept(self, place: _SnapshotFile, why: str) -> None:
         if _says_more(place):
             raise RemoteProtocolError(f"{place.name} of the master's snapshot is damaged: {why}")
         self.damaged.append(f"{place.name}: {why}")
 
     # --- checking ----------------------------------------------------------------------------------------------------
 
-    async def _damage(self, file: File, place: _Place, listed: manifest.Manifest | None) -> str:
+    async def _damage(self, file: File, place: _SnapshotFile, listed: manifest.Manifest | None) -> str:
         """What is wrong with a file that is whole; empty: nothing is."""
         try:
             if place.name == manifest.NAME:
@@ -185,13 +185,13 @@ class Refill:
             return str(error)
         return ""
 
-    async def _damage_of_segment(self, file: File, place: _Place, listed: manifest.Manifest | None) -> str:
+    async def _damage_of_segment(self, file: File, place: _SnapshotFile, listed: manifest.Manifest | None) -> str:
         base, log_id = self._log_of(place, listed)
         damage = scan.check_segment_header(file, base, log_id)
         if damage is not None:
             return damage.why
         checked = 0
-        for found in Scan(file, base, base + segment.HEADER_BYTES, log_id):
+        for found in SegmentScan(file, base, base + segment.HEADER_BYTES, log_id):
             if isinstance(found, Damage):
                 return f"{found.why}, at {found.start}"
             checked += found.header.end - found.header.position
@@ -200,7 +200,7 @@ class Refill:
                 await asyncio.sleep(0)
         return ""
 
-    def _log_of(self, place: _Place, listed: manifest.Manifest | None) -> tuple[int, int]:
+    def _log_of(self, place: _SnapshotFile, listed: manifest.Manifest | None) -> tuple[int, int]:
         """Base and log id that a segment must have."""
         directory, _, name = place.name.partition("/")
         number = segment.base_of(name) or 0
@@ -215,15 +215,15 @@ class Refill:
 class _Source(NamedTuple):
     """A snapshot at its master."""
 
-    wire: Asking
+    wire: RequestChannel
     number: int
     epoch: int
 
-    def ask(self, place: _Place, position: int, size: int) -> Answer:
+    def ask(self, place: _SnapshotFile, position: int, size: int) -> ResponseFuture:
         return self.wire.post(Fetch(self.number, place.number, position, size))
 
 
-def _places(files: list[SnapshotFile]) -> list[_Place]:
+def _places(files: list[SnapshotFile]) -> list[_SnapshotFile]:
     """Those that have anything in them; `RemoteProtocolError` where a name may not be."""
     if len(files) > _FILES_MAX:
         raise RemoteProtocolError(f"the master's snapshot has {len(files)} files: at most {_FILES_MAX} are taken")
@@ -231,19 +231,19 @@ def _places(files: list[SnapshotFile]) -> list[_Place]:
         arriving.directory_of(each.name)
     if len({each.name for each in files}) < len(files):
         raise RemoteProtocolError("the master's snapshot has a file twice")
-    return [_Place(number, each.name, each.size) for number, each in enumerate(files) if each.size]
+    return [_SnapshotFile(number, each.name, each.size) for number, each in enumerate(files) if each.size]
 
 
-def _rank(place: _Place) -> int:
+def _rank(place: _SnapshotFile) -> int:
     """First what says which others there must be."""
     return 0 if _says_more(place) else 1
 
 
-def _says_more(place: _Place) -> bool:
+def _says_more(place: _SnapshotFile) -> bool:
     return place.name == manifest.NAME or place.name.startswith(checkpoints.DIRECTORY)
 
 
-def _part(answer: Message, attached: Sequence[Bytes], position: int, bytes_max: int) -> bytes:
+def _part(answer: ControlMessage, attached: Sequence[Bytes], position: int, bytes_max: int) -> bytes:
     """The bytes of an answer, if they are the ones that were asked for, and came as they were sent."""
     if not isinstance(answer, Fetched) or answer.position != position:
         raise RemoteProtocolError(f"the master gives another part of its snapshot than the one at {position}")
@@ -277,7 +277,7 @@ def _no_room(why: str) -> Refused:
     return Refused(Code.READ_ONLY, f"there is no room for the master's snapshot: {why}; make room, then it goes on")
 
 
-def _forget(answer: Answer) -> None:
+def _forget(answer: ResponseFuture) -> None:
     """Nobody waits for it any more."""
     if not answer.cancel() and not answer.cancelled():
         answer.exception()

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairway.delay.piece import Index, Sequences
+from fairway.delay.piece import BucketIndex, Sequences
 from fairway.delay.wheel import RowNumbers
 from fairway.names import Subject
 
@@ -27,7 +27,7 @@ _POSITION_BITS = 40  # of a place in a bucket file: 1 TiB
 _GROWTH = 2  # a column is copied when it is full; what was never written to takes no memory
 
 
-class State(enum.IntEnum):
+class RowState(enum.IntEnum):
     """What has become of a message."""
 
     FREE = 0  # no message: the row may be used again
@@ -38,7 +38,7 @@ class State(enum.IntEnum):
     LOST = 5  # its record can no longer be read
 
 
-class Place(NamedTuple):
+class RowLocation(NamedTuple):
     """Where one message lies."""
 
     file: int
@@ -82,19 +82,19 @@ class Rows:
         return self.end * sum(each.itemsize for each in vars(self).values() if isinstance(each, np.ndarray))
 
     @property
-    def index_columns(self) -> Index:
-        return Index(self.due_ms, self.key, self.id_high, self.id_low)
+    def index_columns(self) -> BucketIndex:
+        return BucketIndex(self.due_ms, self.key, self.id_high, self.id_low)
 
-    def become(self, rows: RowNumbers, state: State | NDArray[np.uint8]) -> None:
+    def become(self, rows: RowNumbers, state: RowState | NDArray[np.uint8]) -> None:
         """Move rows on to a state, or each to its own."""
-        self._done -= int(np.count_nonzero(self.state[rows] >= State.DISPATCHED))
+        self._done -= int(np.count_nonzero(self.state[rows] >= RowState.DISPATCHED))
         self.state[rows] = state
-        if isinstance(state, State):
-            self._done += len(rows) if state >= State.DISPATCHED else 0
+        if isinstance(state, RowState):
+            self._done += len(rows) if state >= RowState.DISPATCHED else 0
         else:
-            self._done += int(np.count_nonzero(state >= State.DISPATCHED))
+            self._done += int(np.count_nonzero(state >= RowState.DISPATCHED))
 
-    def add(self, subject_id: int | NDArray[np.uint32], sequences: Sequences, index: Index) -> RowNumbers:
+    def add(self, subject_id: int | NDArray[np.uint32], sequences: Sequences, index: BucketIndex) -> RowNumbers:
         """New PENDING rows that have no place yet."""
         rows = self._take(len(sequences))
         self.subject_id[rows] = subject_id
@@ -103,7 +103,7 @@ class Rows:
         self.id_low[rows] = index.id_low
         self.key[rows] = index.key
         self.due_ms[rows] = index.due_ms
-        self.state[rows] = State.PENDING
+        self.state[rows] = RowState.PENDING
         self.file[rows] = 0
         self.in_wheel[rows] = False
         self.is_rescheduled[rows] = False
@@ -129,12 +129,12 @@ class Rows:
         """A number for each row that is the same for rows of one piece alone; `spot_of` undoes it."""
         return (self.file[rows].astype(np.int64) << _POSITION_BITS) | self.position[rows]
 
-    def place(self, row: int) -> Place:
-        return Place(int(self.file[row]), int(self.position[row]), int(self.index[row]))
+    def place(self, row: int) -> RowLocation:
+        return RowLocation(int(self.file[row]), int(self.position[row]), int(self.index[row]))
 
     def free(self, rows: RowNumbers) -> None:
         """Forget these messages."""
-        self.become(rows, State.FREE)
+        self.become(rows, RowState.FREE)
         if len(rows):
             self._free.append(rows)
             self._free_count += len(rows)
@@ -144,17 +144,17 @@ class Rows:
         return np.flatnonzero(mask)
 
     def of_file(self, file: int) -> RowNumbers:
-        return self.where((self.file[: self.end] == file) & (self.state[: self.end] != State.FREE))
+        return self.where((self.file[: self.end] == file) & (self.state[: self.end] != RowState.FREE))
 
-    def in_state(self, state: State) -> RowNumbers:
+    def in_state(self, state: RowState) -> RowNumbers:
         return self.where(self.state[: self.end] == state)
 
-    def count(self, state: State) -> int:
+    def count(self, state: RowState) -> int:
         return int(np.count_nonzero(self.state[: self.end] == state))
 
     def find(self, subject_id: int, sequences: Sequences) -> RowNumbers:
         """The rows of those messages that are here, ordered by sequence."""
-        mask = (self.subject_id[: self.end] == subject_id) & (self.state[: self.end] != State.FREE)
+        mask = (self.subject_id[: self.end] == subject_id) & (self.state[: self.end] != RowState.FREE)
         rows = self.where(mask)
         rows = rows[np.isin(self.sequence[rows], sequences)]
         return rows[np.argsort(self.sequence[rows], kind="stable")]

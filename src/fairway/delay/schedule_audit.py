@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from fairway import batch
 from fairway.delay import bucket_file, catalogue, manifest, piece
-from fairway.delay.manifest import Bucket, Manifest
+from fairway.delay.manifest import BucketEntry, Manifest
 from fairway.errors import FairwayError, NoSuchFile
 from fairway.storage import scan, segment
-from fairway.storage.record import Kind, Record
+from fairway.storage.record import Record, RecordKind
 from fairway.storage.report import INVALID, ROTTEN, DamageReport, FlawReport
-from fairway.storage.scan import MISSING, Damage, Scan
+from fairway.storage.scan import MISSING, Damage, SegmentScan
 from fairway.world.disk import Disk
 
 _LOOKS_MAX = 5
@@ -67,7 +67,7 @@ def _manifest(disk: Disk, found: Audit) -> Manifest | None:
     return next((each.manifest for each in (first, copy) if each is not None and each.manifest is not None), None)
 
 
-def _bucket(disk: Disk, name: str, bucket: Bucket, found: Audit) -> None:
+def _bucket(disk: Disk, name: str, bucket: BucketEntry, found: Audit) -> None:
     file = disk.open(name)
     try:
         found.bytes += min(file.size, bucket.synced_end)
@@ -78,7 +78,7 @@ def _bucket(disk: Disk, name: str, bucket: Bucket, found: Audit) -> None:
             )
         if file.size < bucket.synced_end:
             found.damages.append(DamageReport("schedule", name, file.size, bucket.synced_end, ROTTEN, MISSING))
-        for each in Scan(file, 0, segment.HEADER_BYTES, bucket.log_id, limit=bucket.synced_end):
+        for each in SegmentScan(file, 0, segment.HEADER_BYTES, bucket.log_id, limit=bucket.synced_end):
             if isinstance(each, Damage):
                 found.damages.append(_damage(name, each))
             else:
@@ -90,14 +90,14 @@ def _bucket(disk: Disk, name: str, bucket: Bucket, found: Audit) -> None:
 
 def _damage(name: str, damage: Damage) -> DamageReport:
     report = DamageReport("schedule", name, damage.start, damage.end, ROTTEN, damage.why)
-    if damage.header is not None and damage.header.kind == Kind.SCHEDULE:
+    if damage.header is not None and damage.header.kind == RecordKind.SCHEDULE:
         report.first_sequence, report.messages = damage.header.first_sequence, damage.header.count
     return report
 
 
 def _record(name: str, record: Record, found: Audit) -> None:
     try:
-        if record.header.kind == Kind.CATALOGUE:
+        if record.header.kind == RecordKind.CATALOGUE:
             catalogue.unpack(record.body)
         else:
             batch.check(piece.unpack(record).data)

@@ -18,12 +18,12 @@ from functools import partial
 
 from fairway.delay import bucket_file, manifest
 from fairway.delay.bucket_file import BucketFile
-from fairway.delay.buckets import Span
-from fairway.delay.manifest import COPY, DIRECTORY, NAME, Bucket, Manifest
+from fairway.delay.buckets import TimeRange
+from fairway.delay.manifest import COPY, DIRECTORY, NAME, BucketEntry, Manifest
 from fairway.errors import DiskFull, FairwayError, StorageFault
 from fairway.storage import directory, segment
 from fairway.storage.flusher import Defer
-from fairway.storage.recovery import Finding, Verdict
+from fairway.storage.recovery import DamageVerdict, Finding
 from fairway.storage.scan import Damage
 from fairway.world.clock import Clock
 from fairway.world.disk import TEMPORARY, Disk
@@ -61,7 +61,7 @@ class ScheduleLog:
         self._moved_end = moved_end
         self._on_listed = on_listed
         self.catalogue_messages = catalogue_messages
-        self._by_span: dict[Span, BucketFile] = {}
+        self._by_span: dict[TimeRange, BucketFile] = {}
         self._next_number = 1
         self._is_dirty = False
         self._is_publishing = False
@@ -79,7 +79,7 @@ class ScheduleLog:
         position on must be moved again. Every step may be killed and repeated."""
         found, why, self.is_full, name = manifest.read_or_make(self._disk, self._messages_id, messages_base)
         if why:
-            self.findings.append(Finding(NAME, Verdict.ROTTEN, Damage(0, 0, why)))
+            self.findings.append(Finding(NAME, DamageVerdict.ROTTEN, Damage(0, 0, why)))
         # A killed process may have left a manifest that only the page cache has; what it doomed is deleted next.
         directory.secure(self._disk, name)
         self._next_number = found.next_number
@@ -103,7 +103,7 @@ class ScheduleLog:
                 self._next_number = max(self._next_number, (number or 0) + 1)
                 self._disk.remove(f"{DIRECTORY}/{name}")
 
-    def _open(self, bucket: Bucket) -> BucketFile:
+    def _open(self, bucket: BucketEntry) -> BucketFile:
         opened = BucketFile(
             self._disk,
             self._clock,
@@ -117,12 +117,12 @@ class ScheduleLog:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def file_for(self, span: Span) -> BucketFile:
+    def file_for(self, span: TimeRange) -> BucketFile:
         """The bucket that takes the messages of a stretch of time; a new one where there is none."""
         return self._by_span.get(span) or self.create(span)
 
-    def create(self, span: Span, *, of_split: bool = False) -> BucketFile:
-        bucket = Bucket(self._next_number, self._rng.bits(_LOG_ID_BITS), *span, 0)
+    def create(self, span: TimeRange, *, of_split: bool = False) -> BucketFile:
+        bucket = BucketEntry(self._next_number, self._rng.bits(_LOG_ID_BITS), *span, 0)
         self._next_number += 1
         created = self._open(bucket)
         created.is_of_split = of_split

@@ -22,26 +22,26 @@ from fairway.delay.service import Delay, DelayWorld
 from fairway.delay.snapshot import Snapshots
 from fairway.delay.wayfinding import Wayfinder
 from fairway.errors import Code, FairwayError, Refused
-from fairway.protocol import Options, RequestReceived
+from fairway.protocol import ConnectionOptions, RequestReceived
 from fairway.protocol.admin import BrokerState, Describe, Described
 from fairway.protocol.messages import Produce
 from fairway.replication import standing as copies
 from fairway.replication.figures import families
 from fairway.replication.leader import Leader
-from fairway.replication.standing import Standing
-from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, Verdict
+from fairway.replication.standing import CopyStatus
+from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult
 from fairway.serving.budget import Allowance
-from fairway.serving.delaying import Asked, concerns_delay, key_of
+from fairway.serving.delaying import DelayRequest, concerns_delay, key_of
 from fairway.serving.doors import Doors, check_host
 from fairway.serving.exposition import CONTENT_TYPE, Exposition
 from fairway.serving.hall import Hall, HallOptions
-from fairway.serving.http import EXHAUSTED, HttpDoor, Page
+from fairway.serving.http import EXHAUSTED, HttpDoor, HttpResponse
 from fairway.serving.memory import server_accounts, show
 from fairway.serving.meters import Meters
 from fairway.serving.probe_pages import show_store
-from fairway.serving.requests import Asker, admit, hand_to
-from fairway.serving.session import Session
-from fairway.storage.directory import Identity
+from fairway.serving.requests import Requester, admit, hand_to
+from fairway.serving.session import ServerSession
+from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.store import Store
 from fairway.world.dialing import Address
 from fairway.world.job_runner import JobRunner
@@ -74,7 +74,7 @@ class ServerOptions:
         check_host(self.host, allow_remote=self.allow_remote)
 
     @property
-    def connection(self) -> Options:
+    def connection(self) -> ConnectionOptions:
         return self.hall.connection
 
 
@@ -82,7 +82,7 @@ class DelayServer:
     """One delay server on one loop. `await DelayServer.start(...)`, then `await server.stop()`."""
 
     def __init__(
-        self, world: DelayWorld, options: ServerOptions, delay: Delay, standing: Standing | None = None
+        self, world: DelayWorld, options: ServerOptions, delay: Delay, standing: CopyStatus | None = None
     ) -> None:
         loop = asyncio.get_running_loop()
         self.clock = world.clock
@@ -91,7 +91,9 @@ class DelayServer:
         self.standing = standing  # of one copy of several
         self.scheduler = Scheduler(world.clock, loop, options.scheduler)
         self.meters = Meters()
-        self.waiting: Allowance[Asker] = Allowance(options.waiting_bytes_max, "wait in this delay server's requests")
+        self.waiting: Allowance[Requester] = Allowance(
+            options.waiting_bytes_max, "wait in this delay server's requests"
+        )
         self.hall = Hall(world.clock, options.hall, self.meters, self.scheduler, self.waiting, self.handle)
         self.pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
         self._doors = Doors(world.net, self.hall, HttpDoor(self.pages))
@@ -123,8 +125,8 @@ class DelayServer:
         cls,
         world: DelayWorld,
         options: ServerOptions,
-        standing: Standing,
-        adopt: Identity | None = None,
+        standing: CopyStatus,
+        adopt: DirectoryIdentity | None = None,
         *,
         jobs: JobRunner,
     ) -> DelayServer:
@@ -198,7 +200,7 @@ class DelayServer:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def handle(self, session: Session, received: RequestReceived) -> None:
+    def handle(self, session: ServerSession, received: RequestReceived) -> None:
         """Put a request into the mailbox of its actor; `Refused` and `Misuse` are answered by the session."""
         message = received.message
         if self.standing is not None and (leader := self.standing.admit(message)) is not None:
@@ -211,7 +213,7 @@ class DelayServer:
         else:
             raise _NOT_DELAYED if isinstance(message, Produce) else _NOT_A_BROKER
 
-    def _request(self, session: Session, received: RequestReceived) -> Asked:
+    def _request(self, session: ServerSession, received: RequestReceived) -> DelayRequest:
         deadline_ns = self.clock.monotonic_ns() + self.options.request_ms_max * _MS_NS
         return admit(session, received, received.message, self.waiting, deadline_ns=deadline_ns)
 
@@ -234,7 +236,7 @@ class DelayServer:
 
     # --- what probes ask ---------------------------------------------------------------------------------------------
 
-    def _metrics_page(self) -> Page:
+    def _metrics_page(self) -> HttpResponse:
         out = Exposition()
         out.one("connections", "gauge", "Connections open.", len(self.hall))
         out.one("connections_total", "counter", "Connections accepted.", self.meters.connections)
@@ -255,21 +257,21 @@ class DelayServer:
             for each in families(self.standing, store):
                 out.family(*each)
         self.delay.desk.show(out)
-        return Page(200, out.text(), CONTENT_TYPE)
+        return HttpResponse(200, out.text(), CONTENT_TYPE)
 
-    def _live_page(self) -> Page:
+    def _live_page(self) -> HttpResponse:
         """Whether a restart would help: it does when the disk has failed us."""
         fault = self.delay.engine.fault
-        return Page(200, "alive\n") if fault is None else Page(503, f"{fault}\n")
+        return HttpResponse(200, "alive\n") if fault is None else HttpResponse(503, f"{fault}\n")
 
-    def _ready_page(self) -> Page:
+    def _ready_page(self) -> HttpResponse:
         """Whether to send clients here; one that still reads its files takes messages, and questions wait."""
         fault = self.delay.engine.fault
         if fault is not None or self._is_stopping or not self._doors.are_open:
-            return Page(503, f"{fault or ('stopping' if self._is_stopping else 'starting')}\n")
+            return HttpResponse(503, f"{fault or ('stopping' if self._is_stopping else 'starting')}\n")
         if self.waiting.is_exhausted:
             return EXHAUSTED
-        return Page(200, "ready\n" if self.delay.engine.is_loaded else "ready, loading\n")
+        return HttpResponse(200, "ready\n" if self.delay.engine.is_loaded else "ready, loading\n")
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -324,13 +326,13 @@ class _Describer:
     def __init__(self, state: Callable[[], BrokerState]) -> None:
         self._state = state
 
-    def process(self, request: Asked, actor: Actor) -> Verdict:
+    def process(self, request: DelayRequest, actor: Actor) -> TurnResult:
         del actor
         request.respond(Described(self._state(), []))
-        return Verdict.DONE
+        return TurnResult.DONE
 
-    def expire(self, request: Asked, expiry: Expiry) -> None:
+    def expire(self, request: DelayRequest, expiry: Expiry) -> None:
         request.expire(expiry)
 
-    def fail(self, request: Asked, error: Exception) -> None:
+    def fail(self, request: DelayRequest, error: Exception) -> None:
         request.fail(error)

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from fairway.delay.clockwork import Clockwork
-from fairway.delay.courier import Courier
-from fairway.delay.desk import Desk
-from fairway.delay.dispatching import Intent
-from fairway.delay.engine import Engine, RecoveredLogs, Redirected
+from fairway.delay.courier import DispatchSender
+from fairway.delay.desk import DelayRequestHandler
+from fairway.delay.dispatching import Intent, Redirected
+from fairway.delay.engine import Engine, RecoveredLogs
 from fairway.delay.metrics import Figures
 from fairway.delay.options import DelayOptions
 from fairway.errors import FairwayError, Refused, StorageFault
 from fairway.names import Subject
-from fairway.protocol.delaying import InTransit
+from fairway.protocol.delaying import TransitReport
 from fairway.protocol.messages import Produced
 from fairway.world.clock import Clock
 from fairway.world.dialing import Address
@@ -83,7 +83,7 @@ class Delay:
         self._failed = asyncio.Event()
         self._failure: Exception | None = None
         self.clockwork = Clockwork(world.clock, self._turn, self._fail, may_rest=lambda: self.engine.is_loaded)
-        self.courier = Courier(
+        self.courier = DispatchSender(
             world.net,
             world.clock,
             world.rng,
@@ -106,7 +106,7 @@ class Delay:
         )
         self.engine.on_fault = self._fail
         self.figures = Figures(self.engine, self.courier)
-        self.desk = Desk(self.engine, self.figures, self, (options or DelayOptions()).rows_max)
+        self.desk = DelayRequestHandler(self.engine, self.figures, self, (options or DelayOptions()).rows_max)
         self.clockwork.poke()
 
     def reach(self, targets: Mapping[str, Sequence[Address]]) -> None:
@@ -130,10 +130,10 @@ class Delay:
 
     # --- on their way ------------------------------------------------------------------------------------------------
 
-    def in_transit(self) -> list[InTransit]:
+    def in_transit(self) -> list[TransitReport]:
         """Messages of batches that were made for a broker group and are not known to be there, by group."""
         found = sorted(self.engine.in_transit().items())
-        return [InTransit(name, messages, self.courier.is_reached(name)) for name, messages in found]
+        return [TransitReport(name, messages, self.courier.is_reached(name)) for name, messages in found]
 
     def resend(self, group: str) -> Redirected:
         """Send what waits for a broker group to others."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fairway.batch import section
 from fairway.batch.check import Strings, locate
-from fairway.batch.layout import Header
+from fairway.batch.layout import BatchHeader
 
 Numbers: TypeAlias = NDArray[np.int64]
 
@@ -62,7 +62,7 @@ class Sheet:
     def __init__(self, data: bytes) -> None:
         columns = locate(data)
         self.data = data
-        self.header: Header = columns.header
+        self.header: BatchHeader = columns.header
         raw, count = columns.raw, columns.header.count
 
         def text(of: Strings) -> Text:
@@ -98,7 +98,7 @@ class Sheet:
 
 
 def section_of(
-    data: bytes, header: Header
+    data: bytes, header: BatchHeader
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
     """Due times (0: at once), key hashes (0: none) and both halves of the ids."""
     count = header.count

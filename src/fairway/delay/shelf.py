@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from fairway import limits
 from fairway.delay.bucket_file import BucketFile
 from fairway.delay.bucket_repair import BucketRepair
-from fairway.delay.piece import Piece
+from fairway.delay.piece import BucketRecord
 from fairway.delay.sheet import Sheet
 from fairway.errors import StorageFault
 from fairway.names import Subject
 from fairway.storage import record
 from fairway.storage.log import Damaged
 
-Spot: TypeAlias = tuple[int, int]  # number of a bucket, position of a piece
+BucketRecordKey: TypeAlias = tuple[int, int]  # number of a bucket, position of a piece
 
 _BYTES_MAX = 64 * limits.MIB
 _FETCHES_MAX = 8
@@ -32,7 +32,7 @@ _FETCH_BYTES = 256 * limits.KIB  # of neighbours; a piece of usual size is in it
 _DAMAGED_MAX = 10_000  # remembered; beyond that they are read again
 
 
-class Opened(NamedTuple):
+class OpenBucketRecord(NamedTuple):
     """A piece, its columns within reach."""
 
     subject: Subject
@@ -44,7 +44,7 @@ class Opened(NamedTuple):
         return np.zeros(len(messages), np.bool_) if self.is_there is None else ~self.is_there[messages]
 
 
-class Shelf:
+class BucketRecordCache:
     """All open pieces of one delay server. Lives on its loop."""
 
     def __init__(
@@ -62,10 +62,10 @@ class Shelf:
         self._on_damage = on_damage
         self._on_fault = on_fault
         self._on_arrival = on_arrival
-        self._opened: OrderedDict[Spot, Opened] = OrderedDict()
-        self._damaged: dict[Spot, None] = {}
-        self._wanted: dict[Spot, None] = {}  # not yet asked for
-        self._awaited: set[Spot] = set()  # wanted or on their way
+        self._opened: OrderedDict[BucketRecordKey, OpenBucketRecord] = OrderedDict()
+        self._damaged: dict[BucketRecordKey, None] = {}
+        self._wanted: dict[BucketRecordKey, None] = {}  # not yet asked for
+        self._awaited: set[BucketRecordKey] = set()  # wanted or on their way
         self._fetches = 0
         self._fault: StorageFault | None = None
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -74,27 +74,27 @@ class Shelf:
     def is_busy(self) -> bool:
         return bool(self._awaited)
 
-    def get(self, spot: Spot) -> Opened | None:
+    def get(self, spot: BucketRecordKey) -> OpenBucketRecord | None:
         """The piece, if it is here."""
         found = self._opened.get(spot)
         if found is not None:
             self._opened.move_to_end(spot)
         return found
 
-    def is_damaged(self, spot: Spot) -> bool:
+    def is_damaged(self, spot: BucketRecordKey) -> bool:
         """Whether it was found to be unreadable."""
         return spot in self._damaged
 
-    def put(self, spot: Spot, piece: Piece, is_there: NDArray[np.bool_] | None = None) -> None:
+    def put(self, spot: BucketRecordKey, piece: BucketRecord, is_there: NDArray[np.bool_] | None = None) -> None:
         """A piece that has just been read or written. `is_there`: of one that was salvaged."""
         if spot in self._opened:
             return
-        self._opened[spot] = Opened(piece.subject, Sheet(piece.data), is_there)
+        self._opened[spot] = OpenBucketRecord(piece.subject, Sheet(piece.data), is_there)
         self.bytes += len(piece.data)
         while self.bytes > _BYTES_MAX and len(self._opened) > 1:
             self.bytes -= len(self._opened.popitem(last=False)[1].sheet.data)
 
-    def read(self, spot: Spot) -> Opened | None:
+    def read(self, spot: BucketRecordKey) -> OpenBucketRecord | None:
         """The piece, read here and now if it must be: for a start. None if it is damaged."""
         found = self.get(spot)
         if found is None and spot not in self._damaged:
@@ -105,7 +105,7 @@ class Shelf:
                 self._note_damage(spot, damaged)
         return found
 
-    def _read(self, file: BucketFile, spot: Spot) -> None:
+    def _read(self, file: BucketFile, spot: BucketRecordKey) -> None:
         """Open a piece, repaired or salvaged if it must be; `Damaged` if nothing of it is left."""
         try:
             self.put(spot, file.read(spot[1]))
@@ -120,7 +120,7 @@ class Shelf:
             if is_news:
                 self._on_damage(damaged)
 
-    async def obtain(self, spot: Spot) -> Opened | None:
+    async def obtain(self, spot: BucketRecordKey) -> OpenBucketRecord | None:
         """The piece, as soon as it is here; None if it is damaged, or its bucket gone. A disk that fails is raised."""
         while (found := self.get(spot)) is None and spot not in self._damaged and spot[0] in self._files:
             if self._fault is not None:
@@ -133,7 +133,7 @@ class Shelf:
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 
-    def want(self, spots: Iterable[Spot]) -> None:
+    def want(self, spots: Iterable[BucketRecordKey]) -> None:
         """Fetch what is neither here nor on its way."""
         for spot in spots:
             if spot not in self._opened and spot not in self._awaited and spot not in self._damaged:
@@ -149,7 +149,7 @@ class Shelf:
                 del self._wanted[each]
             self._fetch(near, first[1], _FETCH_BYTES)
 
-    def _fetch(self, spots: list[Spot], start: int, size: int, *, is_whole: bool = False) -> None:
+    def _fetch(self, spots: list[BucketRecordKey], start: int, size: int, *, is_whole: bool = False) -> None:
         file = self._files.get(spots[0][0])
         if file is None:  # deleted meanwhile
             self._awaited.difference_update(spots)
@@ -170,7 +170,7 @@ class Shelf:
 
         file.fetch(start, size, fetched)
 
-    def _take(self, file: BucketFile, spot: Spot, data: bytes, offset: int, *, is_whole: bool) -> None:
+    def _take(self, file: BucketFile, spot: BucketRecordKey, data: bytes, offset: int, *, is_whole: bool) -> None:
         try:
             is_head_there = offset + record.HEADER_BYTES <= len(data)
             if offset and not is_head_there:  # once more, by itself
@@ -185,7 +185,7 @@ class Shelf:
             self._take_again(file, spot)
         self._awaited.discard(spot)
 
-    def _take_again(self, file: BucketFile, spot: Spot) -> None:
+    def _take_again(self, file: BucketFile, spot: BucketRecordKey) -> None:
         """What was fetched is damaged: read it once more, and have it repaired."""
         try:
             self._read(file, spot)
@@ -194,7 +194,7 @@ class Shelf:
         except Damaged as damaged:
             self._note_damage(spot, damaged)
 
-    def _note_damage(self, spot: Spot, damaged: Damaged) -> None:
+    def _note_damage(self, spot: BucketRecordKey, damaged: Damaged) -> None:
         while len(self._damaged) >= _DAMAGED_MAX:
             del self._damaged[next(iter(self._damaged))]
         self._damaged[spot] = None

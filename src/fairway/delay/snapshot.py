@@ -25,7 +25,7 @@ from fairway.errors import Code, NoSuchFile, Refused, RemoteProtocolError, Stora
 from fairway.protocol.frames import stretch
 from fairway.protocol.replicating import Fetch, Fetched, SnapshotFile, TakeSnapshot
 from fairway.protocol.replicating import Snapshot as SnapshotTaken
-from fairway.replication.peer import NS_PER_MS, NS_PER_S, Connected, Question
+from fairway.replication.peer import NS_PER_MS, NS_PER_S, Connected, ReplicaQuestion
 from fairway.storage import checkpoint as checkpoints
 from fairway.storage import segment
 from fairway.storage.log import Log
@@ -54,14 +54,14 @@ class _Item(NamedTuple):
     file: File
 
 
-class Snapshot:
+class OpenSnapshot:
     """Files of one instant, open."""
 
     def __init__(self) -> None:
         self.items: list[_Item] = []
 
     @classmethod
-    def take(cls, engine: Engine, disks: Disks) -> Snapshot:
+    def take(cls, engine: Engine, disks: Disks) -> OpenSnapshot:
         """Of this instant. `Refused` (DAMAGED) where a file is missing that must be there, or cannot be read."""
         taken = cls()
         try:
@@ -120,7 +120,7 @@ class Snapshot:
 class _Kept:
     """A snapshot, and for whom it is kept."""
 
-    def __init__(self, number: int, taken: Snapshot, session: Connected, now_ns: int) -> None:
+    def __init__(self, number: int, taken: OpenSnapshot, session: Connected, now_ns: int) -> None:
         self.number = number
         self.taken = taken
         self.session = session
@@ -140,7 +140,7 @@ class Snapshots:
         call_later: Callable[..., asyncio.TimerHandle],
         group: str,
         epoch: int,
-        check_follower: Callable[[Question, TakeSnapshot], object],
+        check_follower: Callable[[ReplicaQuestion, TakeSnapshot], object],
         options: SnapshotOptions | None = None,
     ) -> None:
         """`check_follower`: `Refused` where a replica asks over another connection than the one that it follows on."""
@@ -170,7 +170,7 @@ class Snapshots:
         for directory_id in list(self._kept):
             self._drop(directory_id)
 
-    def answer(self, question: Question) -> None:
+    def answer(self, question: ReplicaQuestion) -> None:
         """One of `QUESTIONS`; `Refused` where it cannot be answered."""
         message = question.message
         if isinstance(message, TakeSnapshot):
@@ -180,7 +180,7 @@ class Snapshots:
 
     # --- taking ------------------------------------------------------------------------------------------------------
 
-    def _take(self, question: Question, message: TakeSnapshot) -> None:
+    def _take(self, question: ReplicaQuestion, message: TakeSnapshot) -> None:
         if message.group != self._group:
             raise Refused(Code.BAD_REQUEST, f"this is a copy of group {self._group}, not of {message.group}")
         if message.epoch != self._epoch:
@@ -196,14 +196,14 @@ class Snapshots:
         if len(self._kept) >= self._options.kept_max:
             raise Refused(Code.BUSY, "snapshots are being fetched by others: wait for them", retry_after_ms=5_000)
 
-    def _checkpointed(self, question: Question, directory_id: int) -> None:
+    def _checkpointed(self, question: ReplicaQuestion, directory_id: int) -> None:
         if self._is_over or question.session.is_gone or self._engine.fault is not None:
             question.end()
             return
         self._drop(directory_id)
         try:
             self._check_room()  # others may have asked meanwhile
-            taken = Snapshot.take(self._engine, self._disks)
+            taken = OpenSnapshot.take(self._engine, self._disks)
         except Refused as refused:
             question.refuse(refused)
             return
@@ -238,7 +238,7 @@ class Snapshots:
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 
-    def _fetch(self, question: Question, message: Fetch) -> None:
+    def _fetch(self, question: ReplicaQuestion, message: Fetch) -> None:
         kept = next((each for each in self._kept.values() if each.number == message.number), None)
         if kept is None or kept.session is not question.session:
             raise _UNKNOWN
@@ -264,7 +264,7 @@ class Snapshots:
         else:
             self._read(kept, item, question, message.position, size)
 
-    def _read(self, kept: _Kept, item: _Item, question: Question, position: int, size: int) -> None:
+    def _read(self, kept: _Kept, item: _Item, question: ReplicaQuestion, position: int, size: int) -> None:
         """Off the loop: most of it lies on the disk alone."""
         if kept not in self._kept.values():
             question.end()

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from fairway import limits
 from fairway.delay.bucket_file import BucketFile
-from fairway.delay.buckets import Calendar, Span
+from fairway.delay.buckets import Calendar, TimeRange
 from fairway.delay.letters import Letters
 from fairway.delay.moving import JOINED_BYTES, PIECE_BYTES, PIECE_MESSAGES
-from fairway.delay.rows import Rows, State
+from fairway.delay.rows import Rows, RowState
 from fairway.delay.schedule_log import ScheduleLog
-from fairway.delay.shelf import Opened, Shelf
+from fairway.delay.shelf import BucketRecordCache, OpenBucketRecord
 from fairway.delay.wheel import RowNumbers
 from fairway.errors import FairwayError
 from fairway.names import Subject
@@ -35,10 +35,10 @@ _RETRY_MS = 1_000  # after a full disk
 
 
 @dataclass(slots=True)
-class _Gathering:
+class _SplitBatch:
     """What goes into one private bucket as one piece."""
 
-    span: Span
+    span: TimeRange
     subject: Subject
     letters: Letters = field(default_factory=lambda: Letters(is_copying=True))
     parts: list[RowNumbers] = field(default_factory=list)
@@ -50,13 +50,13 @@ class _Gathering:
         return is_within and self.whole_bytes + whole_bytes <= JOINED_BYTES
 
 
-class Split:
+class BucketSplit:
     """One bucket on its way into others."""
 
     def __init__(
         self,
         log: ScheduleLog,
-        shelf: Shelf,
+        shelf: BucketRecordCache,
         rows: Rows,
         file: BucketFile,
         messages_per_step: int,
@@ -73,8 +73,8 @@ class Split:
         self._on_done = on_done
         self._decided_end = decided_end
         self._judged_end: int | None = None  # the rows were judged by what was decided before it
-        self._children: dict[Span, BucketFile] = {}
-        self._gatherings: dict[tuple[Span, int], _Gathering] = {}
+        self._children: dict[TimeRange, BucketFile] = {}
+        self._gatherings: dict[tuple[TimeRange, int], _SplitBatch] = {}
         self._gathered_bytes = 0
         self._calendar = Calendar()
         self._todo: RowNumbers | None = None
@@ -125,12 +125,12 @@ class Split:
             copied += len(chosen)
             chosen = chosen[is_live(self._rows, chosen)]
             is_lost = None if opened is None else opened.lacks(self._rows.index[chosen].astype(np.int64))
-            self._rows.become(chosen if is_lost is None else chosen[is_lost], State.LOST)
+            self._rows.become(chosen if is_lost is None else chosen[is_lost], RowState.LOST)
             chosen = chosen[:0] if is_lost is None else chosen[~is_lost]
             if opened is not None and len(chosen):
                 self._gather(opened, chosen, now_ms)
 
-    def _gather(self, opened: Opened, chosen: RowNumbers, now_ms: int) -> None:
+    def _gather(self, opened: OpenBucketRecord, chosen: RowNumbers, now_ms: int) -> None:
         """Messages of one piece to where they belong by now."""
         rows = self._rows
         subject_id = int(rows.subject_id[chosen[0]])
@@ -142,7 +142,7 @@ class Split:
                 self._write(gathering, subject_id, now_ms)
                 gathering = None
             if gathering is None:
-                gathering = self._gatherings[span, subject_id] = _Gathering(span, opened.subject)
+                gathering = self._gatherings[span, subject_id] = _SplitBatch(span, opened.subject)
             gathering.whole_bytes += whole_bytes
             before = gathering.letters.bytes
             gathering.letters.take(opened.sheet, rows.index[part].astype(np.int64))
@@ -158,7 +158,7 @@ class Split:
         for (_, subject_id), each in gatherings.items():
             self._write(each, subject_id, now_ms)
 
-    def _write(self, gathering: _Gathering, subject_id: int, now_ms: int) -> None:
+    def _write(self, gathering: _SplitBatch, subject_id: int, now_ms: int) -> None:
         rows, part = self._rows, np.concatenate(gathering.parts)
         self._gathered_bytes -= gathering.letters.bytes
         child = self._children.get(gathering.span)
@@ -193,7 +193,7 @@ _NOBODY = 1  # producer of a batch whose messages have ids of their own, every o
 
 def is_live(rows: Rows, chosen: RowNumbers) -> NDArray[np.bool_]:
     """Whose data is still needed: to be sent, or sent again."""
-    return np.isin(rows.state[chosen], (State.PENDING, State.INTENDED))
+    return np.isin(rows.state[chosen], (RowState.PENDING, RowState.INTENDED))
 
 
 def live_rows(rows: Rows, file: BucketFile) -> RowNumbers:

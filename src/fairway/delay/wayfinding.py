@@ -17,9 +17,9 @@ from typing import Protocol
 from fairway import batch, limits
 from fairway.lookup.routes import Routes
 from fairway.names import Subject
-from fairway.protocol import Options
+from fairway.protocol import ConnectionOptions
 from fairway.protocol.line import Line, LineOptions
-from fairway.protocol.routing import Asker, GroupRoute
+from fairway.protocol.routing import ClientRole, GroupRoute
 from fairway.world.clock import Clock
 from fairway.world.dialing import Address
 from fairway.world.loop_link import LoopLink
@@ -30,7 +30,7 @@ _KEPT_NS = 5_000_000_000  # a subject is not given up before: time for its answe
 _ROOM_S = 1.0  # after so long those who found no room look again
 
 
-class Courier(Protocol):
+class TargetListener(Protocol):
     """Who goes there."""
 
     def lead(self, name: str, addresses: Sequence[Address], leader: Address | None) -> None:
@@ -54,7 +54,7 @@ class Wayfinder:
         metas: Sequence[Address],
         *,
         name: str,
-        courier: Courier,
+        courier: TargetListener,
         on_change: Callable[[], None],
         subjects_max: int = limits.ROUTE_SUBJECTS_MAX,
     ) -> None:
@@ -67,8 +67,8 @@ class Wayfinder:
         self._epochs: dict[str, int] = {}
         self._again: asyncio.TimerHandle | None = None
         now_ns = clock.monotonic_ns()
-        self._routes = Routes(Asker.PRODUCER, rng, self._changed, may_create=True)
-        self._line = Line(rng, LineOptions(hello=Options(name=name), backoff_most_ms=1_000), now_ns=now_ns)
+        self._routes = Routes(ClientRole.PRODUCER, rng, self._changed, may_create=True)
+        self._line = Line(rng, LineOptions(hello=ConnectionOptions(name=name), backoff_most_ms=1_000), now_ns=now_ns)
         self._line.add(self._routes, now_ns)
         self._link = LoopLink(self._line, self._metas, net, clock)
 

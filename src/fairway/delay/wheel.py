@@ -21,15 +21,15 @@ TICK_MS = 10
 _GONE = -1
 
 RowNumbers: TypeAlias = NDArray[np.int64]
-Times: TypeAlias = NDArray[np.int64]
+DueTimes: TypeAlias = NDArray[np.int64]
 
 
-class _Run:
+class _SortedRun:
     """Rows sorted by due time, from `at` on."""
 
     __slots__ = ("at", "due_ms", "rows")
 
-    def __init__(self, rows: RowNumbers, due_ms: Times) -> None:
+    def __init__(self, rows: RowNumbers, due_ms: DueTimes) -> None:
         order = np.argsort(due_ms, kind="stable")
         self.rows = rows[order]
         self.due_ms = due_ms[order]
@@ -64,22 +64,22 @@ class Wheel:
     """Rows by due time."""
 
     def __init__(self) -> None:
-        self._runs: list[_Run] = []
+        self._runs: list[_SortedRun] = []
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, rows: RowNumbers, due_ms: Times) -> None:
+    def add(self, rows: RowNumbers, due_ms: DueTimes) -> None:
         """Each row once, and none that is in here already."""
         if not len(rows):
             return
         self._count += len(rows)
-        self._runs.append(_Run(rows, due_ms))
+        self._runs.append(_SortedRun(rows, due_ms))
         while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
             later, earlier = self._runs.pop(), self._runs.pop()
             merged = [(run.rows[run.at :], run.due_ms[run.at :]) for run in (earlier, later)]
-            self._runs.append(_Run(*(np.concatenate(columns) for columns in zip(*merged, strict=True))))
+            self._runs.append(_SortedRun(*(np.concatenate(columns) for columns in zip(*merged, strict=True))))
 
     def cancel(self, row: int, due_ms: int) -> bool:
         """Take a row off; False where it is not in here under that time."""

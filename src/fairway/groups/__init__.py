@@ -18,37 +18,47 @@ A pull comes from `broker` here, and its lots go to the reader of the message lo
 
 from fairway.groups.attempts import Attempt, Attempts
 from fairway.groups.config import AfterDead, Backoff, Coalesce, GroupConfig, Mode, Order, TagFilter
-from fairway.groups.decisions import Claim, Decision, Dying, Handout, Joined, Outcome, Pulled, Settled, Sought
+from fairway.groups.decisions import (
+    Dying,
+    GroupDecision,
+    GroupOutcome,
+    Handout,
+    JoinClaim,
+    JoinDecision,
+    PullDecision,
+    SeekDecision,
+    SettleDecision,
+)
 from fairway.groups.describe import ConsumerDescription, Description
-from fairway.groups.events import Event, Kind
-from fairway.groups.group import Group
+from fairway.groups.events import GroupEvent, GroupEventKind
+from fairway.groups.group import GroupStateMachine
 from fairway.groups.lot import Range
-from fairway.groups.settling import Verdict
+from fairway.groups.settling import SettleVerdict
 
 __all__ = [
     "AfterDead",
     "Attempt",
     "Attempts",
     "Backoff",
-    "Claim",
     "Coalesce",
     "ConsumerDescription",
-    "Decision",
     "Description",
     "Dying",
-    "Event",
-    "Group",
     "GroupConfig",
+    "GroupDecision",
+    "GroupEvent",
+    "GroupEventKind",
+    "GroupOutcome",
+    "GroupStateMachine",
     "Handout",
-    "Joined",
-    "Kind",
+    "JoinClaim",
+    "JoinDecision",
     "Mode",
     "Order",
-    "Outcome",
-    "Pulled",
+    "PullDecision",
     "Range",
-    "Settled",
-    "Sought",
+    "SeekDecision",
+    "SettleDecision",
+    "SettleVerdict",
     "TagFilter",
-    "Verdict",
 ]

@@ -38,7 +38,7 @@ class Attempt(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
 Attempts = tuple[Attempt, ...]
 
 
-class History(msgspec.Struct, frozen=True):
+class AttemptHistory(msgspec.Struct, frozen=True):
     """What a dead letter says about its attempts."""
 
     left_out: Annotated[int, msgspec.Meta(ge=0, le=_COUNT_MAX)]  # how many there were beside these
@@ -74,18 +74,18 @@ def encode(attempts: Attempts, count: int, most: int = limits.HISTORY_ATTEMPTS_M
     """The header of a dead letter that had `count` attempts. Fewer of them where they would be too many bytes."""
     kept = bounded(attempts, most)
     while True:
-        data = msgspec.json.encode(History(max(count - len(kept), 0), kept))
+        data = msgspec.json.encode(AttemptHistory(max(count - len(kept), 0), kept))
         if len(data) <= limits.HISTORY_BYTES_MAX or not kept:
             return data.decode()
         kept = bounded(kept, len(kept) - 1)
 
 
-def decode(text: str) -> History | None:
+def decode(text: str) -> AttemptHistory | None:
     """None: there is none, or somebody else has written it."""
     if len(text) > limits.HISTORY_BYTES_MAX:
         return None
     try:
-        return msgspec.json.decode(text, type=History)
+        return msgspec.json.decode(text, type=AttemptHistory)
     except msgspec.DecodeError:
         return None
 

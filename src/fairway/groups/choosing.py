@@ -8,18 +8,18 @@ from fairway import limits
 from fairway.errors import invariant
 from fairway.groups import events
 from fairway.groups.config import Mode
-from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, Handout, Outcome, Pulled
-from fairway.groups.events import Event
+from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, GroupOutcome, Handout, PullDecision
+from fairway.groups.events import GroupEvent
 from fairway.groups.lot import Lot, Range, head_of, ranges_of
 from fairway.groups.member import Member
-from fairway.groups.state import State
+from fairway.groups.state import GroupState
 
 FULL_MEMORY = (
     "the memory for what groups have in hand is full: ack what you hold, or give the broker more (--memory-mib)"
 )
 
 
-class Choice:
+class LotSelection:
     """What was handed back or is due, then what is fresh."""
 
     __slots__ = (
@@ -36,7 +36,7 @@ class Choice:
 
     def __init__(
         self,
-        state: State,
+        state: GroupState,
         member: Member,
         messages_max: int,
         now_ms: int,
@@ -58,9 +58,9 @@ class Choice:
         if state.is_ordered:  # above all numbers that anybody had: the fence of what goes out in it
             self._number = max(self._number, state.number + 1)
         self._lots: list[Handout] = []
-        self._events: list[Event] = []
+        self._events: list[GroupEvent] = []
 
-    def made(self, fresh: Range | None) -> Pulled:
+    def made(self, fresh: Range | None) -> PullDecision:
         is_busy = self._lots_left <= 0
         if not is_busy:
             for lot in self._state.stock.ready(self._now_ms):
@@ -70,15 +70,17 @@ class Choice:
                 is_busy = self._choose_fresh(*fresh)
         return self._answer(is_busy)
 
-    def _answer(self, is_busy: bool) -> Pulled:
+    def _answer(self, is_busy: bool) -> PullDecision:
         happened = tuple(self._events)
         if not self._lots:
-            outcome = Outcome.BUSY if is_busy else Outcome.EMPTY
+            outcome = GroupOutcome.BUSY if is_busy else GroupOutcome.EMPTY
             sentence = FULL_MEMORY if self._is_short else ""
-            return Pulled(outcome, happened, sentence=sentence, retry_after_ms=BUSY_RETRY_AFTER_MS if is_busy else None)
+            return PullDecision(
+                outcome, happened, sentence=sentence, retry_after_ms=BUSY_RETRY_AFTER_MS if is_busy else None
+            )
         is_durable_first = self._state.config.mode is Mode.AT_MOST_ONCE or self._state.is_ordered
-        return Pulled(
-            Outcome.DONE, happened, number=self._number, lots=tuple(self._lots), is_durable_first=is_durable_first
+        return PullDecision(
+            GroupOutcome.DONE, happened, number=self._number, lots=tuple(self._lots), is_durable_first=is_durable_first
         )
 
     def _choose_again(self, lot: Lot) -> bool:

@@ -16,22 +16,22 @@ from collections.abc import Collection, Sequence
 from fairway import limits
 from fairway.errors import InvariantViolated, invariant
 from fairway.groups import events, ordering
-from fairway.groups.choosing import Choice
-from fairway.groups.decisions import Pulled
+from fairway.groups.choosing import LotSelection
+from fairway.groups.decisions import PullDecision
 from fairway.groups.lot import Lot, Range, head_of, mask_of, ranges_of
 from fairway.groups.member import Member
 from fairway.groups.runs import Runs
-from fairway.groups.state import State
+from fairway.groups.state import GroupState
 
 
-class KeyedChoice(Choice):
+class KeyedChoice(LotSelection):
     """`keys` are those of the fresh messages; `beside` those that consumers have in hand from the other source."""
 
     __slots__ = ("_beside", "_by_key", "_keys", "_runs", "_runs_max")
 
     def __init__(
         self,
-        state: State,
+        state: GroupState,
         member: Member,
         messages_max: int,
         now_ms: int,
@@ -51,7 +51,7 @@ class KeyedChoice(Choice):
         self._runs = Runs(state.keys, max(run_max - 1, 0))
         self._runs_max = messages_max // 2
 
-    def made(self, fresh: Range | None) -> Pulled:
+    def made(self, fresh: Range | None) -> PullDecision:
         is_busy = self._lots_left <= 0
         if not is_busy:
             for lot in self._state.stock.ready(self._now_ms):
@@ -116,7 +116,7 @@ class KeyedChoice(Choice):
             self._messages_left -= len(found.behind)
         return is_busy
 
-    def _found(self, first: int, keys: Sequence[int]) -> ordering.Chosen:
+    def _found(self, first: int, keys: Sequence[int]) -> ordering.OrderedSelection:
         config, runs = self._state.config, self._runs
         room = ordering.Room(self._messages_left, runs.most, self._runs_max - len(runs.chosen))
         return ordering.choose(self._by_key, first, keys, room, config, self._beside, self._now_ms)
@@ -130,12 +130,12 @@ class KeyedChoice(Choice):
             self._hand_out(1, ordering.runs_of(lot, 0), len(lot), is_behind=True)
 
 
-class StrictChoice(Choice):
+class StrictChoice(LotSelection):
     """For the active member."""
 
     __slots__ = ()
 
-    def made(self, fresh: Range | None) -> Pulled:
+    def made(self, fresh: Range | None) -> PullDecision:
         state = self._state
         is_busy = self._lots_left <= 0
         if not is_busy and not state.is_halted:

@@ -1,7 +1,7 @@
 """What a decision says: an outcome for the asker, the events that make it so, and what the caller must see to.
 
 Nothing has happened until the events are applied. The caller applies them before it asks for the next decision, writes
-them to the action log, and answers when they are durable (`Pulled` says whether its answer must wait for that).
+them to the action log, and answers when they are durable (`PullDecision` says whether its answer must wait for that).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import msgspec
 
 from fairway.groups.attempts import Attempts
 from fairway.groups.config import GroupConfig
-from fairway.groups.events import Event
+from fairway.groups.events import GroupEvent
 from fairway.groups.lot import Range
 
 
-class Outcome(enum.Enum):
+class GroupOutcome(enum.Enum):
     DONE = "done"
     EMPTY = "empty"  # nothing to hand out now: wait, or answer so
     BUSY = "busy"  # a bound is reached: later
@@ -28,7 +28,7 @@ class Outcome(enum.Enum):
     BAD_REQUEST = "bad_request"  # can never be granted; the sentence says why
 
 
-class Claim(NamedTuple):
+class JoinClaim(NamedTuple):
     """What speaks for a JOIN under a consumer's id, beyond the id itself, which everybody can know."""
 
     verifier: bytes = b""  # of the secret that the JOIN shows; empty: it shows none
@@ -56,33 +56,33 @@ class Dying(NamedTuple):
     history: Attempts = ()  # empty in a decision: known when its events are applied (`Group.history_of`)
 
 
-class Decision(msgspec.Struct, frozen=True, gc=False):
-    outcome: Outcome
-    events: tuple[Event, ...] = ()
+class GroupDecision(msgspec.Struct, frozen=True, gc=False):
+    outcome: GroupOutcome
+    events: tuple[GroupEvent, ...] = ()
     dying: tuple[Dying, ...] = ()
     sentence: str = ""
     retry_after_ms: int | None = None
 
 
-class Joined(Decision, frozen=True, gc=False):
+class JoinDecision(GroupDecision, frozen=True, gc=False):
     config: GroupConfig | None = None  # the one in force, also where the member stated another
     is_gap: bool = False  # a broadcast consumer came back too late
 
 
-class Pulled(Decision, frozen=True, gc=False):
+class PullDecision(GroupDecision, frozen=True, gc=False):
     number: int = 0
     lots: tuple[Handout, ...] = ()
     is_again: bool = False  # this response went out before and did not arrive
     is_durable_first: bool = False  # answer only when the events are durable
 
 
-class Settled(Decision, frozen=True, gc=False):
+class SettleDecision(GroupDecision, frozen=True, gc=False):
     settled: int = 0  # messages
     stale: int = 0  # messages that this consumer does not hold: their outcome is not its to say
     is_believed: bool = False  # though nobody held them: it may move the cursor, so apply it before the next decision
 
 
-class Sought(Decision, frozen=True, gc=False):
+class SeekDecision(GroupDecision, frozen=True, gc=False):
     """How many messages the group no longer remembers: held, waiting, dying."""
 
     held: int = 0

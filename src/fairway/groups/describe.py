@@ -6,7 +6,7 @@ import msgspec
 
 from fairway.groups.config import Order
 from fairway.groups.member import Member
-from fairway.groups.state import State
+from fairway.groups.state import GroupState
 
 MS_NS = 1_000_000
 
@@ -48,7 +48,7 @@ class Description(msgspec.Struct, frozen=True):
     active: str = ""  # in strict order: the consumer that is handed messages
 
 
-def describe(state: State, end: int, now_ns: int, now_ms: int) -> Description:
+def describe(state: GroupState, end: int, now_ns: int, now_ms: int) -> Description:
     waiting = [lot for lot in state.stock if lot.due_ms > now_ms]
     stocked = sum(lot.open_count for lot in state.stock)
     retrying = sum(lot.open_count for lot in waiting)
@@ -78,7 +78,7 @@ def describe(state: State, end: int, now_ns: int, now_ms: int) -> Description:
     )
 
 
-def oldest_unacked(state: State) -> int:
+def oldest_unacked(state: GroupState) -> int:
     """The first sequence that the group still owes somebody: what retention must keep."""
     held = (lot for _, lot in state.roster.held())
     oldest = min((lot.first_open for lots in (held, state.stock, state.dying) for lot in lots), default=state.cursor)
@@ -86,7 +86,7 @@ def oldest_unacked(state: State) -> int:
     return oldest if parked is None else min(oldest, parked)
 
 
-def _consumer(state: State, member: Member, now_ns: int) -> ConsumerDescription:
+def _consumer(state: GroupState, member: Member, now_ns: int) -> ConsumerDescription:
     renewed_ns = now_ns if member.has_lasting_lease else member.renewed_ns
     ends_ns = renewed_ns + state.config.lease_ms * MS_NS
     return ConsumerDescription(

@@ -62,7 +62,7 @@ HELD_TOO_LONG = "held longer than max_handling"
 _NUMBER = struct.Struct("<Q")
 
 
-class Kind(enum.IntEnum):
+class GroupEventKind(enum.IntEnum):
     GROUP_CONFIG = 1
     JOIN = 2
     LEAVE = 3
@@ -79,10 +79,10 @@ class Kind(enum.IntEnum):
     VERIFIER = 18
 
 
-class Event(NamedTuple):
+class GroupEvent(NamedTuple):
     """One thing that happened. Sequences are those of the one subject that the group's state is about."""
 
-    kind: Kind
+    kind: GroupEventKind
     time_ms: int
     consumer_id: int = 0
     attempt: int = 0
@@ -92,96 +92,98 @@ class Event(NamedTuple):
     detail: bytes = b""
 
 
-def configured(config: GroupConfig, time_ms: int) -> Event:
-    return Event(Kind.GROUP_CONFIG, time_ms, detail=encode(config))
+def configured(config: GroupConfig, time_ms: int) -> GroupEvent:
+    return GroupEvent(GroupEventKind.GROUP_CONFIG, time_ms, detail=encode(config))
 
 
-def joined(consumer_id: int, name: str, version: int, time_ms: int, *, is_gap: bool = False) -> Event:
-    return Event(Kind.JOIN, time_ms, consumer_id, int(is_gap), lot=version, detail=name.encode())
+def joined(consumer_id: int, name: str, version: int, time_ms: int, *, is_gap: bool = False) -> GroupEvent:
+    return GroupEvent(GroupEventKind.JOIN, time_ms, consumer_id, int(is_gap), lot=version, detail=name.encode())
 
 
-def verified(consumer_id: int, verifier: bytes, time_ms: int) -> Event:
+def verified(consumer_id: int, verifier: bytes, time_ms: int) -> GroupEvent:
     """The member's session has a secret, of which this is the verifier. From now on only that secret resumes it."""
-    return Event(Kind.VERIFIER, time_ms, consumer_id, detail=verifier)
+    return GroupEvent(GroupEventKind.VERIFIER, time_ms, consumer_id, detail=verifier)
 
 
-def left(consumer_id: int, time_ms: int) -> Event:
-    return Event(Kind.LEAVE, time_ms, consumer_id)
+def left(consumer_id: int, time_ms: int) -> GroupEvent:
+    return GroupEvent(GroupEventKind.LEAVE, time_ms, consumer_id)
 
 
-def expired(consumer_id: int, time_ms: int) -> Event:
-    return Event(Kind.EXPIRE, time_ms, consumer_id)
+def expired(consumer_id: int, time_ms: int) -> GroupEvent:
+    return GroupEvent(GroupEventKind.EXPIRE, time_ms, consumer_id)
 
 
-def held_too_long(consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int) -> Event:
-    return Event(Kind.EXPIRE, time_ms, consumer_id, attempt, 0, lot, ranges)
+def held_too_long(consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int) -> GroupEvent:
+    return GroupEvent(GroupEventKind.EXPIRE, time_ms, consumer_id, attempt, 0, lot, ranges)
 
 
 def pulled(
     consumer_id: int, attempt: int, ranges: tuple[Range, ...], number: int, time_ms: int, keys: Sequence[int] = ()
-) -> Event:
+) -> GroupEvent:
     detail = _NUMBER.pack(number) + array("Q", keys).tobytes() if keys else _NUMBER.pack(number)
-    return Event(Kind.PULL, time_ms, consumer_id, attempt, 0, ranges[0][0], ranges, detail)
+    return GroupEvent(GroupEventKind.PULL, time_ms, consumer_id, attempt, 0, ranges[0][0], ranges, detail)
 
 
-def parked(cursor: int, ranges: tuple[Range, ...], keys: Sequence[int], time_ms: int) -> Event:
-    return Event(Kind.PARK, time_ms, lot=cursor, ranges=ranges, detail=array("Q", keys).tobytes())
+def parked(cursor: int, ranges: tuple[Range, ...], keys: Sequence[int], time_ms: int) -> GroupEvent:
+    return GroupEvent(GroupEventKind.PARK, time_ms, lot=cursor, ranges=ranges, detail=array("Q", keys).tobytes())
 
 
-def declined(cursor: int, ranges: tuple[Range, ...], time_ms: int) -> Event:
-    return Event(Kind.DECLINE, time_ms, lot=cursor, ranges=ranges)
+def declined(cursor: int, ranges: tuple[Range, ...], time_ms: int) -> GroupEvent:
+    return GroupEvent(GroupEventKind.DECLINE, time_ms, lot=cursor, ranges=ranges)
 
 
-def gone_on(key: int, time_ms: int) -> Event:
-    return Event(Kind.GO_ON, time_ms, lot=key)
+def gone_on(key: int, time_ms: int) -> GroupEvent:
+    return GroupEvent(GroupEventKind.GO_ON, time_ms, lot=key)
 
 
 def acked(
     consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int, detail: bytes = b""
-) -> Event:
+) -> GroupEvent:
     """With LOST as its detail: nobody can have these messages any more."""
-    return Event(Kind.ACK, time_ms, consumer_id, attempt, 0, lot, ranges, detail)
+    return GroupEvent(GroupEventKind.ACK, time_ms, consumer_id, attempt, 0, lot, ranges, detail)
 
 
 def returned(
     consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], due_ms: int, reason: bytes, time_ms: int
-) -> Event:
+) -> GroupEvent:
     """A RETRY: `due_ms` is a time, RELEASED or REJECTED."""
-    return Event(Kind.RETRY, time_ms, consumer_id, attempt, due_ms, lot, ranges, reason)
+    return GroupEvent(GroupEventKind.RETRY, time_ms, consumer_id, attempt, due_ms, lot, ranges, reason)
 
 
-def doubted(consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], due_ms: int, time_ms: int) -> Event:
+def doubted(
+    consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], due_ms: int, time_ms: int
+) -> GroupEvent:
     """A RETRY of what a consumer may hold, or may have been told is settled."""
-    return Event(Kind.RETRY, time_ms, consumer_id, attempt, due_ms, lot, ranges, UNSURE)
+    return GroupEvent(GroupEventKind.RETRY, time_ms, consumer_id, attempt, due_ms, lot, ranges, UNSURE)
 
 
-def died(attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int, detail: bytes = b"") -> Event:
+def died(attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int, detail: bytes = b"") -> GroupEvent:
     """With LOST as its detail: nothing was left to copy to the dead-letter subject."""
-    return Event(Kind.DEAD, time_ms, 0, attempt, 0, lot, ranges, detail)
+    return GroupEvent(GroupEventKind.DEAD, time_ms, 0, attempt, 0, lot, ranges, detail)
 
 
-def skipped(cursor: int, to: int, why: bytes, time_ms: int) -> Event:
-    return Event(Kind.CURSOR, time_ms, lot=to, ranges=((cursor, to - cursor),), detail=why)
+def skipped(cursor: int, to: int, why: bytes, time_ms: int) -> GroupEvent:
+    return GroupEvent(GroupEventKind.CURSOR, time_ms, lot=to, ranges=((cursor, to - cursor),), detail=why)
 
 
-def lost_parked(cursor: int, ranges: tuple[Range, ...], time_ms: int) -> Event:
-    return Event(Kind.CURSOR, time_ms, lot=cursor, ranges=ranges, detail=LOST)
+def lost_parked(cursor: int, ranges: tuple[Range, ...], time_ms: int) -> GroupEvent:
+    return GroupEvent(GroupEventKind.CURSOR, time_ms, lot=cursor, ranges=ranges, detail=LOST)
 
 
-def sought(to: int, time_ms: int) -> Event:
-    return Event(Kind.CURSOR, time_ms, lot=to, detail=SOUGHT)
+def sought(to: int, time_ms: int) -> GroupEvent:
+    return GroupEvent(GroupEventKind.CURSOR, time_ms, lot=to, detail=SOUGHT)
 
 
-def paused(is_paused: bool, name: str, time_ms: int) -> Event:
-    return Event(Kind.PAUSE, time_ms, lot=int(is_paused), detail=name.encode())
+def paused(is_paused: bool, name: str, time_ms: int) -> GroupEvent:
+    return GroupEvent(GroupEventKind.PAUSE, time_ms, lot=int(is_paused), detail=name.encode())
 
 
-def number_of(event: Event) -> int:
+def number_of(event: GroupEvent) -> int:
     """The response that a PULL belongs to."""
     number: int = _NUMBER.unpack_from(event.detail)[0]
     return number
 
 
-def keys_of(event: Event) -> list[int]:
+def keys_of(event: GroupEvent) -> list[int]:
     """Of the messages of a fresh PULL in a group by key, or of a PARK, in order."""
-    return array("Q", event.detail[_NUMBER.size if event.kind is Kind.PULL else 0 :]).tolist()
+    return array("Q", event.detail[_NUMBER.size if event.kind is GroupEventKind.PULL else 0 :]).tolist()

@@ -5,9 +5,9 @@
         group.apply(event, now_ns)        now it has happened
     log.append(decision.events)           and is written; the answer follows
 
-Apply a decision's events before asking for the next. After a restart: `Group.restore(snapshot)` or `Group()`, then
-`apply` for each later event of the log, then `begin_life`. No I/O, no clock: `now_ns` is monotonic and rules leases,
-`now_ms` is the wall clock and rules retries.
+Apply a decision's events before asking for the next. After a restart: `GroupStateMachine.restore(snapshot)` or
+`GroupStateMachine()`, then `apply` for each later event of the log, then `begin_life`. No I/O, no clock: `now_ns` is
+monotonic and rules leases, `now_ms` is the wall clock and rules retries.
 """
 
 from __future__ import annotations
@@ -18,29 +18,39 @@ from typing import Self
 from fairway.groups import describe, membership, pulling, settling, snapshot, steering, weight
 from fairway.groups.attempts import Attempts
 from fairway.groups.config import GroupConfig, Order
-from fairway.groups.decisions import Claim, Decision, Dying, Handout, Joined, Outcome, Pulled, Settled, Sought
+from fairway.groups.decisions import (
+    Dying,
+    GroupDecision,
+    GroupOutcome,
+    Handout,
+    JoinClaim,
+    JoinDecision,
+    PullDecision,
+    SeekDecision,
+    SettleDecision,
+)
 from fairway.groups.describe import Description
-from fairway.groups.events import Event
+from fairway.groups.events import GroupEvent
 from fairway.groups.lot import Range
-from fairway.groups.settling import Verdict
-from fairway.groups.state import State
-from fairway.names import Consumer
+from fairway.groups.settling import SettleVerdict
+from fairway.groups.state import GroupState
+from fairway.names import ConsumerName
 
 _UNKNOWN = "not a member of the group, or no longer: join"
 _NUMBER_MAX = 2**53  # of a response; what a member says is checked before it is counted on
 _BAD_NUMBER = "a response has a number from 1 on"
-_NO_CLAIM = Claim()
+_NO_CLAIM = JoinClaim()
 
 
-class Group:
+class GroupStateMachine:
     """The law of a group. Not thread-safe: it lives in the actor of its (subject, group)."""
 
-    def __init__(self, state: State | None = None) -> None:
-        self._state = State() if state is None else state
+    def __init__(self, state: GroupState | None = None) -> None:
+        self._state = GroupState() if state is None else state
 
     # --- events
 
-    def apply(self, event: Event, now_ns: int = 0) -> None:
+    def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
         """The only way in which the state changes. A replay gives no time."""
         self._state.apply(event, now_ns)
 
@@ -48,7 +58,7 @@ class Group:
         """In a replay: events are missing that have rotted. What they handed out comes again."""
         self._state.has_holes = True
 
-    def apply_all(self, happened: Iterable[Event], now_ns: int = 0) -> None:
+    def apply_all(self, happened: Iterable[GroupEvent], now_ns: int = 0) -> None:
         for event in happened:
             self.apply(event, now_ns)
 
@@ -63,22 +73,22 @@ class Group:
             for lot in self._state.dying
         )
 
-    def doubt(self, *, now_ms: int) -> Decision:
+    def doubt(self, *, now_ms: int) -> GroupDecision:
         """After `begin_life`, where an answer had not meant durable: nobody is known to hold anything any more."""
         return membership.decide_doubt(self._state, now_ms)
 
-    def members(self) -> list[tuple[int, Consumer]]:
+    def members(self) -> list[tuple[int, ConsumerName]]:
         """Number and name of each."""
         return [(member.id, member.name) for member in self._state.roster]
 
-    def name_of(self, consumer_id: int) -> Consumer | None:
+    def name_of(self, consumer_id: int) -> ConsumerName | None:
         """None: it is no member, or no longer."""
         return self._state.roster.name_of(consumer_id)
 
-    def has_member(self, name: Consumer) -> bool:
+    def has_member(self, name: ConsumerName) -> bool:
         return self._state.roster.get(name) is not None
 
-    def verifier_of(self, name: Consumer) -> bytes:
+    def verifier_of(self, name: ConsumerName) -> bytes:
         """Of the secret of the member's session; empty: it showed none, or it is no member."""
         member = self._state.roster.get(name)
         return b"" if member is None else member.verifier
@@ -94,7 +104,7 @@ class Group:
 
     def join(
         self,
-        name: Consumer,
+        name: ConsumerName,
         *,
         version: int,
         arrived: int,
@@ -102,13 +112,13 @@ class Group:
         now_ns: int,
         now_ms: int,
         aging_ms: int | None = None,
-        claim: Claim = _NO_CLAIM,
-    ) -> Joined:
+        claim: JoinClaim = _NO_CLAIM,
+    ) -> JoinDecision:
         """Become a member, or come back as one. `version` 0 takes whatever configuration holds. `aging_ms` is the time
         by which a broadcast consumer was away for too long, where that is another than now. `claim` decides who may
         resume a member (`membership`)."""
         if not 0 <= arrived <= _NUMBER_MAX:
-            return Joined(Outcome.BAD_REQUEST, sentence=_BAD_NUMBER)
+            return JoinDecision(GroupOutcome.BAD_REQUEST, sentence=_BAD_NUMBER)
         return membership.decide_join(
             self._state,
             name,
@@ -121,29 +131,29 @@ class Group:
             aging_ms=now_ms if aging_ms is None else aging_ms,
         )
 
-    def heartbeat(self, name: Consumer, *, arrived: int, now_ns: int) -> Decision:
+    def heartbeat(self, name: ConsumerName, *, arrived: int, now_ns: int) -> GroupDecision:
         """Renews the lease, and says what arrived. There is nothing to write: the next life begins with full leases."""
         member = self._state.roster.get(name)
         if member is None:
-            return Decision(Outcome.NOT_A_MEMBER, sentence=_UNKNOWN)
+            return GroupDecision(GroupOutcome.NOT_A_MEMBER, sentence=_UNKNOWN)
         if not 0 <= arrived <= _NUMBER_MAX:
-            return Decision(Outcome.BAD_REQUEST, sentence=_BAD_NUMBER)
+            return GroupDecision(GroupOutcome.BAD_REQUEST, sentence=_BAD_NUMBER)
         self._state.roster.renew(member, now_ns)
         member.hear(arrived)
-        return Decision(Outcome.DONE)
+        return GroupDecision(GroupOutcome.DONE)
 
-    def stop_lease(self, name: Consumer) -> None:
+    def stop_lease(self, name: ConsumerName) -> None:
         """Let the member's lease last until `start_lease`: the caller learns at once when the consumer is gone."""
         member = self._state.roster.get(name)
         if member is not None:
             member.has_lasting_lease = True
 
-    def has_lasting_lease(self, name: Consumer) -> bool:
+    def has_lasting_lease(self, name: ConsumerName) -> bool:
         """Whether the member's lease stands still."""
         member = self._state.roster.get(name)
         return member is not None and member.has_lasting_lease
 
-    def start_lease(self, name: Consumer, *, now_ns: int) -> None:
+    def start_lease(self, name: ConsumerName, *, now_ns: int) -> None:
         """The consumer is gone: its lease runs from now on."""
         member = self._state.roster.get(name)
         if member is not None and member.has_lasting_lease:
@@ -152,7 +162,7 @@ class Group:
 
     def pull(
         self,
-        name: Consumer,
+        name: ConsumerName,
         *,
         arrived: int,
         messages_max: int,
@@ -164,7 +174,7 @@ class Group:
         beside: Collection[int] = (),
         run_max: int = 1,
         bytes_left: int | None = None,
-    ) -> Pulled:
+    ) -> PullDecision:
         """What to hand to this consumer; renews its lease.
 
         `fresh` is the contiguous (first, count) of wanted messages from the cursor on, None if there are none; where
@@ -180,35 +190,35 @@ class Group:
         """
         member = self._state.roster.get(name)
         if member is None:
-            return Pulled(Outcome.NOT_A_MEMBER, sentence=_UNKNOWN)
+            return PullDecision(GroupOutcome.NOT_A_MEMBER, sentence=_UNKNOWN)
         if not 0 <= arrived <= _NUMBER_MAX:
-            return Pulled(Outcome.BAD_REQUEST, sentence=_BAD_NUMBER)
+            return PullDecision(GroupOutcome.BAD_REQUEST, sentence=_BAD_NUMBER)
         self._state.roster.renew(member, now_ns)
         member.hear(arrived)
         return pulling.decide(
             self._state, member, messages_max, fresh, now_ms, number_after, keys, beside, run_max, bytes_left
         )
 
-    def has_unarrived(self, name: Consumer) -> bool:
+    def has_unarrived(self, name: ConsumerName) -> bool:
         """Whether a response to this consumer did not arrive, by what it said last: the next pull sends it again."""
         return self.first_unarrived(name) is not None
 
-    def first_unarrived(self, name: Consumer) -> int | None:
+    def first_unarrived(self, name: ConsumerName) -> int | None:
         """The number of the oldest response to this consumer that did not arrive, by what it said last."""
         member = self._state.roster.get(name)
         if member is None:
             return None
         return next((number for number in member.unarrived if number in member.responses), None)
 
-    def last_number(self, name: Consumer) -> int:
+    def last_number(self, name: ConsumerName) -> int:
         """Of the responses to this consumer, so far; in an ordered group, to whomever."""
         member = self._state.roster.get(name)
         return max(0 if member is None else member.number, self._state.number)
 
     def settle(
         self,
-        name: Consumer,
-        verdict: Verdict,
+        name: ConsumerName,
+        verdict: SettleVerdict,
         first: int,
         attempt: int,
         ranges: Sequence[Range],
@@ -220,7 +230,7 @@ class Group:
         reason: str = "",
         fence: int = 0,
         may_grow: bool = True,
-    ) -> Settled:
+    ) -> SettleDecision:
         """One verdict on ranges of the lot named (first, attempt). `draw` in [0, 1) is the jitter of a retry.
 
         `arrived` is the last response that had reached the member when it said so; 0: whatever it holds is meant.
@@ -231,7 +241,7 @@ class Group:
         """
         member = self._state.roster.get(name)
         if member is None:
-            return Settled(Outcome.NOT_A_MEMBER, sentence=_UNKNOWN, stale=sum(count for _, count in ranges))
+            return SettleDecision(GroupOutcome.NOT_A_MEMBER, sentence=_UNKNOWN, stale=sum(count for _, count in ranges))
         return settling.decide(
             self._state,
             member,
@@ -248,14 +258,14 @@ class Group:
             may_grow=may_grow,
         )
 
-    def leave(self, name: Consumer, *, now_ms: int) -> Decision:
+    def leave(self, name: ConsumerName, *, now_ms: int) -> GroupDecision:
         """What it has not settled goes to the others at once, and counts as no attempt."""
         member = self._state.roster.get(name)
-        return Decision(Outcome.DONE) if member is None else membership.decide_leave(member, now_ms)
+        return GroupDecision(GroupOutcome.DONE) if member is None else membership.decide_leave(member, now_ms)
 
     # --- what time does
 
-    def expire(self, *, now_ns: int, now_ms: int) -> Decision:
+    def expire(self, *, now_ns: int, now_ms: int) -> GroupDecision:
         """Leases that ended and lots held too long. Call it when `next_deadline_ns` has come; afterwards, look whether
         a waiting pull can be answered."""
         return membership.decide_expire(self._state, now_ns, now_ms)
@@ -277,7 +287,7 @@ class Group:
 
     # --- what the caller does
 
-    def bury(self, dying: Dying, *, is_lost: bool = False, now_ms: int) -> Decision:
+    def bury(self, dying: Dying, *, is_lost: bool = False, now_ms: int) -> GroupDecision:
         """These are in the dead-letter subject, committed: all of a lot or a part of it. Harmless when repeated. They
         count as lost where nothing was left to copy."""
         return steering.decide_bury(self._state, dying, is_lost, now_ms)
@@ -287,43 +297,43 @@ class Group:
         lot = self._state.dying.get((dying.first, dying.attempt))
         return () if lot is None else lot.history
 
-    def drop(self, lot: Handout, *, is_lost: bool = False, now_ms: int) -> Decision:
+    def drop(self, lot: Handout, *, is_lost: bool = False, now_ms: int) -> GroupDecision:
         """What cannot be read of a lot that a pull chose. Instead of the pull's events; then pull again."""
         return steering.decide_drop(self._state, lot, is_lost, now_ms)
 
-    def lose(self, name: Consumer, lot: Handout, *, now_ms: int) -> Decision:
+    def lose(self, name: ConsumerName, lot: Handout, *, now_ms: int) -> GroupDecision:
         """What cannot be read of a lot that went out to this consumer, in a response that has not arrived."""
         member = self._state.roster.get(name)
-        return Decision(Outcome.DONE) if member is None else steering.decide_lose(member, lot, now_ms)
+        return GroupDecision(GroupOutcome.DONE) if member is None else steering.decide_lose(member, lot, now_ms)
 
-    def reject(self, lot: Handout, reason: str, *, now_ms: int) -> Decision:
+    def reject(self, lot: Handout, reason: str, *, now_ms: int) -> GroupDecision:
         """A lot that a pull chose out of what nobody holds, and that cannot be handed out: it dies."""
         return steering.decide_reject(self._state, lot, reason, now_ms)
 
-    def skip(self, first: int, to: int, *, is_lost: bool = False, now_ms: int) -> Decision:
+    def skip(self, first: int, to: int, *, is_lost: bool = False, now_ms: int) -> GroupDecision:
         """Nothing from the cursor to `to` is to be handed out; from `first` on it is lost, where it `is_lost`."""
         return steering.decide_skip(self._state, first, to, is_lost, now_ms)
 
-    def forsake(self, first_kept: int, *, now_ms: int) -> Decision:
+    def forsake(self, first_kept: int, *, now_ms: int) -> GroupDecision:
         """Retention takes what is below: pulled messages die (copy them first), others are counted as lost."""
         return steering.decide_forsake(self._state, first_kept, now_ms)
 
-    def configure(self, expected_version: int, config: GroupConfig, *, now_ms: int) -> Decision:
+    def configure(self, expected_version: int, config: GroupConfig, *, now_ms: int) -> GroupDecision:
         """Compare-and-set. A group begins with version 0, and its creation is the step to version 1."""
         return steering.decide_configure(self._state, expected_version, config, now_ms)
 
-    def pause(self, name: Consumer | None = None, *, now_ms: int) -> Decision:
+    def pause(self, name: ConsumerName | None = None, *, now_ms: int) -> GroupDecision:
         """The group, or one consumer by name."""
         return steering.decide_pause(self._state, True, name, now_ms)
 
-    def resume(self, name: Consumer | None = None, *, now_ms: int) -> Decision:
+    def resume(self, name: ConsumerName | None = None, *, now_ms: int) -> GroupDecision:
         return steering.decide_pause(self._state, False, name, now_ms)
 
-    def go_on(self, key: int = 0, *, now_ms: int) -> Decision:
+    def go_on(self, key: int = 0, *, now_ms: int) -> GroupDecision:
         """With a key that has halted, by its hash; 0: with all that have."""
         return steering.decide_go_on(self._state, key, now_ms)
 
-    def seek(self, to: int, *, now_ms: int) -> Sought:
+    def seek(self, to: int, *, now_ms: int) -> SeekDecision:
         """Also how a new group gets its start: `earliest` and `latest` are resolved once, by the caller."""
         return steering.decide_seek(self._state, to, now_ms)
 
@@ -343,7 +353,7 @@ class Group:
     def config(self) -> GroupConfig:
         return self._state.config
 
-    def is_paused(self, name: Consumer | None = None) -> bool:
+    def is_paused(self, name: ConsumerName | None = None) -> bool:
         """Whether the group is, or one consumer by its name."""
         return self._state.is_paused if name is None else name in self._state.paused
 
@@ -351,7 +361,7 @@ class Group:
     def is_ordered(self) -> bool:
         return self._state.is_ordered
 
-    def stands_by(self, name: Consumer) -> bool:
+    def stands_by(self, name: ConsumerName) -> bool:
         """Whether it is a member of a group in strict order, and another one is the active member."""
         state = self._state
         member = state.roster.get(name) if state.config.order is Order.STRICT else None

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from fairway.errors import invariant
 from fairway.groups.lot import Lot, Name
-from fairway.names import Consumer
+from fairway.names import ConsumerName
 
 
 class Member:
@@ -32,7 +32,7 @@ class Member:
         "version",
     )
 
-    def __init__(self, id: int, name: Consumer, version: int, number: int = 0) -> None:
+    def __init__(self, id: int, name: ConsumerName, version: int, number: int = 0) -> None:
         self.id = id
         self.name = name
         self.version = version  # of the configuration that it was told
@@ -122,7 +122,7 @@ class Roster:
     """All members, the longest silent first: leases are of equal length, so that is the order in which they end."""
 
     def __init__(self) -> None:
-        self._by_name: OrderedDict[Consumer, Member] = OrderedDict()
+        self._by_name: OrderedDict[ConsumerName, Member] = OrderedDict()
         self._by_id: dict[int, Member] = {}
 
     def __len__(self) -> int:
@@ -131,14 +131,14 @@ class Roster:
     def __iter__(self) -> Iterator[Member]:
         return iter(self._by_name.values())
 
-    def get(self, name: Consumer) -> Member | None:
+    def get(self, name: ConsumerName) -> Member | None:
         return self._by_name.get(name)
 
     def of_id(self, id: int) -> Member:
         invariant(id in self._by_id, "an event names a member")
         return self._by_id[id]
 
-    def name_of(self, id: int) -> Consumer | None:
+    def name_of(self, id: int) -> ConsumerName | None:
         member = self._by_id.get(id)
         return None if member is None else member.name
 

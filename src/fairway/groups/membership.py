@@ -23,12 +23,12 @@ from __future__ import annotations
 
 from fairway.batch.secret import is_same
 from fairway.groups import events
-from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, Claim, Decision, Dying, Joined, Outcome
-from fairway.groups.events import Event
+from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, Dying, GroupDecision, GroupOutcome, JoinClaim, JoinDecision
+from fairway.groups.events import GroupEvent
 from fairway.groups.lot import Lot, ranges_of
 from fairway.groups.member import Member
-from fairway.groups.state import State
-from fairway.names import Consumer
+from fairway.groups.state import GroupState
+from fairway.names import ConsumerName
 
 MS_NS = 1_000_000
 EXPIRED_LOTS_PER_TURN = 250  # about 1 ms; the rest is still due, so the caller's timer fires again at once
@@ -39,23 +39,23 @@ _ID_RETRY_AFTER_MS_MAX = 1_000  # the member may leave long before its lease end
 
 
 def decide_join(
-    state: State,
-    name: Consumer,
+    state: GroupState,
+    name: ConsumerName,
     version: int,
     arrived: int,
-    claim: Claim,
+    claim: JoinClaim,
     *,
     resume_at: int,
     now_ns: int,
     now_ms: int,
     aging_ms: int,
-) -> Joined:
+) -> JoinDecision:
     """`resume_at` is where a broadcast consumer goes on that has missed messages; `aging_ms` tells for how long it was
     away."""
     config = state.config
     if version not in (0, config.version):
         sentence = f"the group's configuration is version {config.version}, this member was written for {version}"
-        return Joined(Outcome.OTHER_VERSION, sentence=sentence, config=config)
+        return JoinDecision(GroupOutcome.OTHER_VERSION, sentence=sentence, config=config)
     member = state.roster.get(name)
     is_owner = member is not None and _is_owner(member, claim)
     if member is not None and not is_owner and not claim.is_granted:
@@ -65,11 +65,13 @@ def decide_join(
     if member is not None and is_owner and (arrived or not member.lots):
         state.roster.renew(member, now_ns)
         member.recall(arrived)
-        return Joined(Outcome.DONE, _told_again(state, member, claim, now_ms), config=config, is_gap=state.has_gap)
+        return JoinDecision(
+            GroupOutcome.DONE, _told_again(state, member, claim, now_ms), config=config, is_gap=state.has_gap
+        )
     if member is None and len(state.roster) >= config.members_max:
         sentence = f"the group has {len(state.roster)} members, which is all it may have"
-        return Joined(Outcome.BUSY, sentence=sentence, config=config, retry_after_ms=BUSY_RETRY_AFTER_MS)
-    happened: list[Event] = []
+        return JoinDecision(GroupOutcome.BUSY, sentence=sentence, config=config, retry_after_ms=BUSY_RETRY_AFTER_MS)
+    happened: list[GroupEvent] = []
     is_new_gap = _is_gap(state, arrived, aging_ms)
     is_gap = is_new_gap or state.has_gap  # told once more, where the answer that told it may have been lost
     if is_new_gap:
@@ -81,17 +83,17 @@ def decide_join(
         happened.append(events.verified(state.next_consumer_id, claim.verifier, now_ms))
     reason = RESTARTED if is_owner else events.LEASE_ENDED
     dying = _last_attempts(state, member, reason) if member is not None else ()
-    return Joined(Outcome.DONE, tuple(happened), dying, config=config, is_gap=is_gap)
+    return JoinDecision(GroupOutcome.DONE, tuple(happened), dying, config=config, is_gap=is_gap)
 
 
-def _is_owner(member: Member, claim: Claim) -> bool:
+def _is_owner(member: Member, claim: JoinClaim) -> bool:
     """Whether the JOIN comes from the session that the member belongs to, as far as that can be known."""
     if member.verifier:
         return is_same(member.verifier, claim.verifier)
     return not claim.is_taken
 
 
-def _lease_left_ms(state: State, member: Member, now_ns: int) -> int:
+def _lease_left_ms(state: GroupState, member: Member, now_ns: int) -> int:
     """Rounded up; 0: the lease has ended, though the member may still be on the roster."""
     if member.has_lasting_lease:
         return state.config.lease_ms
@@ -99,17 +101,17 @@ def _lease_left_ms(state: State, member: Member, now_ns: int) -> int:
     return max(-(-left_ns // MS_NS), 0)
 
 
-def _wait_for_lease(state: State, member: Member, left_ms: int) -> Joined:
+def _wait_for_lease(state: GroupState, member: Member, left_ms: int) -> JoinDecision:
     why = "this JOIN does not show its secret" if member.verifier else "its connection is open"
     sentence = (
         f"wait for the lease of consumer {member.name} to end, in {left_ms / 1_000:.1f} s unless it is renewed: "
         f"another session has joined with this id, and {why}"
     )
     retry_after_ms = min(left_ms, _ID_RETRY_AFTER_MS_MAX)
-    return Joined(Outcome.BUSY, sentence=sentence, config=state.config, retry_after_ms=retry_after_ms)
+    return JoinDecision(GroupOutcome.BUSY, sentence=sentence, config=state.config, retry_after_ms=retry_after_ms)
 
 
-def _told_again(state: State, member: Member, claim: Claim, now_ms: int) -> tuple[Event, ...]:
+def _told_again(state: GroupState, member: Member, claim: JoinClaim, now_ms: int) -> tuple[GroupEvent, ...]:
     """What is written where a JOIN resumes a member: only what is new of it."""
     happened = []
     if member.version != state.config.version:
@@ -119,7 +121,7 @@ def _told_again(state: State, member: Member, claim: Claim, now_ms: int) -> tupl
     return tuple(happened)
 
 
-def _is_gap(state: State, arrived: int, aging_ms: int) -> bool:
+def _is_gap(state: GroupState, arrived: int, aging_ms: int) -> bool:
     """Whether a broadcast consumer was away for too long, or so long that its group had been removed."""
     if not state.config.is_broadcast or len(state.roster):
         return False
@@ -127,11 +129,11 @@ def _is_gap(state: State, arrived: int, aging_ms: int) -> bool:
     return bool(arrived) if is_first else aging_ms - state.absent_since_ms > state.config.broadcast_ms_max
 
 
-def decide_leave(member: Member, now_ms: int) -> Decision:
-    return Decision(Outcome.DONE, (events.left(member.id, now_ms),))
+def decide_leave(member: Member, now_ms: int) -> GroupDecision:
+    return GroupDecision(GroupOutcome.DONE, (events.left(member.id, now_ms),))
 
 
-def decide_doubt(state: State, now_ms: int) -> Decision:
+def decide_doubt(state: GroupState, now_ms: int) -> GroupDecision:
     """All that is held, where a crash may have taken acks that were answered: whoever was told that a message is done
     does not come back to it. It is handed out again after a lease; until then an ack of whoever has it is believed."""
     due_ms = now_ms + state.config.lease_ms
@@ -139,12 +141,12 @@ def decide_doubt(state: State, now_ms: int) -> Decision:
         events.doubted(member.id, lot.attempt, lot.base, lot.ranges, due_ms, now_ms)
         for member, lot in state.roster.held()
     ]
-    return Decision(Outcome.DONE, tuple(happened))
+    return GroupDecision(GroupOutcome.DONE, tuple(happened))
 
 
-def decide_expire(state: State, now_ns: int, now_ms: int) -> Decision:
+def decide_expire(state: GroupState, now_ns: int, now_ms: int) -> GroupDecision:
     """Members whose lease has ended, and lots that are held too long."""
-    happened: list[Event] = []
+    happened: list[GroupEvent] = []
     dying: list[Dying] = []
     gone = set()
     lots_left = EXPIRED_LOTS_PER_TURN
@@ -164,10 +166,10 @@ def decide_expire(state: State, now_ns: int, now_ms: int) -> Decision:
                 happened.append(events.held_too_long(member.id, lot.attempt, lot.base, lot.ranges, now_ms))
                 dying += _dying_of(state, lot, events.HELD_TOO_LONG)
                 lots_left -= 1
-    return Decision(Outcome.DONE, tuple(happened), tuple(dying))
+    return GroupDecision(GroupOutcome.DONE, tuple(happened), tuple(dying))
 
 
-def next_deadline_ns(state: State, now_ns: int, now_ms: int) -> int | None:
+def next_deadline_ns(state: GroupState, now_ns: int, now_ms: int) -> int | None:
     """When a lease ends, a lot has been held too long, or a retry falls due: what the caller sets its one timer for."""
     deadlines = []
     silent = state.roster.longest_silent()
@@ -181,11 +183,11 @@ def next_deadline_ns(state: State, now_ns: int, now_ms: int) -> int | None:
     return min(deadlines, default=None)
 
 
-def _last_attempts(state: State, member: Member, reason: str) -> tuple[Dying, ...]:
+def _last_attempts(state: GroupState, member: Member, reason: str) -> tuple[Dying, ...]:
     return tuple(dying for lot in member.lots.values() for dying in _dying_of(state, lot, reason))
 
 
-def _dying_of(state: State, lot: Lot, reason: str) -> tuple[Dying, ...]:
+def _dying_of(state: GroupState, lot: Lot, reason: str) -> tuple[Dying, ...]:
     """What has had its last attempt."""
     if lot.attempt < state.config.attempts_max:
         return ()

@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from fairway import limits
-from fairway.coalesce import Answer, Keep, Machine
+from fairway.coalesce import CoalescingAnswer, Keep, Machine
 from fairway.groups.config import Coalesce, GroupConfig
 from fairway.groups.keys import NO_KEY, Keys
 from fairway.groups.lot import Lot, Range
@@ -22,7 +22,7 @@ from fairway.groups.lot import Lot, Range
 _SOMEBODY = -1 << 63  # the head of a key, whoever that is
 
 
-class Chosen(NamedTuple):
+class OrderedSelection(NamedTuple):
     """Offsets from the first message that was looked at, ascending; all before `end` are in one of the three. Those
     below 0 that are declined were parked before. Some that are parked go out all the same, `behind` those chosen."""
 
@@ -43,11 +43,11 @@ class Room(NamedTuple):
 
 def choose(
     keys: Keys, first: int, fresh: Sequence[int], room: Room, config: GroupConfig, beside: Collection[int], now_ms: int
-) -> Chosen:
+) -> OrderedSelection:
     """`fresh` are the keys of the messages from `first` on; `beside` those that the other source has in hand."""
     head = fresh[: room.messages]
     if keys.is_free(head) and not (beside and not set(beside).isdisjoint(head)):
-        return Chosen(range(len(head)), (), len(head))
+        return OrderedSelection(range(len(head)), (), len(head))
     chosen: list[int] = []
     behind: list[int] = []
     taken: dict[int, int] = {}  # by key: how many more may follow
@@ -70,7 +70,7 @@ def choose(
         else:
             chosen.append(offset)
             taken[key] = room.run
-    return Chosen(chosen, sorted(waiting.parked), end, sorted(waiting.declined), behind)
+    return OrderedSelection(chosen, sorted(waiting.parked), end, sorted(waiting.declined), behind)
 
 
 class _Waiting:
@@ -108,7 +108,7 @@ class _Waiting:
         if entry.declined is not None:
             self.declined.append(entry.declined)
             self.parked.discard(entry.declined)
-        if entry.answer is Answer.WAIT:
+        if entry.answer is CoalescingAnswer.WAIT:
             self.parked.add(offset)
             self._tails[key] = offset
 

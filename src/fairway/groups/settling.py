@@ -19,14 +19,14 @@ from collections.abc import Sequence
 from fairway import limits
 from fairway.groups import events
 from fairway.groups.config import Mode
-from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, Dying, Outcome, Settled
+from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, Dying, GroupOutcome, SettleDecision
 from fairway.groups.lot import Range, mask_of, ranges_of
 from fairway.groups.member import Member
-from fairway.groups.state import State
+from fairway.groups.state import GroupState
 from fairway.groups.stock import open_in
 
 
-class Verdict(enum.IntEnum):
+class SettleVerdict(enum.IntEnum):
     """The numbers are those of the protocol."""
 
     ACK = 1
@@ -36,9 +36,9 @@ class Verdict(enum.IntEnum):
 
 
 def decide(
-    state: State,
+    state: GroupState,
     member: Member,
-    verdict: Verdict,
+    verdict: SettleVerdict,
     first: int,
     attempt: int,
     ranges: Sequence[Range],
@@ -50,10 +50,10 @@ def decide(
     reason: str = "",
     fence: int = 0,
     may_grow: bool = True,
-) -> Settled:
+) -> SettleDecision:
     complaint = _complaint(first, ranges, after_ms)
     if complaint:
-        return Settled(Outcome.BAD_REQUEST, sentence=complaint)
+        return SettleDecision(GroupOutcome.BAD_REQUEST, sentence=complaint)
     said = mask_of(ranges, first)
     lot = member.lots.get((first, attempt))
     if lot is None:
@@ -63,16 +63,16 @@ def decide(
         settled &= lot.open_in_response(fence)
     stale = (said ^ settled).bit_count()
     if not settled:
-        return Settled(Outcome.DONE, stale=stale)
+        return SettleDecision(GroupOutcome.DONE, stale=stale)
     parts = ranges_of(settled, first)
-    if verdict is Verdict.ACK:
+    if verdict is SettleVerdict.ACK:
         event = events.acked(member.id, attempt, first, parts, now_ms)
-        return Settled(Outcome.DONE, (event,), settled=settled.bit_count(), stale=stale)
+        return SettleDecision(GroupOutcome.DONE, (event,), settled=settled.bit_count(), stale=stale)
     is_full = not may_grow or state.in_flight >= 2 * state.config.lots_max
     if is_full and settled != lot.mask:
         # To split lots is to make more of them; the lot as a whole may always go.
-        return Settled(
-            Outcome.BUSY, sentence="too many ranges in flight to split a lot", retry_after_ms=BUSY_RETRY_AFTER_MS
+        return SettleDecision(
+            GroupOutcome.BUSY, sentence="too many ranges in flight to split a lot", retry_after_ms=BUSY_RETRY_AFTER_MS
         )
     due_ms = _due_ms(state, verdict, attempt, after_ms, draw, now_ms)
     why = reason.encode()[: limits.REASON_BYTES_MAX]
@@ -80,7 +80,7 @@ def decide(
     is_last = due_ms > 0 and attempt >= state.config.attempts_max
     is_dying = due_ms == events.REJECTED or is_last
     dying = (Dying(parts[0][0], attempt, parts, reason),) if is_dying else ()
-    return Settled(Outcome.DONE, (event,), dying, settled=settled.bit_count(), stale=stale)
+    return SettleDecision(GroupOutcome.DONE, (event,), dying, settled=settled.bit_count(), stale=stale)
 
 
 def _complaint(first: int, ranges: Sequence[Range], after_ms: int | None) -> str:
@@ -94,36 +94,38 @@ def _complaint(first: int, ranges: Sequence[Range], after_ms: int | None) -> str
     return ""
 
 
-def _due_ms(state: State, verdict: Verdict, attempt: int, after_ms: int | None, draw: float, now_ms: int) -> int:
-    if verdict is Verdict.REJECT:
+def _due_ms(
+    state: GroupState, verdict: SettleVerdict, attempt: int, after_ms: int | None, draw: float, now_ms: int
+) -> int:
+    if verdict is SettleVerdict.REJECT:
         return events.REJECTED
-    if verdict is Verdict.RELEASE:
+    if verdict is SettleVerdict.RELEASE:
         return events.RELEASED
     wait_ms = state.config.backoff.delay_ms(attempt, draw) if after_ms is None else after_ms
     return max(1, now_ms + wait_ms)  # a time, not RELEASED
 
 
 def _decide_unheld(
-    state: State,
+    state: GroupState,
     member: Member,
-    verdict: Verdict,
+    verdict: SettleVerdict,
     first: int,
     attempt: int,
     said: int,
     now_ms: int,
     may_grow: bool,
-) -> Settled:
-    believed = _believable(state, first, attempt, said) if verdict is Verdict.ACK else 0
+) -> SettleDecision:
+    believed = _believable(state, first, attempt, said) if verdict is SettleVerdict.ACK else 0
     if believed and not _has_room_below(state, ranges_of(believed, first), may_grow):
         believed &= (1 << max(state.cursor - first, 0)) - 1
     stale = (said & ~believed).bit_count()
     if not believed:
-        return Settled(Outcome.DONE, stale=stale)
+        return SettleDecision(GroupOutcome.DONE, stale=stale)
     event = events.acked(member.id, attempt, first, ranges_of(believed, first), now_ms)
-    return Settled(Outcome.DONE, (event,), settled=believed.bit_count(), stale=stale, is_believed=True)
+    return SettleDecision(GroupOutcome.DONE, (event,), settled=believed.bit_count(), stale=stale, is_believed=True)
 
 
-def _has_room_below(state: State, ranges: Sequence[Range], may_grow: bool) -> bool:
+def _has_room_below(state: GroupState, ranges: Sequence[Range], may_grow: bool) -> bool:
     """Whether the bound of the group leaves room for the lots that would be made of what lies below these."""
     lots, cursor = 0, state.cursor
     for first, count in ranges:
@@ -132,7 +134,7 @@ def _has_room_below(state: State, ranges: Sequence[Range], may_grow: bool) -> bo
     return not lots or (may_grow and state.in_flight + lots <= 2 * state.config.lots_max)
 
 
-def _believable(state: State, first: int, attempt: int, said: int) -> int:
+def _believable(state: GroupState, first: int, attempt: int, said: int) -> int:
     """The messages that may have gone out in a PULL that is lost: nobody holds them, at this attempt."""
     known = state.recovered_end - first
     if known <= 0 or state.config.mode is Mode.AT_MOST_ONCE or state.is_ordered:

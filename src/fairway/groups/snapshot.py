@@ -20,13 +20,13 @@ from fairway.groups.config import GroupConfig
 from fairway.groups.keys import Keys
 from fairway.groups.lot import Lot
 from fairway.groups.member import Member
-from fairway.groups.state import State
-from fairway.names import Consumer
+from fairway.groups.state import GroupState
+from fairway.names import ConsumerName
 
 FORMAT = 1
 
 
-class _Lot(msgspec.Struct, array_like=True, frozen=True):
+class _LotPicture(msgspec.Struct, array_like=True, frozen=True):
     base: int
     mask: int | bytes  # so many ones, or the mask itself, little-endian
     attempt: int
@@ -45,7 +45,7 @@ class _Member(msgspec.Struct, array_like=True, frozen=True):
     name: str
     version: int
     number: int
-    lots: list[_Lot]
+    lots: list[_LotPicture]
 
 
 class _MemberWithSecret(_Member, frozen=True):
@@ -78,8 +78,8 @@ class _Snapshot(msgspec.Struct, array_like=True, frozen=True):
     absent_since_ms: int
     lost_count: int
     members: list[_MemberWithSecret]
-    stock: list[_Lot]
-    dying: list[_Lot]
+    stock: list[_LotPicture]
+    dying: list[_LotPicture]
     reasons: list[bytes] = []  # of those that die, in the same order
     has_gap: bool = False
     order: _Order | None = None
@@ -93,7 +93,7 @@ class _SnapshotWithHistory(_Snapshot, frozen=True):
     history_of: list[int] = []  # of each lot (members', stock, dying): its place among them, from 1 on; 0 has none
 
 
-def write(state: State) -> bytes:
+def write(state: GroupState) -> bytes:
     members: list[Any] = [_member(each) for each in sorted(state.roster, key=lambda member: member.id)]
     snapshot = _Snapshot(
         FORMAT,
@@ -115,18 +115,18 @@ def write(state: State) -> bytes:
     return msgspec.msgpack.encode(_with_history(state, snapshot))
 
 
-def read(data: bytes) -> State:
+def read(data: bytes) -> GroupState:
     try:
         found = msgspec.msgpack.decode(data, type=_SnapshotWithHistory)
     except (msgspec.DecodeError, Misuse) as error:
         raise RemoteProtocolError(f"a group's snapshot cannot be read: {error}") from error
     if found.format != FORMAT:
         raise RemoteProtocolError(f"a group's snapshot of format {found.format}: this program reads {FORMAT}")
-    state = State()
+    state = GroupState()
     state.set_config(found.config)
     state.cursor = found.cursor
     state.is_paused = found.is_paused
-    state.paused = {Consumer(name) for name in found.paused}
+    state.paused = {ConsumerName(name) for name in found.paused}
     state.next_consumer_id = found.next_consumer_id
     state.absent_since_ms = found.absent_since_ms
     state.lost_count = found.lost_count
@@ -134,7 +134,7 @@ def read(data: bytes) -> State:
     state.declined_count = found.declined_count
     histories = _read_histories(found)
     for each in found.members:
-        member = Member(each.id, Consumer(each.name), each.version, each.number)
+        member = Member(each.id, ConsumerName(each.name), each.version, each.number)
         member.verifier = each.verifier
         for packed in each.lots:
             member.hold(_lot(packed, next(histories), number=packed.extra))
@@ -154,7 +154,7 @@ def read(data: bytes) -> State:
     return state
 
 
-def _with_history(state: State, snapshot: _Snapshot) -> _Snapshot:
+def _with_history(state: GroupState, snapshot: _Snapshot) -> _Snapshot:
     """The same with the attempts that failed, each history once: the parts of a lot share one."""
     members = sorted(state.roster, key=lambda member: member.id)
     held = [lot for member in members for lot in member.lots.values() for _ in lot.parts or (lot,)]
@@ -181,7 +181,7 @@ def _read_histories(found: _SnapshotWithHistory) -> Iterator[Attempts]:
     return (histories[place] for place in history_of)
 
 
-def _order(state: State) -> _Order:
+def _order(state: GroupState) -> _Order:
     keys = state.keys
     if keys is None:
         return _Order(state.number, state.is_mixed, is_halted=state.is_halted)
@@ -199,7 +199,7 @@ def _order(state: State) -> _Order:
     )
 
 
-def _restore_order(state: State, found: _Order | None) -> None:
+def _restore_order(state: GroupState, found: _Order | None) -> None:
     if state.config.is_keyed:
         state.keys = Keys()
     if found is None:
@@ -244,14 +244,14 @@ def _member(member: Member) -> _Member:
     return _MemberWithSecret(*known, member.verifier) if member.verifier else _Member(*known)
 
 
-def _packed(lot: Lot, extra: int) -> _Lot:
+def _packed(lot: Lot, extra: int) -> _LotPicture:
     mask = lot.mask
     if mask & (mask + 1) == 0:
-        return _Lot(lot.base, mask.bit_length(), lot.attempt, extra)
-    return _Lot(lot.base, mask.to_bytes((mask.bit_length() + 7) // 8, "little"), lot.attempt, extra)
+        return _LotPicture(lot.base, mask.bit_length(), lot.attempt, extra)
+    return _LotPicture(lot.base, mask.to_bytes((mask.bit_length() + 7) // 8, "little"), lot.attempt, extra)
 
 
-def _lot(packed: _Lot, history: Attempts, *, due_ms: int = 0, number: int = 0) -> Lot:
+def _lot(packed: _LotPicture, history: Attempts, *, due_ms: int = 0, number: int = 0) -> Lot:
     bits = packed.mask if isinstance(packed.mask, int) else 8 * len(packed.mask)
     if not 0 < bits <= limits.LOT_MESSAGES_MAX:  # 1,000 is a whole number of bytes
         raise RemoteProtocolError(f"a lot of {bits} messages in a group's snapshot")

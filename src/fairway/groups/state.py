@@ -28,25 +28,25 @@ from fairway.groups import attempts as histories
 from fairway.groups import config as configs
 from fairway.groups import events
 from fairway.groups.config import AfterDead, GroupConfig, Mode, Order
-from fairway.groups.events import Event, Kind
+from fairway.groups.events import GroupEvent, GroupEventKind
 from fairway.groups.keys import Keys
 from fairway.groups.lot import Lot, full, gathered, mask_of
 from fairway.groups.member import Member, Roster
-from fairway.groups.stock import Shelf, Stock, open_in
-from fairway.names import Consumer
+from fairway.groups.stock import LotTable, UnheldLots, open_in
+from fairway.names import ConsumerName
 
 
-class State:
+class GroupState:
     """What is known about the group. Read by everyone in this package, changed by `apply`."""
 
     def __init__(self) -> None:
         self.set_config(GroupConfig(version=0))  # 0: nobody has configured it yet
         self.cursor = 0
         self.is_paused = False
-        self.paused: set[Consumer] = set()
+        self.paused: set[ConsumerName] = set()
         self.roster = Roster()
-        self.stock = Stock()
-        self.dying = Shelf()
+        self.stock = UnheldLots()
+        self.dying = LotTable()
         self.held_count = 0  # lots, over all members
         self.held_beside_bytes = 0  # of these lots (`Lot.beside_bytes`)
         self.next_consumer_id = 1
@@ -68,7 +68,7 @@ class State:
         """Un-acked ranges: what the group's bound is about."""
         return self.held_count + len(self.stock) + len(self.dying)
 
-    def apply(self, event: Event, now_ns: int = 0) -> None:
+    def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
         if event.kind not in self._HANDLERS:
             raise InvariantViolated(f"{event.kind.name} is no event of this kind of group")
         self._HANDLERS[event.kind](self, event, now_ns)
@@ -91,7 +91,7 @@ class State:
         self.config = config
         self.is_ordered = config.is_ordered  # asked for every lot
 
-    def _configure(self, event: Event, now_ns: int) -> None:
+    def _configure(self, event: GroupEvent, now_ns: int) -> None:
         before = self.config
         self.set_config(configs.decode(event.detail))
         self._order(before, event.time_ms)
@@ -116,8 +116,8 @@ class State:
         if keys is not None and self.config.after_dead is AfterDead.GO_ON:
             self._free(keys.go_on(0), time_ms)
 
-    def _join(self, event: Event, now_ns: int) -> None:
-        name = Consumer(event.detail.decode())
+    def _join(self, event: GroupEvent, now_ns: int) -> None:
+        name = ConsumerName(event.detail.decode())
         member = self.roster.get(name)
         if member is None:
             self.roster.add(Member(event.consumer_id, name, event.lot), now_ns)
@@ -126,14 +126,14 @@ class State:
         else:
             member.version = event.lot
 
-    def _verify(self, event: Event, now_ns: int) -> None:
+    def _verify(self, event: GroupEvent, now_ns: int) -> None:
         """The session of a member has a secret from now on."""
         self.roster.of_id(event.consumer_id).verifier = event.detail
 
-    def _leave(self, event: Event, now_ns: int) -> None:
+    def _leave(self, event: GroupEvent, now_ns: int) -> None:
         self._part(event, attempts=0)
 
-    def _expire(self, event: Event, now_ns: int) -> None:
+    def _expire(self, event: GroupEvent, now_ns: int) -> None:
         if not event.attempt:
             self._part(event, attempts=1)
             return
@@ -142,7 +142,7 @@ class State:
         self._note(taken, event.time_ms, self.roster.name_of(event.consumer_id), reason)
         self._fail(taken, taken.attempt, attempts=1, due_ms=0, reason=reason)
 
-    def _part(self, event: Event, attempts: int) -> None:
+    def _part(self, event: GroupEvent, attempts: int) -> None:
         """A member goes; what it holds is anybody's at once."""
         member = self.roster.remove(event.consumer_id)
         reason = events.LEASE_ENDED.encode()
@@ -158,7 +158,7 @@ class State:
 
     # --- handing out and settling
 
-    def _pull(self, event: Event, now_ns: int) -> None:
+    def _pull(self, event: GroupEvent, now_ns: int) -> None:
         first, count = event.ranges[0]
         if self.has_holes and self.keys is None:
             self._take_back(first)
@@ -208,21 +208,21 @@ class State:
             self.stock.add(full(self.cursor, count, 1))
             self.cursor += count
 
-    def _pull_by_key(self, keys: Keys, event: Event) -> Lot:
+    def _pull_by_key(self, keys: Keys, event: GroupEvent) -> Lot:
         """Some may have been parked before it, and in between."""
         keys.hand_out(event.ranges, events.keys_of(event))
         last, count = event.ranges[-1]
         self.cursor = last + count
         return Lot(event.lot, mask_of(event.ranges, event.lot), event.attempt)
 
-    def _park(self, event: Event, now_ns: int) -> None:
+    def _park(self, event: GroupEvent, now_ns: int) -> None:
         """Behind others of their keys, some of which went out just now."""
         invariant(self.keys is not None, "only a group by key parks messages")
         if self.keys is not None:
             self._free(self.keys.park(event.ranges, events.keys_of(event)), event.time_ms)
         self.cursor = max(self.cursor, event.lot)
 
-    def _decline(self, event: Event, now_ns: int) -> None:
+    def _decline(self, event: GroupEvent, now_ns: int) -> None:
         """Others of their keys do what they ask for."""
         invariant(self.keys is not None, "only a group by key declines messages")
         if self.keys is not None:
@@ -230,12 +230,12 @@ class State:
         self.declined_count += sum(count for _, count in event.ranges)
         self.cursor = max(self.cursor, event.lot)
 
-    def _go_on(self, event: Event, now_ns: int) -> None:
+    def _go_on(self, event: GroupEvent, now_ns: int) -> None:
         self.is_halted = False
         if self.keys is not None:
             self._free(self.keys.go_on(event.lot), event.time_ms)
 
-    def _ack(self, event: Event, now_ns: int) -> None:
+    def _ack(self, event: GroupEvent, now_ns: int) -> None:
         if not event.consumer_id:
             self.stock.take((event.lot, event.attempt), event.ranges)
         elif (event.lot, event.attempt) in self.roster.of_id(event.consumer_id).lots:
@@ -246,7 +246,7 @@ class State:
         if self.keys is not None:
             self._free(self.keys.done(event.ranges), event.time_ms)
 
-    def _retry(self, event: Event, now_ns: int) -> None:
+    def _retry(self, event: GroupEvent, now_ns: int) -> None:
         taken = self._take(event)
         if event.due_ms == events.REJECTED:
             self._note(taken, event.time_ms, self.roster.name_of(event.consumer_id), event.detail)
@@ -257,7 +257,7 @@ class State:
             self._note(taken, event.time_ms, self.roster.name_of(event.consumer_id), event.detail)
             self._fail(taken, event.attempt, attempts=1, due_ms=event.due_ms, reason=event.detail, is_said=True)
 
-    def _dead(self, event: Event, now_ns: int) -> None:
+    def _dead(self, event: GroupEvent, now_ns: int) -> None:
         """Harmless when repeated: what is not dying any more (a seek, a second DEAD) is left alone."""
         name = event.lot, event.attempt
         if name in self.dying:
@@ -275,7 +275,7 @@ class State:
 
     # --- the cursor
 
-    def _move(self, event: Event, now_ns: int) -> None:
+    def _move(self, event: GroupEvent, now_ns: int) -> None:
         if event.ranges:
             first, count = event.ranges[0]
             if first < self.cursor:
@@ -287,14 +287,14 @@ class State:
             self._forget_all()
         self.cursor = event.lot
 
-    def _lose_parked(self, event: Event) -> None:
+    def _lose_parked(self, event: GroupEvent) -> None:
         """Retention takes what was never handed out."""
         invariant(self.keys is not None, "only a group by key has parked messages")
         if self.keys is not None:
             self.keys.unpark(event.ranges)
         self._count_lost(event)
 
-    def _count_lost(self, event: Event) -> None:
+    def _count_lost(self, event: GroupEvent) -> None:
         if event.detail == events.LOST:
             self.lost_count += sum(count for _, count in event.ranges)
 
@@ -310,18 +310,18 @@ class State:
         if self.keys is not None:
             self.keys.clear()
 
-    def _pause(self, event: Event, now_ns: int) -> None:
+    def _pause(self, event: GroupEvent, now_ns: int) -> None:
         is_paused = bool(event.lot)
         if not event.detail:
             self.is_paused = is_paused
         elif is_paused:
-            self.paused.add(Consumer(event.detail.decode()))
+            self.paused.add(ConsumerName(event.detail.decode()))
         else:
-            self.paused.discard(Consumer(event.detail.decode()))
+            self.paused.discard(ConsumerName(event.detail.decode()))
 
     # --- parts
 
-    def _close(self, event: Event) -> tuple[Lot, int]:
+    def _close(self, event: GroupEvent) -> tuple[Lot, int]:
         """Messages leave the lot that a member holds: that lot, and their bits in it."""
         member = self.roster.of_id(event.consumer_id)
         lot = member.lots[event.lot, event.attempt]
@@ -335,7 +335,7 @@ class State:
             self.handling.pop(lot, None)
         return lot, mask
 
-    def _take(self, event: Event) -> Lot:
+    def _take(self, event: GroupEvent) -> Lot:
         """Messages leave whoever holds them, or the stock, as a lot of their own."""
         if not event.consumer_id:
             return self.stock.take((event.lot, event.attempt), event.ranges)
@@ -365,7 +365,7 @@ class State:
                 mask ^= 1 << sequence - lot.base
         return mask
 
-    def _note(self, lot: Lot, time_ms: int, consumer: Consumer | None, reason: bytes) -> None:
+    def _note(self, lot: Lot, time_ms: int, consumer: ConsumerName | None, reason: bytes) -> None:
         """Keep a failed attempt with its lot. Only lots in flight have a history, and the parts of a lot share one:
         so a group never has more histories than `HISTORY_LOTS_MAX`."""
         if self.in_flight < limits.HISTORY_LOTS_MAX:
@@ -395,7 +395,7 @@ class State:
         lot.reason = reason
         self.dying.add(lot)
 
-    def _believe(self, event: Event) -> None:
+    def _believe(self, event: GroupEvent) -> None:
         """An ack for what went out in a PULL that a crash took: nobody holds it, so far as is known.
 
         The cursor moves to the highest sequence heard of. What lies below it may be with somebody, as this was: it is
@@ -419,19 +419,19 @@ class State:
             held = sorted(self.roster.held(), key=lambda pair: pair[1].handed_ns)
             self.handling.update((lot, member) for member, lot in held)
 
-    _HANDLERS: ClassVar[dict[Kind, Callable[[State, Event, int], None]]] = {
-        Kind.GROUP_CONFIG: _configure,
-        Kind.JOIN: _join,
-        Kind.VERIFIER: _verify,
-        Kind.LEAVE: _leave,
-        Kind.EXPIRE: _expire,
-        Kind.PULL: _pull,
-        Kind.ACK: _ack,
-        Kind.RETRY: _retry,
-        Kind.DEAD: _dead,
-        Kind.CURSOR: _move,
-        Kind.PAUSE: _pause,
-        Kind.PARK: _park,
-        Kind.DECLINE: _decline,
-        Kind.GO_ON: _go_on,
+    _HANDLERS: ClassVar[dict[GroupEventKind, Callable[[GroupState, GroupEvent, int], None]]] = {
+        GroupEventKind.GROUP_CONFIG: _configure,
+        GroupEventKind.JOIN: _join,
+        GroupEventKind.VERIFIER: _verify,
+        GroupEventKind.LEAVE: _leave,
+        GroupEventKind.EXPIRE: _expire,
+        GroupEventKind.PULL: _pull,
+        GroupEventKind.ACK: _ack,
+        GroupEventKind.RETRY: _retry,
+        GroupEventKind.DEAD: _dead,
+        GroupEventKind.CURSOR: _move,
+        GroupEventKind.PAUSE: _pause,
+        GroupEventKind.PARK: _park,
+        GroupEventKind.DECLINE: _decline,
+        GroupEventKind.GO_ON: _go_on,
     }

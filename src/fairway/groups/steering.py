@@ -7,58 +7,62 @@ import msgspec
 from fairway import limits
 from fairway.groups import events
 from fairway.groups.config import GroupConfig
-from fairway.groups.decisions import Decision, Dying, Handout, Outcome, Sought
-from fairway.groups.events import Event
+from fairway.groups.decisions import Dying, GroupDecision, GroupOutcome, Handout, SeekDecision
+from fairway.groups.events import GroupEvent
 from fairway.groups.lot import Lot, Range, ranges_of
 from fairway.groups.member import Member
 from fairway.groups.ordering import runs_of
-from fairway.groups.state import State
+from fairway.groups.state import GroupState
 from fairway.groups.stock import open_in
-from fairway.names import Consumer
+from fairway.names import ConsumerName
 
 RETENTION = "retention could keep it no longer"
 _RANGES_PER_EVENT = 10_000  # an action counts its ranges in 16 bits
 
 
-def decide_configure(state: State, expected_version: int, config: GroupConfig, now_ms: int) -> Decision:
+def decide_configure(state: GroupState, expected_version: int, config: GroupConfig, now_ms: int) -> GroupDecision:
     """Compare-and-set: the new version follows the one that the asker has seen. Who expects no group, and asks for what
     holds, has it."""
     current = state.config.version
     if expected_version == 0 and current and msgspec.structs.replace(config, version=current) == state.config:
-        return Decision(Outcome.DONE)  # a program that asks for the same at each of its starts
+        return GroupDecision(GroupOutcome.DONE)  # a program that asks for the same at each of its starts
     if expected_version != current:
         sentence = (
             f"the configuration is version {current} by now, and another one: to change it, configure version "
             f"{current + 1} with expected_version={current}"
         )
-        return Decision(Outcome.OTHER_VERSION, sentence=sentence)
+        return GroupDecision(GroupOutcome.OTHER_VERSION, sentence=sentence)
     if config.version != current + 1:
-        return Decision(Outcome.BAD_REQUEST, sentence=f"the next version is {current + 1}, not {config.version}")
-    return Decision(Outcome.DONE, (events.configured(config, now_ms),))
+        return GroupDecision(
+            GroupOutcome.BAD_REQUEST, sentence=f"the next version is {current + 1}, not {config.version}"
+        )
+    return GroupDecision(GroupOutcome.DONE, (events.configured(config, now_ms),))
 
 
-def decide_pause(state: State, is_paused: bool, name: Consumer | None, now_ms: int) -> Decision:
+def decide_pause(state: GroupState, is_paused: bool, name: ConsumerName | None, now_ms: int) -> GroupDecision:
     """The whole group, or one consumer, whether or not it is a member just now."""
     before = state.is_paused if name is None else name in state.paused
     if before == is_paused:
-        return Decision(Outcome.DONE)
+        return GroupDecision(GroupOutcome.DONE)
     if name is not None and is_paused and len(state.paused) >= limits.MEMBERS_MAX:
-        return Decision(Outcome.BUSY, sentence=f"{len(state.paused)} consumers are paused, which is all that may be")
-    return Decision(Outcome.DONE, (events.paused(is_paused, name or "", now_ms),))
+        return GroupDecision(
+            GroupOutcome.BUSY, sentence=f"{len(state.paused)} consumers are paused, which is all that may be"
+        )
+    return GroupDecision(GroupOutcome.DONE, (events.paused(is_paused, name or "", now_ms),))
 
 
-def decide_go_on(state: State, key: int, now_ms: int) -> Decision:
+def decide_go_on(state: GroupState, key: int, now_ms: int) -> GroupDecision:
     halted = set() if state.keys is None else state.keys.halted
     is_there = bool(halted) or state.is_halted if key == 0 else key in halted
-    return Decision(Outcome.DONE, (events.gone_on(key, now_ms),) if is_there else ())
+    return GroupDecision(GroupOutcome.DONE, (events.gone_on(key, now_ms),) if is_there else ())
 
 
-def decide_seek(state: State, to: int, now_ms: int) -> Sought:
+def decide_seek(state: GroupState, to: int, now_ms: int) -> SeekDecision:
     """The cursor goes there, and the group forgets what was in flight: what is asked for is a clean start."""
     if to < 0:
-        return Sought(Outcome.BAD_REQUEST, sentence="a sequence is not negative")
-    return Sought(
-        Outcome.DONE,
+        return SeekDecision(GroupOutcome.BAD_REQUEST, sentence="a sequence is not negative")
+    return SeekDecision(
+        GroupOutcome.DONE,
         (events.sought(to, now_ms),),
         held=sum(lot.open_count for _, lot in state.roster.held()),
         waiting=sum(lot.open_count for lot in state.stock) + (0 if state.keys is None else state.keys.parked_count),
@@ -66,39 +70,41 @@ def decide_seek(state: State, to: int, now_ms: int) -> Sought:
     )
 
 
-def decide_drop(state: State, absent: Handout, is_lost: bool, now_ms: int) -> Decision:
+def decide_drop(state: GroupState, absent: Handout, is_lost: bool, now_ms: int) -> GroupDecision:
     """Messages in the stock that cannot be read: there is nothing to hand out. They count as lost where rot took
     them."""
     ranges = _stocked(state, absent)
     detail = events.LOST if is_lost else b""
     event = events.acked(0, absent.attempt, absent.first, ranges, now_ms, detail)
-    return Decision(Outcome.DONE, (event,) if ranges else ())
+    return GroupDecision(GroupOutcome.DONE, (event,) if ranges else ())
 
 
-def decide_lose(member: Member, held: Handout, now_ms: int) -> Decision:
+def decide_lose(member: Member, held: Handout, now_ms: int) -> GroupDecision:
     """Messages of a response that has not arrived at the consumer, and that rot took before it could go out again."""
     lot = member.lots.get((held.first, held.attempt))
     if lot is None:
-        return Decision(Outcome.DONE)
+        return GroupDecision(GroupOutcome.DONE)
     mask = 0
     for first, count in held.ranges:
         mask |= open_in(lot, first, count)
     if not mask:
-        return Decision(Outcome.DONE)
+        return GroupDecision(GroupOutcome.DONE)
     ranges = ranges_of(mask, lot.base)
-    return Decision(Outcome.DONE, (events.acked(member.id, lot.attempt, lot.base, ranges, now_ms, events.LOST),))
+    return GroupDecision(
+        GroupOutcome.DONE, (events.acked(member.id, lot.attempt, lot.base, ranges, now_ms, events.LOST),)
+    )
 
 
-def decide_reject(state: State, lot: Handout, reason: str, now_ms: int) -> Decision:
+def decide_reject(state: GroupState, lot: Handout, reason: str, now_ms: int) -> GroupDecision:
     """Messages in the stock that go to dead letter without having been handed out."""
     ranges = _stocked(state, lot)
     if not ranges:
-        return Decision(Outcome.DONE)
+        return GroupDecision(GroupOutcome.DONE)
     event = events.returned(0, lot.attempt, lot.first, ranges, events.REJECTED, reason.encode(), now_ms)
-    return Decision(Outcome.DONE, (event,), (Dying(ranges[0][0], lot.attempt, ranges, reason),))
+    return GroupDecision(GroupOutcome.DONE, (event,), (Dying(ranges[0][0], lot.attempt, ranges, reason),))
 
 
-def _stocked(state: State, wanted: Handout) -> tuple[Range, ...]:
+def _stocked(state: GroupState, wanted: Handout) -> tuple[Range, ...]:
     """What of these the stock has, under this name."""
     lot = state.stock.get((wanted.first, wanted.attempt))
     if lot is None:
@@ -109,7 +115,7 @@ def _stocked(state: State, wanted: Handout) -> tuple[Range, ...]:
     return ranges_of(mask, lot.base)
 
 
-def decide_skip(state: State, first: int, to: int, is_lost: bool, now_ms: int) -> Decision:
+def decide_skip(state: GroupState, first: int, to: int, is_lost: bool, now_ms: int) -> GroupDecision:
     happened = []
     if not is_lost:
         first = max(first, to)
@@ -117,10 +123,10 @@ def decide_skip(state: State, first: int, to: int, is_lost: bool, now_ms: int) -
         happened.append(events.skipped(state.cursor, first, events.SKIPPED, now_ms))
     if to > max(first, state.cursor):
         happened.append(events.skipped(max(first, state.cursor), to, events.LOST, now_ms))
-    return Decision(Outcome.DONE, tuple(happened))
+    return GroupDecision(GroupOutcome.DONE, tuple(happened))
 
 
-def decide_bury(state: State, dying: Dying, is_lost: bool, now_ms: int) -> Decision:
+def decide_bury(state: GroupState, dying: Dying, is_lost: bool, now_ms: int) -> GroupDecision:
     """Only what is dying still: a seek, or an earlier burial, may have come in between."""
     detail = events.LOST if is_lost else b""
     named = state.dying.get((dying.first, dying.attempt))
@@ -133,12 +139,12 @@ def decide_bury(state: State, dying: Dying, is_lost: bool, now_ms: int) -> Decis
                 mask |= open_in(lot, first, count)
             if mask:
                 happened.append(events.died(lot.attempt, lot.base, ranges_of(mask, lot.base), now_ms, detail))
-    return Decision(Outcome.DONE, tuple(happened))
+    return GroupDecision(GroupOutcome.DONE, tuple(happened))
 
 
-def decide_forsake(state: State, first_kept: int, now_ms: int) -> Decision:
+def decide_forsake(state: GroupState, first_kept: int, now_ms: int) -> GroupDecision:
     """Retention is about to take what lies below: what was pulled goes to dead letter, what was not is lost, loudly."""
-    happened: list[Event] = []
+    happened: list[GroupEvent] = []
     dying: list[Dying] = []
     owed = [(member.id, lot) for member, lot in state.roster.held()] + [(0, lot) for lot in state.stock]
     for consumer_id, lot in owed:
@@ -152,10 +158,10 @@ def decide_forsake(state: State, first_kept: int, now_ms: int) -> Decision:
     happened += _lost_parked(state, first_kept, now_ms)
     if first_kept > state.cursor:
         happened.append(events.skipped(state.cursor, first_kept, events.LOST, now_ms))
-    return Decision(Outcome.DONE, tuple(happened), tuple(dying))
+    return GroupDecision(GroupOutcome.DONE, tuple(happened), tuple(dying))
 
 
-def _lost_parked(state: State, first_kept: int, now_ms: int) -> list[Event]:
+def _lost_parked(state: GroupState, first_kept: int, now_ms: int) -> list[GroupEvent]:
     """What waits behind others of its key and was never handed out."""
     if state.keys is None:
         return []

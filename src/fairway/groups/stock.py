@@ -21,7 +21,7 @@ from fairway.groups.lot import Lot, Name, Range, mask_of
 _BLOCK_BITS = 10  # 1,024 sequences: a lot spans at most two blocks
 
 
-class Shelf:
+class LotTable:
     """Lots by name."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Shelf:
         self.beside_bytes = 0
 
 
-class Stock(Shelf):
+class UnheldLots(LotTable):
     """What can be handed out again, now or later."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ says that it failed, and a lease that ends, take no memory that was not counted 
 
 from __future__ import annotations
 
-from fairway.groups.state import State
+from fairway.groups.state import GroupState
 from fairway.limits import (
     GROUP_BYTES,
     HELD_LOT_BYTES,
@@ -23,7 +23,7 @@ from fairway.limits import (
 )
 
 
-def weigh(state: State) -> int:
+def weigh(state: GroupState) -> int:
     """Bytes, rounded up. Called after every decision, so it only reads counts."""
     stock, dying = state.stock, state.dying
     total = (
@@ -49,7 +49,7 @@ def weigh(state: State) -> int:
     )
 
 
-def bytes_per_fresh(state: State) -> int:
+def bytes_per_fresh(state: GroupState) -> int:
     """The most that one message takes which is handed out for the first time, or parked."""
     if state.keys is not None:
         return KEYED_BYTES + max(LOT_BYTES if state.config.rate_per_key else 0, PARKED_BYTES)

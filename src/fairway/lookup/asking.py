@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from fairway.errors import InvariantViolated, RemoteProtocolError, Unreachable
-from fairway.protocol import Options
+from fairway.protocol import ConnectionOptions
 from fairway.protocol.line import Line, LineOptions
-from fairway.protocol.messages import Message
-from fairway.protocol.session import Answer, Ask, Lost, Outcome
+from fairway.protocol.messages import ControlMessage
+from fairway.protocol.session import Answer, Ask, ConnectionLost, RequestOutcome
 from fairway.world.clock import Clock
 from fairway.world.dialing import Address
 from fairway.world.loop_link import LoopLink
 from fairway.world.net import Net
 from fairway.world.rng import Rng
 
-AnswerT = TypeVar("AnswerT", bound=Message)
+AnswerT = TypeVar("AnswerT", bound=ControlMessage)
 
 _GOODBYE_S = 1.0
 
@@ -27,13 +27,13 @@ class Inquiries:
     """The session: asks what waits once the line is open. A question is asked once; what was lost is its asker's."""
 
     def __init__(self, opened: Callable[[], None] | None = None) -> None:
-        self._waiting: deque[tuple[Message, asyncio.Future[Outcome]]] = deque()
+        self._waiting: deque[tuple[ControlMessage, asyncio.Future[RequestOutcome]]] = deque()
         self._on_opened = opened
 
-    def put(self, message: Message, outcome: asyncio.Future[Outcome]) -> None:
+    def put(self, message: ControlMessage, outcome: asyncio.Future[RequestOutcome]) -> None:
         self._waiting.append((message, outcome))
 
-    def put_first(self, message: Message, outcome: asyncio.Future[Outcome]) -> None:
+    def put_first(self, message: ControlMessage, outcome: asyncio.Future[RequestOutcome]) -> None:
         self._waiting.appendleft((message, outcome))
 
     def opened(self, now_ns: int) -> None:
@@ -47,7 +47,7 @@ class Inquiries:
                 room -= 1
                 yield Ask(message, (), outcome)
 
-    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
         if not isinstance(token, asyncio.Future):
             raise InvariantViolated(f"an answer to {token!r}, which is no question")
         if not token.done():
@@ -74,7 +74,7 @@ class Inquirer:
     ) -> None:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        options = LineOptions(hello=Options(name=name, features=features), backoff_most_ms=1_000)
+        options = LineOptions(hello=ConnectionOptions(name=name, features=features), backoff_most_ms=1_000)
         self.line = Line(rng, options, now_ns=clock.monotonic_ns(), on_trouble=on_trouble)
         self._session = Inquiries(opened)
         self.line.add(self._session, clock.monotonic_ns())
@@ -88,29 +88,29 @@ class Inquirer:
         await self._link.wait(lambda: line.is_open or line.trouble is not None, first_s)
         return line.is_open
 
-    async def outcome(self, message: Message, timeout_s: float) -> Outcome:
-        """How the question ended; `Lost` also where nobody answered in time."""
-        outcome: asyncio.Future[Outcome] = self._loop.create_future()
+    async def outcome(self, message: ControlMessage, timeout_s: float) -> RequestOutcome:
+        """How the question ended; `ConnectionLost` also where nobody answered in time."""
+        outcome: asyncio.Future[RequestOutcome] = self._loop.create_future()
         self._session.put(message, outcome)
         self._link.stir()
         try:
             async with asyncio.timeout(timeout_s):
                 return await outcome
         except TimeoutError:
-            return Lost(self.line.trouble or f"no answer within {timeout_s:g} s")
+            return ConnectionLost(self.line.trouble or f"no answer within {timeout_s:g} s")
 
-    def ask_first(self, message: Message) -> None:
+    def ask_first(self, message: ControlMessage) -> None:
         """Ask this before all else that waits, whatever the answer; for `opened`."""
         self._session.put_first(message, self._loop.create_future())
 
-    async def ask(self, message: Message, kind: type[AnswerT], timeout_s: float) -> AnswerT:
+    async def ask(self, message: ControlMessage, kind: type[AnswerT], timeout_s: float) -> AnswerT:
         """The answer; `Refused`, or `Unreachable` where none came."""
         outcome = await self.outcome(message, timeout_s)
         if isinstance(outcome, Answer):
             if not isinstance(outcome.message, kind):
                 raise RemoteProtocolError(f"{type(message).__name__} was answered with {outcome.message!r}")
             return outcome.message
-        if isinstance(outcome, Lost):
+        if isinstance(outcome, ConnectionLost):
             raise Unreachable(outcome.sentence)
         raise outcome
 

@@ -1,9 +1,9 @@
 """The registry of a meta server, over the wire: `Registry` for brokers and careers that have no ZooKeeper.
 
 The session is the meta server's; what is known here is when it was last heard of (`registry.certainty`). A question is
-asked again where that does no harm; a change whose answer was lost is `Lost`, as the port says. A watch is a question
-that the meta server answers when there is news, one per node; whoever begins to watch, or comes back after trouble, is
-told once for nothing rather than not at all.
+asked again where that does no harm; a change whose answer was lost is `AnswerLost`, as the port says. A watch is a
+question that the meta server answers when there is news, one per node; whoever begins to watch, or comes back after
+trouble, is told once for nothing rather than not at all.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Any, Self
 from fairway.errors import Refused, Unreachable
 from fairway.lookup.asking import Inquirer
 from fairway.protocol.handshake import FEED
-from fairway.protocol.messages import Message
+from fairway.protocol.messages import ControlMessage
 from fairway.protocol.routing import Act, Register, Registered
 from fairway.protocol.session import Answer
-from fairway.protocol.session import Lost as LostAnswer
+from fairway.protocol.session import ConnectionLost as LostAnswer
 from fairway.registry.certainty import QUESTIONS_PER_SESSION, Certainty
 from fairway.registry.port import (
+    AnswerLost,
     Exists,
-    Lost,
     Missing,
     Node,
     NotAllowed,
     RegistryError,
     SessionOver,
     SessionState,
-    Stale,
+    VersionMismatch,
     Watch,
 )
 from fairway.registry.tree import checked_path, checked_value, checked_version
-from fairway.registry.watching import Watches
+from fairway.registry.watching import SessionWatches
 from fairway.world.clock import Clock
 from fairway.world.dialing import Address
 from fairway.world.net import Net
@@ -50,8 +50,8 @@ _NO_FEED_S = 5.0  # between two looks at a tree, where the meta server is too ol
 _READS_MAX = 32  # of `get_many`, on their way at once
 
 _TROUBLES: dict[str, type[RegistryError]] = {
-    "exists": Exists, "missing": Missing, "stale": Stale, "over": SessionOver, "not allowed": NotAllowed,
-    "moved": Lost,  # to another connection, which is ours
+    "exists": Exists, "missing": Missing, "stale": VersionMismatch, "over": SessionOver, "not allowed": NotAllowed,
+    "moved": AnswerLost,  # to another connection, which is ours
 }  # fmt: skip
 
 
@@ -71,7 +71,7 @@ class RemoteRegistry:
         self._secret = b""  # takes the session to another connection
         self._state = SessionState.OVER
         self._certainty = Certainty()
-        self._watches = Watches(self._loop)
+        self._watches = SessionWatches(self._loop)
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._feeders: dict[str, asyncio.Task[None]] = {}
         self._room = asyncio.Semaphore(_READS_MAX)
@@ -226,7 +226,7 @@ class RemoteRegistry:
         """An answer to a question that changes nothing; it may be asked again, once."""
         try:
             return await self._ask(asked)
-        except Lost:
+        except AnswerLost:
             return await self._ask(asked)
 
     async def _ask(self, asked: Register, within_ms: int = 0) -> Registered:
@@ -235,7 +235,9 @@ class RemoteRegistry:
         sent_ns = self._clock.monotonic_ns()
         outcome = await self._inquirer.outcome(asked, (within_ms or self._session_ms + asked.wait_ms) / 1_000)
         if isinstance(outcome, LostAnswer):
-            raise Lost(f"the meta server did not say what became of {asked.act.name} {asked.path}: {outcome.sentence}")
+            raise AnswerLost(
+                f"the meta server did not say what became of {asked.act.name} {asked.path}: {outcome.sentence}"
+            )
         if isinstance(outcome, Refused):
             raise outcome
         answer = _registered(outcome)
@@ -377,7 +379,7 @@ class RemoteRegistry:
 
 
 def _registered(outcome: object) -> Registered:
-    message: Message | None = outcome.message if isinstance(outcome, Answer) else None
+    message: ControlMessage | None = outcome.message if isinstance(outcome, Answer) else None
     if not isinstance(message, Registered):
-        raise Lost(f"REGISTER was answered with {message!r}: what became of it is not known")
+        raise AnswerLost(f"REGISTER was answered with {message!r}: what became of it is not known")
     return message

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from fairway.errors import InvariantViolated, Refused
 from fairway.protocol.attempts import Attempts
 from fairway.protocol.backoff import NS_PER_MS
-from fairway.protocol.routing import Asker, GroupRoute, Route, Routed, SubjectRoute
-from fairway.protocol.session import Answer, Ask, Outcome
+from fairway.protocol.routing import ClientRole, GroupRoute, Route, Routed, SubjectRoute
+from fairway.protocol.session import Answer, Ask, RequestOutcome
 from fairway.world.rng import Rng
 
 WAIT_MS = 30_000  # of a long poll; a change is told at once, so this only says how often nothing is told
@@ -40,7 +40,7 @@ class _Kind(enum.Enum):
     POLL = "poll"  # for changes: answered when something has changed
 
 
-class _Poll:
+class _RoutePoll:
     """A part of the names, in one question that waits for changes."""
 
     __slots__ = ("asked_ns", "attempts", "known", "names", "number", "serial", "uncovered")
@@ -72,7 +72,7 @@ class _Poll:
 class _Token:
     kind: _Kind
     life: int  # of the connection
-    poll: _Poll | None  # that asks; or that the names of a look-up are to join, if there is one
+    poll: _RoutePoll | None  # that asks; or that the names of a look-up are to join, if there is one
     serial: int = 0
     subjects: list[str] = field(default_factory=list)  # of a look-up
 
@@ -82,7 +82,7 @@ class Routes:
 
     def __init__(
         self,
-        asker: Asker,
+        asker: ClientRole,
         rng: Rng,
         changed: Callable[[], None],
         *,
@@ -101,8 +101,8 @@ class Routes:
         self._news: dict[str, None] = {}  # subjects whose routes have changed since `take_news`
         self._unseen: dict[str, None] = {}  # to be looked up; in order
         self._polls_max = 0  # as this connection's meta server says; 0: older ones, which know one poll
-        self._polls: list[_Poll] = []
-        self._poll_of: dict[str, _Poll] = {}  # by subject, from its look-up on
+        self._polls: list[_RoutePoll] = []
+        self._poll_of: dict[str, _RoutePoll] = {}  # by subject, from its look-up on
         self._life = 0
         self._now_ns = 0  # when it was last asked what it wants
         self._doubt_at_ns = 0  # not before then is anything looked up again because of a doubt
@@ -180,7 +180,7 @@ class Routes:
                 room -= 1
                 yield self._ask_poll(poll, now_ns)
 
-    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
         if not isinstance(token, _Token):
             raise InvariantViolated(f"an answer to {token!r}, which no routes asked for")
         if token.life != self._life:
@@ -208,7 +208,7 @@ class Routes:
 
     # --- within ------------------------------------------------------------------------------------------------------
 
-    def _due_polls(self) -> list[_Poll]:
+    def _due_polls(self) -> list[_RoutePoll]:
         """Those to be asked, once all that is wanted has been looked up."""
         if self._unseen or self._look.is_in_flight:
             return []
@@ -224,7 +224,7 @@ class Routes:
         message = Route(self.asker, names, may_create=self._may_create, poll=0 if poll is None else poll.number)
         return Ask(message, (), _Token(_Kind.LOOK, self._life, poll, 0, names))
 
-    def _ask_poll(self, poll: _Poll, now_ns: int) -> Ask:
+    def _ask_poll(self, poll: _RoutePoll, now_ns: int) -> Ask:
         poll.uncovered.clear()
         poll.asked_ns = now_ns
         poll.serial += 1
@@ -233,12 +233,12 @@ class Routes:
         message = Route(self.asker, [*poll.names], poll.known, self._wait_ms, self._may_create, poll=number)
         return Ask(message, (), _Token(_Kind.POLL, self._life, poll, poll.serial))
 
-    def _open_poll(self, more: int) -> _Poll:
+    def _open_poll(self, more: int) -> _RoutePoll:
         """The poll that so many more names belong to."""
         last = self._polls[-1] if self._polls else None
         is_full = last is not None and len(last.names) + more > POLL_SUBJECTS and len(self._polls) < self._polls_max
         if last is None or is_full:
-            last = _Poll(len(self._polls) + 1, self._rng)
+            last = _RoutePoll(len(self._polls) + 1, self._rng)
             self._polls.append(last)
         return last
 

@@ -25,9 +25,9 @@ from fairway.meta.founder import Founder
 from fairway.meta.picture import Key, Picture, subject_key
 from fairway.meta.routing import base_of
 from fairway.names import Subject
-from fairway.protocol.routing import Asker, Route
+from fairway.protocol.routing import ClientRole, Route
 from fairway.serving.budget import Allowance
-from fairway.serving.requests import Asker as Session
+from fairway.serving.requests import Requester as Session
 from fairway.serving.requests import ServedRequest
 
 WAIT_MS_MAX = 60_000
@@ -38,14 +38,14 @@ _FOUND_S = 5.0  # for a subject to be made before its asker is told that it is n
 RouteRequest = ServedRequest[Route]
 
 
-PollKey = tuple[Session, Asker, int]
+PollKey = tuple[Session, ClientRole, int]
 
 
 def _key(request: RouteRequest) -> PollKey:
     return request.session, request.message.asker, request.message.poll
 
 
-class _Poll:
+class _WaitingPoll:
     """A question that waits."""
 
     __slots__ = ("joined_bytes", "keys", "known", "request", "timer")
@@ -79,9 +79,9 @@ class RouteDesk:
         self._is_old = is_old
         self._allowance = allowance
         self._loop = asyncio.get_running_loop()
-        self._polls: dict[PollKey, _Poll] = {}
-        self._by_key: dict[Key, dict[_Poll, None]] = {}
-        self._ready: deque[_Poll] = deque()
+        self._polls: dict[PollKey, _WaitingPoll] = {}
+        self._by_key: dict[Key, dict[_WaitingPoll, None]] = {}
+        self._ready: deque[_WaitingPoll] = deque()
         self._is_called = False
         self._waiters: dict[asyncio.Task[None], None] = {}
 
@@ -113,7 +113,7 @@ class RouteDesk:
 
     def _wish(self, route: Route, session: Session) -> list[asyncio.Event]:
         """Have what is missing made, where that is what the asker wants."""
-        if not route.may_create or not self.policy or route.asker not in {Asker.PRODUCER, Asker.SCHEDULER}:
+        if not route.may_create or not self.policy or route.asker not in {ClientRole.PRODUCER, ClientRole.SCHEDULER}:
             return []
         events = [self._founder.wish(name, session) for name in self._picture.missing(route)]
         return [event for event in events if event is not None]
@@ -147,7 +147,7 @@ class RouteDesk:
 
     def _park(self, request: RouteRequest) -> None:
         route = request.message
-        poll = _Poll(request, self._picture.keys_of(route.asker, route.subjects))
+        poll = _WaitingPoll(request, self._picture.keys_of(route.asker, route.subjects))
         self._polls[_key(request)] = poll
         request.wait_at(partial(self._finish, poll))
         self._register(poll, poll.keys)
@@ -164,7 +164,7 @@ class RouteDesk:
         """
         poll = self._polls.get(_key(request))
         route = request.message
-        if poll is None or route.asker is Asker.TOOL:
+        if poll is None or route.asker is ClientRole.TOOL:
             return False
         fresh = [name for name in dict.fromkeys(route.subjects) if name not in poll.known]
         if len(poll.known) + len(fresh) > limits.ROUTE_SUBJECTS_MAX:
@@ -181,7 +181,7 @@ class RouteDesk:
         self._register(poll, keys)
         return True
 
-    def _register(self, poll: _Poll, keys: set[Key]) -> None:
+    def _register(self, poll: _WaitingPoll, keys: set[Key]) -> None:
         for key in keys:
             self._by_key.setdefault(key, {})[poll] = None
 
@@ -191,7 +191,7 @@ class RouteDesk:
         if before is not None:
             self._finish(before)
 
-    def _finish(self, poll: _Poll) -> None:
+    def _finish(self, poll: _WaitingPoll) -> None:
         """Answer it, unless it has been."""
         request = poll.request
         if self._polls.get(_key(request)) is not poll:
@@ -208,12 +208,12 @@ class RouteDesk:
             self._allowance.give_back(request.session, poll.joined_bytes)
         if request.is_cancelled:
             request.end()
-        elif request.message.asker is Asker.TOOL:
+        elif request.message.asker is ClientRole.TOOL:
             self._respond(request)
         else:
             self._respond(request, self._changed(poll))
 
-    def _changed(self, poll: _Poll) -> list[str]:
+    def _changed(self, poll: _WaitingPoll) -> list[str]:
         """The subjects of a poll that are otherwise than its asker knows."""
         asker, has_changed = poll.request.message.asker, self._picture.has_changed
         return [name for name, known in poll.known.items() if has_changed(asker, base_of(name), known)]
@@ -263,7 +263,7 @@ def check(route: Route) -> None:
         raise Refused(
             Code.TOO_LARGE, f"{len(route.subjects)} subjects in one question: at most {limits.ROUTE_SUBJECTS_MAX}"
         )
-    if not route.subjects and route.asker is not Asker.TOOL:
+    if not route.subjects and route.asker is not ClientRole.TOOL:
         raise Refused(Code.BAD_REQUEST, "no subject is named: only tools may ask for all of them")
     for name in route.subjects:
         Subject.parse_any(name)

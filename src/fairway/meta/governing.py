@@ -18,11 +18,11 @@ from fairway.errors import Code, Refused
 from fairway.meta import routing
 from fairway.meta.picture import Key, Picture
 from fairway.meta.routing import GroupView
-from fairway.names import Group, Subject
-from fairway.protocol.routing import Change, Govern, Governed
+from fairway.names import GroupName, Subject
+from fairway.protocol.routing import Govern, Governed, RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, SubjectRecord
-from fairway.registry.port import Exists, Lost, Missing, Registry, SessionOver, Stale
+from fairway.registry.port import AnswerLost, Exists, Missing, Registry, SessionOver, VersionMismatch
 from fairway.replication.promotion import NotPromoted, change_master
 
 _PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 1.0, 1.0)  # one before each attempt: others change the same
@@ -44,7 +44,7 @@ class Debt:
     is_known: bool = True  # False: nobody could be asked, and the sentence says why
 
 
-class Creditors(Protocol):
+class DecommissionCheck(Protocol):
     """Who asks masters what is still owed."""
 
     async def owed(self, view: GroupView) -> Debt:
@@ -63,7 +63,7 @@ class Governor:
         registry: Registry,
         picture: Picture,
         told: Callable[[list[Key]], None],
-        creditors: Creditors,
+        creditors: DecommissionCheck,
         spread: int,
     ) -> None:
         self._registry = registry
@@ -93,7 +93,7 @@ class Governor:
                 await self._registry.create(layout.subject_path(subject), layout.pack(record))
             except Exists:
                 return await self._existing(subject, wanted)
-            except (Lost, SessionOver):
+            except (AnswerLost, SessionOver):
                 continue
             self._told(self._picture.put_subject(subject, record))
             return Governed(f"subject {subject} is on {', '.join(chosen)}", chosen)
@@ -139,7 +139,7 @@ class Governor:
             record = SubjectRecord([*dict.fromkeys((*holders, *able))], able, is_on_first_use=True)
             try:
                 await self._registry.create(path, layout.pack(record))
-            except (Exists, Lost, SessionOver):
+            except (Exists, AnswerLost, SessionOver):
                 continue
             self._told(self._picture.put_subject(subject, record))
             return True
@@ -149,9 +149,9 @@ class Governor:
         """Remove a route if its node has this version; whether it may be gone by that."""
         try:
             await self._registry.remove(layout.subject_path(subject), version)
-        except (Missing, Stale, SessionOver):
+        except (Missing, VersionMismatch, SessionOver):
             return False
-        except Lost:
+        except AnswerLost:
             return True
         self._told(self._picture.put_subject(subject, None))
         return True
@@ -203,7 +203,7 @@ class Governor:
         return await self._change_subject(asked.name, switched, said)
 
     async def _pause(self, asked: Govern) -> Governed:
-        groups = [str(Group.parse(each)) for each in asked.groups]
+        groups = [str(GroupName.parse(each)) for each in asked.groups]
         if not groups:
             raise Refused(Code.BAD_REQUEST, "no consumer group is named: say which one to pause or to resume")
 
@@ -341,7 +341,7 @@ class Governor:
             is_asked = not view.is_done and (bool(holding) or view.kind != routing.BROKER)
             await self._check_owed(view, is_asked=is_asked)
         elif not view.is_draining:
-            await self._drain(Govern(Change.DRAIN, view.name, is_forced=True))
+            await self._drain(Govern(RouteChange.DRAIN, view.name, is_forced=True))
         if view.living:
             await self._mark(view, is_closed=True, is_done=True)
             return Governed(
@@ -357,7 +357,7 @@ class Governor:
 
     async def _forget_name(self, name: str) -> bool:
         """Of a group that nobody has led and in which nobody lives, there may be folders; whether there were."""
-        group = str(Group.parse(name))
+        group = str(GroupName.parse(name))
         node = await self._registry.get(layout.group_path(group), fresh=True)
         if node is None or node.value or await self._registry.children(layout.members_path(group)):
             return False
@@ -446,7 +446,7 @@ class Governor:
         """Another master. `is_forced`: one that may lack what was acknowledged."""
         if len(asked.groups) > 1:
             raise Refused(Code.BAD_REQUEST, f"{len(asked.groups)} copies are named: one leads")
-        group, to = str(Group.parse(asked.name)), asked.groups[0] if asked.groups else None
+        group, to = str(GroupName.parse(asked.name)), asked.groups[0] if asked.groups else None
         try:
             async with asyncio.timeout(_PROMOTED_S):
                 return Governed(await change_master(self._registry, group, to, accepts_data_loss=asked.is_forced))
@@ -477,7 +477,7 @@ class Governor:
                 after = change(before)
                 if after != before:
                     await self._registry.put(path, layout.pack(after), node.version)
-            except (Stale, Lost, SessionOver):
+            except (VersionMismatch, AnswerLost, SessionOver):
                 continue
             except Missing:
                 return None, None
@@ -491,23 +491,23 @@ class Governor:
                 await self._registry.remove(path)
             except Missing:
                 return
-            except (Lost, SessionOver):
+            except (AnswerLost, SessionOver):
                 continue
             return
         raise _silent()
 
 
-_DEEDS: dict[Change, Callable[[Governor, Govern], Awaitable[Governed]]] = {
-    Change.CREATE: Governor._create,
-    Change.EXTEND: Governor._extend,
-    Change.RETREAT: Governor._retreat,
-    Change.READ_ONLY: Governor._read_only,
-    Change.PAUSE: Governor._pause,
-    Change.OPTIONS: Governor._options,
-    Change.DRAIN: Governor._drain,
-    Change.DECOMMISSION: Governor._decommission,
-    Change.PROMOTE: Governor._promote,
-    Change.REMOVE: Governor._remove_subject,
+_DEEDS: dict[RouteChange, Callable[[Governor, Govern], Awaitable[Governed]]] = {
+    RouteChange.CREATE: Governor._create,
+    RouteChange.EXTEND: Governor._extend,
+    RouteChange.RETREAT: Governor._retreat,
+    RouteChange.READ_ONLY: Governor._read_only,
+    RouteChange.PAUSE: Governor._pause,
+    RouteChange.OPTIONS: Governor._options,
+    RouteChange.DRAIN: Governor._drain,
+    RouteChange.DECOMMISSION: Governor._decommission,
+    RouteChange.PROMOTE: Governor._promote,
+    RouteChange.REMOVE: Governor._remove_subject,
 }
 
 

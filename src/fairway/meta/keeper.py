@@ -19,9 +19,9 @@ from typing import TypeVar
 
 from fairway.errors import FairwayError, RemoteProtocolError
 from fairway.meta.picture import Key, Picture
-from fairway.protocol.backoff import Backoff
+from fairway.protocol.backoff import RetryDelays
 from fairway.registry import layout
-from fairway.registry.layout import GroupRecord, Member, SubjectRecord
+from fairway.registry.layout import GroupRecord, RegisteredCopy, SubjectRecord
 from fairway.registry.port import Node, Registry, SessionState, Watch
 from fairway.registry.tree import above
 from fairway.world.rng import Rng
@@ -32,10 +32,10 @@ _RETRY_FIRST_MS = 100
 _RETRY_MOST_MS = 2_000
 _NS = 1_000_000_000
 
-RecordT = TypeVar("RecordT", GroupRecord, Member, SubjectRecord)
+RecordT = TypeVar("RecordT", GroupRecord, RegisteredCopy, SubjectRecord)
 
 
-class Keeper:
+class RegistryWatcher:
     """Reads, watches, reads again. `told` is called with what has changed; `remark` with what people should know."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Keeper:
         self._picture = picture
         self._told = told
         self._remark = remark
-        self._backoff = Backoff(rng, first_ms=_RETRY_FIRST_MS, most_ms=_RETRY_MOST_MS)
+        self._backoff = RetryDelays(rng, first_ms=_RETRY_FIRST_MS, most_ms=_RETRY_MOST_MS)
         self._readers: dict[str, Callable[[], Coroutine[None, None, None]]] = {}  # by path, of what is watched
         self._watches: dict[str, Watch] = {}
         self._dirty: dict[str, None] = {}
@@ -59,7 +59,7 @@ class Keeper:
         self._is_suspended = False
         self._loaded = asyncio.Event()
         self._records: dict[str, GroupRecord | None] = {}
-        self._living: dict[str, dict[str, Member | None]] = {}  # by group and node; None: not read yet
+        self._living: dict[str, dict[str, RegisteredCopy | None]] = {}  # by group and node; None: not read yet
         self._is_list_stale = False  # of all subjects
         self._stale: dict[str, None] = {}  # subjects to be read
         self._tree: Watch | None = None
@@ -224,7 +224,7 @@ class Keeper:
 
     async def _read_member(self, name: str, place: str) -> None:
         before = self._living.get(name, {}).get(place)
-        member = await self._record(Member, layout.member_path(name, place), before)
+        member = await self._record(RegisteredCopy, layout.member_path(name, place), before)
         living = self._living.get(name)
         if living is not None and place in living:
             living[place] = member

@@ -8,8 +8,8 @@ from typing import TypeVar
 from fairway.errors import FairwayError, Unreachable
 from fairway.lookup.asking import Inquirer
 from fairway.meta.routing import GroupView, address_of
-from fairway.protocol.admin import Depth, Describe, Described, SubjectState
-from fairway.registry.layout import Member
+from fairway.protocol.admin import Depth, Describe, Described, SubjectDescription
+from fairway.registry.layout import RegisteredCopy
 from fairway.world.clock import Clock
 from fairway.world.net import Net
 from fairway.world.rng import Rng
@@ -27,7 +27,7 @@ class Masters:
         self._clock = clock
         self._rng = rng
 
-    async def ask(self, master: Member, question: Callable[[Inquirer], Awaitable[T]]) -> T:
+    async def ask(self, master: RegisteredCopy, question: Callable[[Inquirer], Awaitable[T]]) -> T:
         inquirer = Inquirer(self._net, self._clock, self._rng, [(master.host, master.port)], name="fairway meta")
         try:
             if not await inquirer.connected(0, ANSWER_S):
@@ -36,11 +36,11 @@ class Masters:
         finally:
             inquirer.abort()
 
-    async def subjects(self, view: GroupView, names: Sequence[str]) -> dict[str, SubjectState]:
+    async def subjects(self, view: GroupView, names: Sequence[str]) -> dict[str, SubjectDescription]:
         """Those of these subjects that a broker group has."""
 
-        async def question(inquirer: Inquirer) -> dict[str, SubjectState]:
-            found = dict[str, SubjectState]()
+        async def question(inquirer: Inquirer) -> dict[str, SubjectDescription]:
+            found = dict[str, SubjectDescription]()
             for name in names:
                 described = await _described(inquirer, Describe(Depth.SUBJECTS, name, items_max=1))
                 found.update((each.name, each) for each in described.subjects)
@@ -61,7 +61,7 @@ async def _described(inquirer: Inquirer, asked: Describe) -> Described:
     return described
 
 
-def _master_of(view: GroupView) -> Member:
+def _master_of(view: GroupView) -> RegisteredCopy:
     if view.master is None:
         raise FairwayError(f"group {view.name} has no master")
     return view.master

@@ -9,13 +9,13 @@ from fairway.lookup.asking import Inquirer
 from fairway.meta.governing import Debt
 from fairway.meta.masters import ANSWER_S, Masters
 from fairway.meta.routing import DELAY, GroupView, address_of
-from fairway.protocol.admin import Depth, Describe, Described, GroupState
-from fairway.protocol.delaying import InTransit, Tallied, Tally, Which
+from fairway.protocol.admin import Depth, Describe, Described, GroupDescription
+from fairway.protocol.delaying import DelayTally, Tallied, TransitReport, Which
 
 _NAMED_MAX = 5  # consumer groups in the sentence
 
 
-class Creditors:
+class MasterDecommissionCheck:
     """Asks masters: `debt = await creditors.owed(view)`."""
 
     def __init__(self, masters: Masters) -> None:
@@ -58,9 +58,9 @@ class Creditors:
         )
 
 
-async def _tallied(inquirer: Inquirer) -> tuple[Tallied, list[InTransit]]:
+async def _tallied(inquirer: Inquirer) -> tuple[Tallied, list[TransitReport]]:
     """What is pending, and what is on its way to broker groups."""
-    tallied = await inquirer.ask(Tally(Which()), Tallied, ANSWER_S)
+    tallied = await inquirer.ask(DelayTally(Which()), Tallied, ANSWER_S)
     if tallied.in_transit is None:
         raise FairwayError("it is of an older version, which does not count what is on its way: upgrade it")
     return tallied, tallied.in_transit
@@ -95,6 +95,6 @@ async def _unconsumed(inquirer: Inquirer) -> Debt:
     return Debt(f"{sum(owed.values())} messages are owed to consumers ({named}{more})")
 
 
-def owed_to(group: GroupState) -> int:
+def owed_to(group: GroupDescription) -> int:
     """Messages that a consumer group has not had, or is not done with."""
     return group.lag + group.in_flight + group.returned + group.retrying + group.dying + group.inbox + group.parked

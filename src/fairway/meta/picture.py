@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from fairway.meta.routing import DELAY, GroupView, base_of, group_route, missing_subject, subject_route
-from fairway.protocol.routing import Asker, Route, Routed, SubjectRoute
-from fairway.registry.layout import GroupRecord, Member, SubjectRecord
+from fairway.protocol.routing import ClientRole, Route, Routed, SubjectRoute
+from fairway.registry.layout import GroupRecord, RegisteredCopy, SubjectRecord
 
 ALL_SUBJECTS_MAX = 1_000  # of all that there are, in one answer: with the longest names a control message holds them
 
@@ -60,7 +60,7 @@ class Picture:
                 insort(self._names_sorted, name)
         return self._stamp(subject_key(name))
 
-    def put_group(self, name: str, record: GroupRecord | None, living: Mapping[str, Member]) -> list[Key]:
+    def put_group(self, name: str, record: GroupRecord | None, living: Mapping[str, RegisteredCopy]) -> list[Key]:
         """None: it has no record; without living members either, it is gone."""
         before = self.groups.get(name)
         after = GroupView(name, record, dict(living)) if record is not None or living else None
@@ -96,13 +96,13 @@ class Picture:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    def keys_of(self, asker: Asker, subjects: Iterable[str]) -> set[Key]:
+    def keys_of(self, asker: ClientRole, subjects: Iterable[str]) -> set[Key]:
         """What an answer about these subjects depends on."""
-        if asker is Asker.TOOL:
+        if asker is ClientRole.TOOL:
             return {ANYTHING}
         names = {base_of(name) for name in subjects}
         keys = {subject_key(name) for name in names}
-        if asker is Asker.SCHEDULER:
+        if asker is ClientRole.SCHEDULER:
             return keys | {ANY_DELAY}
         return keys | {group_key(group) for name in names if name in self.subjects for group in self._held(name)}
 
@@ -116,7 +116,7 @@ class Picture:
 
     def has_news(self, route: Route) -> bool:
         """Whether anything has changed since the asker was told."""
-        if route.asker is Asker.TOOL:
+        if route.asker is ClientRole.TOOL:
             return self.version > route.known
         return any(self.has_changed(route.asker, base_of(name), route.known) for name in route.subjects)
 
@@ -131,7 +131,7 @@ class Picture:
     ) -> Routed:
         """What the asker is told: all of it, or what is new to it. `names`: the subjects that are new to it, where the
         caller knows them. `trouble_of`: why a subject cannot be made yet."""
-        is_tool = route.asker is Asker.TOOL
+        is_tool = route.asker is ClientRole.TOOL
         has_more = False
         if names is None:
             names, has_more = self._names(route)
@@ -151,19 +151,19 @@ class Picture:
 
     def _names(self, route: Route) -> tuple[list[str], bool]:
         """Of the subjects to be told of; and whether there are more."""
-        if route.asker is Asker.TOOL and not route.subjects:
+        if route.asker is ClientRole.TOOL and not route.subjects:
             first = bisect_right(self._names_sorted, route.after)
             names = self._names_sorted[first : first + ALL_SUBJECTS_MAX + 1]
             return names[:ALL_SUBJECTS_MAX], len(names) > ALL_SUBJECTS_MAX
         names = [*dict.fromkeys(route.subjects)]
-        if not route.known or route.asker is Asker.TOOL:
+        if not route.known or route.asker is ClientRole.TOOL:
             return names, False
         return [name for name in names if self.has_changed(route.asker, base_of(name), route.known)], False
 
-    def has_changed(self, asker: Asker, subject: str, known: int) -> bool:
+    def has_changed(self, asker: ClientRole, subject: str, known: int) -> bool:
         """Whether what this asker is told of a subject is other than at version `known`."""
         keys = [subject_key(subject)]
-        if asker is Asker.SCHEDULER:
+        if asker is ClientRole.SCHEDULER:
             keys.append(ANY_DELAY)
         elif subject in self.subjects:
             keys += map(group_key, self._held(subject))

@@ -8,7 +8,7 @@ import contextlib
 import msgspec
 
 from fairway.errors import FairwayError
-from fairway.protocol.backoff import Backoff
+from fairway.protocol.backoff import RetryDelays
 from fairway.registry import layout
 from fairway.registry.port import Exists, Missing, Registry, SessionState
 from fairway.world.rng import Rng
@@ -32,7 +32,7 @@ class Presence:
         self._registry = registry
         self._path = f"{layout.METAS}/{address}"
         self._value = msgspec.json.encode(record)
-        self._backoff = Backoff(rng, first_ms=_RETRY_FIRST_MS, most_ms=_RETRY_MOST_MS)
+        self._backoff = RetryDelays(rng, first_ms=_RETRY_FIRST_MS, most_ms=_RETRY_MOST_MS)
         self._is_due = asyncio.Event()
         self._is_due.set()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="fairway-meta-presence")

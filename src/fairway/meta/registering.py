@@ -25,12 +25,12 @@ from typing import Protocol
 
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused
-from fairway.meta.registry_access import RegistryAccess, Writer
+from fairway.meta.registry_access import RegistryAccess, RegistryWriter
 from fairway.protocol.routing import Act, Register, Registered
-from fairway.registry.port import Exists, Missing, Node, NotAllowed, RegistryError, SessionOver, Stale, Watch
+from fairway.registry.port import Exists, Missing, Node, NotAllowed, RegistryError, SessionOver, VersionMismatch, Watch
 from fairway.registry.tree import checked_path, node_bytes
 from fairway.serving.memory import SharedMemory
-from fairway.serving.requests import Asker as Connection
+from fairway.serving.requests import Requester as Connection
 from fairway.serving.requests import ServedRequest
 
 SESSION_MS_MIN = 1_000
@@ -48,7 +48,7 @@ _LAST_S = 1.0  # for changes under way when the server stops
 _FEED_BITS = 20  # a million changes a millisecond, and the number fits the wire until the year 2200
 
 _TROUBLES: dict[type[RegistryError], str] = {
-    Exists: "exists", Missing: "missing", Stale: "stale", SessionOver: "over", NotAllowed: "not allowed",
+    Exists: "exists", Missing: "missing", VersionMismatch: "stale", SessionOver: "over", NotAllowed: "not allowed",
 }  # fmt: skip
 _ELSEWHERE = Refused(
     Code.UNSUPPORTED,
@@ -65,7 +65,7 @@ _NO_MEMORY = Refused(
 RegisterRequest = ServedRequest[Register]
 
 
-class GuestSession(Writer, Protocol):
+class GuestSession(RegistryWriter, Protocol):
     """A session that is kept for somebody else."""
 
     def touch(self) -> None:

@@ -6,8 +6,8 @@
                                                 the master                            another in-sync set, same epoch
                                                 a copy of the in-sync set             itself as master, later epoch
                                                 a copy that is registered in G        what the node says already
-    /fairway/groups/G/members/D-S[-N]  CREATE   session S, where nobody else is D     a `Member` of directory D
-                                       PUT      the session that made it              a `Member` of directory D
+    /fairway/groups/G/members/D-S[-N]  CREATE   session S, where nobody else is D     a `RegisteredCopy` of directory D
+                                       PUT      the session that made it              a `RegisteredCopy` of directory D
                                        REMOVE   the session that made it; anybody,    -
                                                 once its connection is gone
     /fairway/careers/C/W-n_            CREATE   anybody, ephemeral and numbered       nothing
@@ -35,10 +35,10 @@ from typing import NamedTuple, Protocol
 
 from fairway import limits
 from fairway.errors import Code, Refused, RemoteProtocolError
-from fairway.names import Group
+from fairway.names import GroupName
 from fairway.protocol.routing import Act, Register
 from fairway.registry import layout
-from fairway.registry.layout import NAME_SEPARATOR, GroupRecord, Member
+from fairway.registry.layout import NAME_SEPARATOR, GroupRecord, RegisteredCopy
 from fairway.registry.port import Node, Registry
 from fairway.registry.tree import checked_path, is_below
 from fairway.replication.law import BROKER, DELAY
@@ -58,7 +58,7 @@ _WRITES = frozenset({Act.CREATE, Act.PUT, Act.REMOVE})
 _RETRY_AFTER_MS = 200  # a node of a process that has ended goes within a session's time
 
 
-class Writer(Registry, Protocol):
+class RegistryWriter(Registry, Protocol):
     """The session that asks."""
 
     async def owned(self) -> list[str]:
@@ -68,7 +68,7 @@ class Writer(Registry, Protocol):
 class _Asked(NamedTuple):
     """One request to write, with what the path says."""
 
-    session: Writer
+    session: RegistryWriter
     register: Register
     parts: re.Match[str]
     is_held: Callable[[int], bool]
@@ -79,7 +79,7 @@ class _Asked(NamedTuple):
 
     @property
     def group(self) -> str:
-        return str(Group.parse(self.parts["group"]))
+        return str(GroupName.parse(self.parts["group"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class RegistryAccess:
     def __init__(self, is_held: Callable[[int], bool]) -> None:
         self._is_held = is_held
 
-    async def check(self, session: Writer, asked: Register) -> None:
+    async def check(self, session: RegistryWriter, asked: Register) -> None:
         """`Refused` with the reason; nothing has been changed then."""
         if asked.act in _READS:
             if not (asked.path == layout.ROOT or is_below(checked_path(asked.path), layout.ROOT)):
@@ -166,9 +166,9 @@ async def _remove_member(asked: _Asked) -> None:
         raise _no(f"registry node {asked.path} belongs to another session, whose connection is open")
 
 
-def _member(asked: _Asked) -> Member:
+def _member(asked: _Asked) -> RegisteredCopy:
     """What a member node is to say, if it makes sense."""
-    member = _unpacked(Member, asked.path, asked.register.value)
+    member = _unpacked(RegisteredCopy, asked.path, asked.register.value)
     if member.directory != asked.parts["directory"]:
         raise _no(f"registry node {asked.path} is of another directory than {member.directory!r}")
     is_place = 0 < len(member.host) <= limits.HOST_CHARS_MAX and 0 < member.port <= PORT_MAX
@@ -300,7 +300,7 @@ def _keeps_logs(before: GroupRecord, after: GroupRecord) -> bool:
 
 
 async def _create_candidate(asked: _Asked) -> None:
-    session, career = asked.session, str(Group.parse(asked.parts["career"]))
+    session, career = asked.session, str(GroupName.parse(asked.parts["career"]))
     folder = f"{CAREERS}/{career}"
     await _check_owned(session)
     if await session.get(folder) is None:
@@ -337,7 +337,7 @@ async def _check_owner(asked: _Asked, node: Node | None) -> None:
         raise _no(f"registry node {asked.path} belongs to another session")
 
 
-async def _check_owned(session: Writer) -> None:
+async def _check_owned(session: RegistryWriter) -> None:
     _check_room(len(await session.owned()), limits.SESSION_NODES_MAX, "this session has", "nodes")
 
 

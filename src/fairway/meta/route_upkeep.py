@@ -49,7 +49,7 @@ from fairway.meta.governing import Governor
 from fairway.meta.masters import Masters
 from fairway.meta.picture import Key, Picture
 from fairway.meta.routing import BROKER, GroupView, base_of
-from fairway.protocol.admin import SubjectState
+from fairway.protocol.admin import SubjectDescription
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, SubjectRecord
 from fairway.registry.port import Registry
@@ -58,7 +58,7 @@ from fairway.world.clock import Clock
 _ROUND_S = 1.0
 _MS_NS = 1_000_000
 
-_Holders = dict[str, dict[str, SubjectState] | None]  # by group: the subjects that it has; None: it does not say
+_Holders = dict[str, dict[str, SubjectDescription] | None]  # by group: the subjects that it has; None: it does not say
 
 
 class UnusedRoutes:
@@ -142,7 +142,7 @@ class UnusedRoutes:
                 asked.setdefault(group, []).append(name)
         return {group: await self._ask(group, names) for group, names in asked.items()}
 
-    async def _ask(self, group: str, names: Sequence[str]) -> dict[str, SubjectState] | None:
+    async def _ask(self, group: str, names: Sequence[str]) -> dict[str, SubjectDescription] | None:
         view = self._picture.groups.get(group)
         if view is None or view.record is None:
             return None
@@ -244,7 +244,7 @@ def _groups_of(record: SubjectRecord) -> list[str]:
     return [*dict.fromkeys((*record.groups, *record.writable))]
 
 
-def _holds(subject: str, held: dict[str, SubjectState] | None) -> bool | None:
+def _holds(subject: str, held: dict[str, SubjectDescription] | None) -> bool | None:
     return None if held is None else subject in held
 
 
@@ -254,7 +254,7 @@ def _is_held(subject: str, record: SubjectRecord, holders: _Holders) -> bool | N
     return None if None in said else any(said)
 
 
-def _is_stored(state: SubjectState) -> bool:
+def _is_stored(state: SubjectDescription) -> bool:
     return state.committed_end > state.first_sequence
 
 

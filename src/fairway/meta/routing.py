@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fairway.errors import Code, Refused
-from fairway.protocol.routing import Asker, Copy, GroupRoute, SubjectRoute
-from fairway.registry.layout import GroupRecord, Member, SubjectRecord
+from fairway.protocol.routing import ClientRole, Copy, GroupRoute, SubjectRoute
+from fairway.registry.layout import GroupRecord, RegisteredCopy, SubjectRecord
 
 BROKER = "broker"
 DELAY = "delay"
@@ -25,7 +25,7 @@ class GroupView:
 
     name: str
     record: GroupRecord | None = None
-    living: Mapping[str, Member] = field(default_factory=dict)  # by directory
+    living: Mapping[str, RegisteredCopy] = field(default_factory=dict)  # by directory
 
     @property
     def kind(self) -> str:
@@ -34,7 +34,7 @@ class GroupView:
         return next((member.kind for member in self.living.values()), BROKER)  # its node is not there yet, or is lost
 
     @property
-    def master(self) -> Member | None:
+    def master(self) -> RegisteredCopy | None:
         return None if self.record is None else self.living.get(self.record.master)
 
     @property
@@ -62,7 +62,7 @@ class GroupView:
         return f"group {self.name} is read-only: {master.why_read_only}" if master.why_read_only else ""
 
 
-def address_of(member: Member) -> str:
+def address_of(member: RegisteredCopy) -> str:
     """`HOST:PORT`, as people and clients write it."""
     host = f"[{member.host}]" if ":" in member.host else member.host
     return f"{host}:{member.port}"
@@ -110,10 +110,10 @@ def base_of(subject: str) -> str:
     return subject.rpartition(":")[2]
 
 
-def subject_route(asker: Asker, name: str, record: SubjectRecord, groups: Mapping[str, GroupView]) -> SubjectRoute:
+def subject_route(asker: ClientRole, name: str, record: SubjectRecord, groups: Mapping[str, GroupView]) -> SubjectRoute:
     """What an asker is told of a subject that exists."""
     delays = delay_groups(groups.values())
-    if asker is Asker.SCHEDULER:
+    if asker is ClientRole.SCHEDULER:
         held, open_to = delays, delays
     else:
         held, open_to = list(record.groups), list(record.writable)
@@ -135,10 +135,10 @@ def delay_groups(views: Iterable[GroupView]) -> list[str]:
     return sorted(view.name for view in views if view.kind == DELAY)
 
 
-def _why_nowhere(asker: Asker, name: str, record: SubjectRecord, views: Sequence[GroupView]) -> str:
+def _why_nowhere(asker: ClientRole, name: str, record: SubjectRecord, views: Sequence[GroupView]) -> str:
     if record.is_read_only:
         return f"subject {name} is read-only by command: `fairway subject read-only {name} --off` opens it"
-    if asker is Asker.SCHEDULER and not views:
+    if asker is ClientRole.SCHEDULER and not views:
         return "no delay server is registered: start one with --registry (`fairway delay serve`)"
     if not views:
         return f"no group takes messages of {name}: `fairway subject extend {name}` gives it one"

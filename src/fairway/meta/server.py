@@ -19,18 +19,18 @@ from fairway.lookup.opening import META_PORT
 from fairway.meta.desk import RouteDesk, check
 from fairway.meta.founder import Founder
 from fairway.meta.governing import Governor
-from fairway.meta.keeper import Keeper
+from fairway.meta.keeper import RegistryWatcher
 from fairway.meta.masters import Masters
-from fairway.meta.owing import Creditors
+from fairway.meta.owing import MasterDecommissionCheck
 from fairway.meta.picture import Picture
 from fairway.meta.presence import MetaRecord, Presence
 from fairway.meta.registering import QUESTIONS, RegistryDesk, SessionMaker
 from fairway.meta.route_upkeep import RouteAudit, RouteUpkeep, UnusedRoutes
-from fairway.protocol import Options, RequestReceived
+from fairway.protocol import ConnectionOptions, RequestReceived
 from fairway.protocol.admin import BrokerState, Describe, Described
 from fairway.protocol.handshake import FEED
-from fairway.protocol.messages import Message
-from fairway.protocol.routing import Change, Govern, Governed, Register, Route
+from fairway.protocol.messages import ControlMessage
+from fairway.protocol.routing import Govern, Governed, Register, Route, RouteChange
 from fairway.registry.port import Registry, RegistryError, SessionState
 from fairway.scheduling import Scheduler
 from fairway.serving.budget import Allowance
@@ -38,11 +38,11 @@ from fairway.serving.creation_rate import CreationRate
 from fairway.serving.doors import Doors, check_host
 from fairway.serving.exposition import CONTENT_TYPE, Exposition
 from fairway.serving.hall import Hall, HallOptions
-from fairway.serving.http import EXHAUSTED, HttpDoor, Page
+from fairway.serving.http import EXHAUSTED, HttpDoor, HttpResponse
 from fairway.serving.memory import MemoryAccount, server_accounts, show
 from fairway.serving.meters import Meters
-from fairway.serving.requests import Asker, ServedRequest, admit
-from fairway.serving.session import Session
+from fairway.serving.requests import Requester, ServedRequest, admit
+from fairway.serving.session import ServerSession
 from fairway.world.clock import Clock
 from fairway.world.net import Net
 from fairway.world.rng import Rng
@@ -54,7 +54,7 @@ _NOT_META = Refused(
 )
 _BUSY = Refused(Code.BUSY, "too many decisions are being carried out: ask again", retry_after_ms=200)
 
-MessageT = TypeVar("MessageT", bound=Message)
+MessageT = TypeVar("MessageT", bound=ControlMessage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class MetaOptions:
             raise Misuse(f"a new subject is on 1 broker group or more, not on {self.spread} (--spread)")
 
     @property
-    def connection(self) -> Options:
+    def connection(self) -> ConnectionOptions:
         return self.hall.connection
 
     def feeding(self) -> HallOptions:
@@ -108,14 +108,16 @@ class MetaServer:
         self.meters = Meters()
         self._started_ms = world.clock.wall_ms()
         accounts = Scheduler(world.clock, asyncio.get_running_loop())  # of connections: there are no actors here
-        self.waiting: Allowance[Asker] = Allowance(options.waiting_bytes_max, "wait in this meta server's requests")
+        self.waiting: Allowance[Requester] = Allowance(options.waiting_bytes_max, "wait in this meta server's requests")
         self.hall = Hall(world.clock, options.feeding(), self.meters, accounts, self.waiting, self.handle)
         self.picture = Picture()
         self._world = world
         self._registry = world.registry
-        self.keeper = Keeper(world.registry, self.picture, world.rng, self._told, remark)
+        self.keeper = RegistryWatcher(world.registry, self.picture, world.rng, self._told, remark)
         masters = Masters(world.net, world.clock, world.rng)
-        self.governor = Governor(world.registry, self.picture, self._told, Creditors(masters), options.spread)
+        self.governor = Governor(
+            world.registry, self.picture, self._told, MasterDecommissionCheck(masters), options.spread
+        )
         self.creation_rate = CreationRate(world.clock)
         self._founder = Founder(self.governor, world.clock, self.creation_rate)
         self.routes = RouteDesk(
@@ -185,7 +187,7 @@ class MetaServer:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def handle(self, session: Session, received: RequestReceived) -> None:
+    def handle(self, session: ServerSession, received: RequestReceived) -> None:
         """Take a request in; `Refused` and `Misuse` are answered by the session."""
         message = received.message
         if isinstance(message, Route):
@@ -201,7 +203,7 @@ class MetaServer:
         else:
             raise _NOT_META
 
-    def _admit(self, session: Session, received: RequestReceived, message: MessageT) -> ServedRequest[MessageT]:
+    def _admit(self, session: ServerSession, received: RequestReceived, message: MessageT) -> ServedRequest[MessageT]:
         if isinstance(message, Register):
             is_waiting = message.act in QUESTIONS and message.wait_ms > 0
             beside_bytes = limits.TASK_BYTES
@@ -218,7 +220,7 @@ class MetaServer:
             beside_bytes=beside_bytes,
         )
 
-    def _decide(self, session: Session, received: RequestReceived, message: Govern) -> None:
+    def _decide(self, session: ServerSession, received: RequestReceived, message: Govern) -> None:
         if len(self._decisions) >= _DECISIONS_MAX:
             raise _BUSY
         request = self._admit(session, received, message)
@@ -237,7 +239,7 @@ class MetaServer:
             request.refuse(Refused(Code.OTHER, str(error)))
 
     async def _governed(self, asked: Govern, connection: object) -> Governed:
-        is_new = asked.change is Change.CREATE and asked.name not in self.picture.subjects
+        is_new = asked.change is RouteChange.CREATE and asked.name not in self.picture.subjects
         if is_new:
             self.creation_rate.check(connection)
         done = await self.governor.govern(asked)
@@ -268,7 +270,7 @@ class MetaServer:
 
     # --- what probes ask ---------------------------------------------------------------------------------------------
 
-    def _metrics_page(self) -> Page:
+    def _metrics_page(self) -> HttpResponse:
         out = Exposition()
         out.one("connections", "gauge", "Connections open.", len(self.hall))
         out.one("connections_total", "counter", "Connections accepted.", self.meters.connections)
@@ -295,19 +297,19 @@ class MetaServer:
             "meta_group_copies", "gauge", "Copies of the group that live.",
             [({"group": name, "kind": view.kind}, len(view.living)) for name, view in views],
         )  # fmt: skip
-        return Page(200, out.text(), CONTENT_TYPE)
+        return HttpResponse(200, out.text(), CONTENT_TYPE)
 
-    def _live_page(self) -> Page:
-        return Page(200, "alive\n")
+    def _live_page(self) -> HttpResponse:
+        return HttpResponse(200, "alive\n")
 
-    def _ready_page(self) -> Page:
+    def _ready_page(self) -> HttpResponse:
         """Whether to send clients here: one that has read the registry answers them, even when that is away."""
         if self._is_stopping or not self._doors.are_open:
-            return Page(503, f"{'stopping' if self._is_stopping else 'starting'}\n")
+            return HttpResponse(503, f"{'stopping' if self._is_stopping else 'starting'}\n")
         if self.waiting.is_exhausted:
             return EXHAUSTED
         why = self.keeper.why_old()
-        return Page(200, f"ready, but {why}\n" if why else "ready\n")
+        return HttpResponse(200, f"ready, but {why}\n" if why else "ready\n")
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@
 from fairway.protocol.connection import Connection
 from fairway.protocol.events import (
     Closed,
-    Event,
+    ConnectionEvent,
     HandshakeDone,
     PeerLeaving,
     RefusalReceived,
@@ -25,29 +25,29 @@ from fairway.protocol.events import (
     Why,
 )
 from fairway.protocol.frames import Frame, FrameReader, FrameTooLarge
-from fairway.protocol.handshake import Options
-from fairway.protocol.messages import Message, Verb
-from fairway.protocol.states import Role, State
+from fairway.protocol.handshake import ConnectionOptions
+from fairway.protocol.messages import ControlMessage, Verb
+from fairway.protocol.states import ConnectionState, Role
 from fairway.world.buffers import Bytes
 
 __all__ = [
     "Bytes",
     "Closed",
     "Connection",
-    "Event",
+    "ConnectionEvent",
+    "ConnectionOptions",
+    "ConnectionState",
+    "ControlMessage",
     "Frame",
     "FrameReader",
     "FrameTooLarge",
     "HandshakeDone",
-    "Message",
-    "Options",
     "PeerLeaving",
     "RefusalReceived",
     "RefusalSent",
     "RequestReceived",
     "ResponseReceived",
     "Role",
-    "State",
     "Verb",
     "Why",
 ]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import enum
 
-from fairway.protocol.messages import AttachedBatch, Message, Natural, Whence
+from fairway.protocol.messages import AttachedBatch, ControlMessage, Natural, Whence
 
 # --- reading and moving ----------------------------------------------------------------------------------------------
 
 
-class Seek(Message, frozen=True):
+class Seek(ControlMessage, frozen=True):
     """Move a group's cursor on this broker group. What was in flight is forgotten: it is a clean start from there."""
 
     subject: str
@@ -21,7 +21,7 @@ class Seek(Message, frozen=True):
     value: Natural = 0  # TIME: ms since 1970 UTC; SEQUENCE: the sequence; otherwise 0
 
 
-class Sought(Message, frozen=True):
+class Sought(ControlMessage, frozen=True):
     """Durable. The next message handed out is `sequence`, or the first one stored behind it."""
 
     sequence: Natural
@@ -31,7 +31,7 @@ class Sought(Message, frozen=True):
     dying: Natural = 0  # and those on their way to dead letter
 
 
-class Scan(Message, frozen=True):
+class Scan(ControlMessage, frozen=True):
     """Read committed batches without a group. With `bytes_max` 0 it only says where things are."""
 
     subject: str
@@ -45,7 +45,7 @@ class Scan(Message, frozen=True):
     is_dry: bool = False  # choose as ever, and attach nothing: how far so many bytes reach
 
 
-class Scanned(Message, frozen=True):
+class Scanned(ControlMessage, frozen=True):
     """Whole batches are attached: the first may begin before the place asked for, the last may reach past `end`."""
 
     batches: list[AttachedBatch]
@@ -68,7 +68,7 @@ class Depth(enum.IntEnum):
     CONSUMERS = 3  # and the groups' actors
 
 
-class Describe(Message, frozen=True):
+class Describe(ControlMessage, frozen=True):
     """Paged by groups (by subjects where the depth is SUBJECTS)."""
 
     depth: Depth
@@ -78,7 +78,7 @@ class Describe(Message, frozen=True):
     items_max: Natural = 1_000
 
 
-class ConsumerState(Message, frozen=True):
+class ConsumerState(ControlMessage, frozen=True):
     name: str
     messages: Natural  # handed out to it and not settled
     lots: Natural
@@ -89,7 +89,7 @@ class ConsumerState(Message, frozen=True):
     address: str  # of its connection; empty while it has none
 
 
-class ActorState(Message, frozen=True):
+class ActorState(ControlMessage, frozen=True):
     """How the scheduler sees a group; the times are those of its account."""
 
     run: str  # idle, ready, running
@@ -101,7 +101,7 @@ class ActorState(Message, frozen=True):
     virtual_ns: Natural
 
 
-class GroupState(Message, frozen=True):
+class GroupDescription(ControlMessage, frozen=True):
     """One group on one subject. Counts are messages, but for `lots`."""
 
     name: str
@@ -135,16 +135,16 @@ class GroupState(Message, frozen=True):
     config: bytes | None = None  # as in Joined; at depth CONSUMERS
 
 
-class SubjectState(Message, frozen=True):
+class SubjectDescription(ControlMessage, frozen=True):
     name: str
     first_sequence: Natural
     committed_end: Natural
     is_read_only: bool
     groups_count: Natural
-    groups: list[GroupState] = []  # noqa: RUF012  (msgspec copies an empty default)
+    groups: list[GroupDescription] = []  # noqa: RUF012  (msgspec copies an empty default)
 
 
-class BrokerState(Message, frozen=True):
+class BrokerState(ControlMessage, frozen=True):
     server: str
     log_id: Natural
     epoch: Natural
@@ -159,16 +159,18 @@ class BrokerState(Message, frozen=True):
     rotten_spans: Natural = 0  # of its logs, that the disk has lost and no other copy has brought back
 
 
-class Described(Message, frozen=True):
+class Described(ControlMessage, frozen=True):
     broker: BrokerState
-    subjects: list[SubjectState]  # a subject whose groups fill more than a page is on several, with its groups so far
+    subjects: list[
+        SubjectDescription
+    ]  # a subject whose groups fill more than a page is on several, with its groups so far
     next: str = ""  # for `Describe.after`; empty on the last page
 
 
 # --- changing --------------------------------------------------------------------------------------------------------
 
 
-class Configure(Message, frozen=True):
+class Configure(ControlMessage, frozen=True):
     """Compare and set: refused as STALE_CONFIG unless `expected_version` is the one in force."""
 
     subject: str
@@ -177,7 +179,7 @@ class Configure(Message, frozen=True):
     expected_version: Natural  # 0: the group does not exist yet
 
 
-class Configured(Message, frozen=True):
+class Configured(ControlMessage, frozen=True):
     """Durable, and in force."""
 
     version: Natural
@@ -192,7 +194,7 @@ class Lever(enum.IntEnum):
     HALT_KEY = 4  # of a group that halts after a dead letter; it can be turned off only
 
 
-class Switch(Message, frozen=True):
+class Switch(ControlMessage, frozen=True):
     """Turning a switch to where it stands is no error."""
 
     lever: Lever
@@ -203,13 +205,13 @@ class Switch(Message, frozen=True):
     key: str | None = None  # HALT_KEY; None: all keys that have halted
 
 
-class Switched(Message, frozen=True):
+class Switched(ControlMessage, frozen=True):
     """Durable."""
 
     was_on: bool
 
 
-class Weigh(Message, frozen=True):
+class Weigh(ControlMessage, frozen=True):
     """A group of weight 2 gets twice the broker's time of one of weight 1, while both want it. Answered by Done."""
 
     subject: str
@@ -217,7 +219,7 @@ class Weigh(Message, frozen=True):
     weight: float
 
 
-class Redrive(Message, frozen=True):
+class Redrive(ControlMessage, frozen=True):
     """Dead letters of a group back to that group, through its private inbox: no other group sees them."""
 
     subject: str
@@ -226,7 +228,7 @@ class Redrive(Message, frozen=True):
     rate_per_s: Natural = 0  # messages; 0: as fast as they are taken
 
 
-class RemoveSubject(Message, frozen=True):
+class RemoveSubject(ControlMessage, frozen=True):
     """Remove a subject with its groups, their inboxes and their dead letters. Asked twice, it is as if asked once."""
 
     subject: str
@@ -234,7 +236,7 @@ class RemoveSubject(Message, frozen=True):
     is_dry: bool = False  # only say whether it can be removed, and what would go
 
 
-class RemoveGroup(Message, frozen=True):
+class RemoveGroup(ControlMessage, frozen=True):
     """Remove a group from a subject with its inbox; its dead letters stay, unless there are none."""
 
     subject: str
@@ -244,7 +246,7 @@ class RemoveGroup(Message, frozen=True):
     takes_dead: bool = False  # its dead letters go with it
 
 
-class Removed(Message, frozen=True):
+class Removed(ControlMessage, frozen=True):
     """Durable. What went."""
 
     existed: bool  # False: there was no such subject or group here
@@ -253,7 +255,7 @@ class Removed(Message, frozen=True):
     dead: Natural = 0  # dead letters
 
 
-class Redriven(Message, frozen=True):
+class Redriven(ControlMessage, frozen=True):
     """They will be handed out: durable, and done at the rate asked for, across restarts."""
 
     count: Natural

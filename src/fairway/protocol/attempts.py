@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from fairway.protocol.backoff import Backoff
+from fairway.protocol.backoff import RetryDelays
 from fairway.world.rng import Rng
 
 _BACKOFF_FIRST_MS = 20
@@ -22,7 +22,7 @@ class Doing(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestToken:
     """The token of a request."""
 
     doing: Doing
@@ -37,7 +37,7 @@ class Attempts:
     __slots__ = ("_backoff", "is_in_flight", "not_before_ns")
 
     def __init__(self, rng: Rng) -> None:
-        self._backoff = Backoff(rng, first_ms=_BACKOFF_FIRST_MS, most_ms=_BACKOFF_MOST_MS)
+        self._backoff = RetryDelays(rng, first_ms=_BACKOFF_FIRST_MS, most_ms=_BACKOFF_MOST_MS)
         self.is_in_flight = False
         self.not_before_ns = 0
 

@@ -7,7 +7,7 @@ from fairway.world.rng import Rng
 NS_PER_MS = 1_000_000
 
 
-class Backoff:
+class RetryDelays:
     """The waits of one thing that is tried again and again.
 
     Half of a wait is fixed and half is chance: a thousand clients that lost the same broker come back spread out, and

@@ -15,10 +15,10 @@ import msgspec
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError, StoredRange
 from fairway.protocol import admin, delaying, messages, replicating, routing, tracing
-from fairway.protocol.messages import Message, Verb
+from fairway.protocol.messages import ControlMessage, Verb
 
 # verb: (what is asked, what is answered unless refused)
-TABLE: Final[dict[Verb, tuple[type[Message], type[Message]]]] = {
+TABLE: Final[dict[Verb, tuple[type[ControlMessage], type[ControlMessage]]]] = {
     Verb.HELLO: (messages.Hello, messages.Welcome),
     Verb.PING: (messages.Ping, messages.Pong),
     Verb.PRODUCE: (messages.Produce, messages.Produced),
@@ -36,8 +36,8 @@ TABLE: Final[dict[Verb, tuple[type[Message], type[Message]]]] = {
     Verb.WEIGH: (admin.Weigh, messages.Done),
     Verb.CANCEL: (delaying.Cancel, delaying.Decided),
     Verb.RESCHEDULE: (delaying.Reschedule, delaying.Decided),
-    Verb.PENDING: (delaying.Pending, delaying.PendingPage),
-    Verb.TALLY: (delaying.Tally, delaying.Tallied),
+    Verb.PENDING: (delaying.PendingListed, delaying.PendingPage),
+    Verb.TALLY: (delaying.DelayTally, delaying.Tallied),
     Verb.RETRACE: (tracing.Retrace, tracing.Retraced),
     Verb.NAMES: (tracing.Names, tracing.Named),
     Verb.INDEX: (tracing.Index, tracing.Indexed),
@@ -57,11 +57,11 @@ TABLE: Final[dict[Verb, tuple[type[Message], type[Message]]]] = {
     Verb.REMOVE_GROUP: (admin.RemoveGroup, admin.Removed),
 }
 
-REQUESTS: Final[dict[type[Message], Verb]] = {asked: verb for verb, (asked, _) in TABLE.items()}
-ANSWERS: Final[dict[int, type[Message]]] = {int(verb): answered for verb, (_, answered) in TABLE.items()}
+REQUESTS: Final[dict[type[ControlMessage], Verb]] = {asked: verb for verb, (asked, _) in TABLE.items()}
+ANSWERS: Final[dict[int, type[ControlMessage]]] = {int(verb): answered for verb, (_, answered) in TABLE.items()}
 
 # How many batches go with a message; none where it is not listed.
-_ATTACHED: Final[dict[type[Message], Callable[[Any], int]]] = {
+_ATTACHED: Final[dict[type[ControlMessage], Callable[[Any], int]]] = {
     messages.Produce: lambda _: 1,
     messages.Pulled: lambda pulled: len(pulled.batches),
     admin.Scanned: lambda scanned: len(scanned.batches),
@@ -96,7 +96,7 @@ def knows(verb: int) -> bool:
     return verb in _DECODE_REQUEST
 
 
-def encode(message: Message) -> bytes:
+def encode(message: ControlMessage) -> bytes:
     """The control message's bytes."""
     try:
         return _ENCODE(message)
@@ -104,19 +104,19 @@ def encode(message: Message) -> bytes:
         raise Misuse(f"a {type(message).__name__} that cannot be written: {error}") from error
 
 
-def decode_request(verb: int, control: bytes) -> Message:
+def decode_request(verb: int, control: bytes) -> ControlMessage:
     """The request; the verb must be a known one."""
     try:
-        request: Message = _DECODE_REQUEST[verb](control)
+        request: ControlMessage = _DECODE_REQUEST[verb](control)
     except _UNREADABLE as error:
         raise _unreadable(verb, error) from None
     return request
 
 
-def decode_answer(verb: int, control: bytes) -> Message:
+def decode_answer(verb: int, control: bytes) -> ControlMessage:
     """The answer to a request of that verb."""
     try:
-        answer: Message = _DECODE_ANSWER[verb](control)
+        answer: ControlMessage = _DECODE_ANSWER[verb](control)
     except _UNREADABLE as error:
         raise _unreadable(verb, error) from None
     return answer
@@ -167,7 +167,7 @@ def shortened(sentence: str) -> str:
     return sentence.encode("utf-8", "replace").decode()
 
 
-def attachments_of(message: Message) -> int:
+def attachments_of(message: ControlMessage) -> int:
     """How many batches go with this message."""
     count = _ATTACHED.get(type(message))
     return count(message) if count else 0

@@ -23,7 +23,7 @@ from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
 from fairway.protocol import codec, frames, handshake, states
 from fairway.protocol.events import (
     Closed,
-    Event,
+    ConnectionEvent,
     HandshakeDone,
     PeerLeaving,
     RefusalReceived,
@@ -33,10 +33,10 @@ from fairway.protocol.events import (
     Why,
 )
 from fairway.protocol.frames import REFUSED, RESPONSE, Frame, FrameReader
-from fairway.protocol.handshake import GREETING_VERSION, Options
+from fairway.protocol.handshake import GREETING_VERSION, ConnectionOptions
 from fairway.protocol.heartbeat import NEVER_NS, Beat, Pulse
-from fairway.protocol.messages import FIRST_REQUEST_VERB, Goodbye, Hello, Message, Ping, Pong, Verb
-from fairway.protocol.states import Heard, Move, Role, State
+from fairway.protocol.messages import FIRST_REQUEST_VERB, ControlMessage, Goodbye, Hello, Ping, Pong, Verb
+from fairway.protocol.states import ConnectionState, Move, ReceivedKind, Role
 from fairway.world.buffers import Bytes, OnUnused
 
 _VERBS = {int(verb): verb for verb in Verb}
@@ -47,12 +47,12 @@ class Connection:
     """Used from one thread or loop. A client's HELLO is written by its construction."""
 
     def __init__(
-        self, role: Role, now_ns: int, options: Options | None = None, *, on_unused: OnUnused | None = None
+        self, role: Role, now_ns: int, options: ConnectionOptions | None = None, *, on_unused: OnUnused | None = None
     ) -> None:
         """`on_unused`: what frees the buffer of a large frame, once nobody uses its attachments any more."""
         self.role = role
-        self.options = options or Options()
-        self.state = State.GREETING
+        self.options = options or ConnectionOptions()
+        self.state = ConnectionState.GREETING
         self._may_hear = states.MAY_HEAR[role, self.state]
         self.closed: Closed | None = None
         self.peer_frame_bytes_max = limits.HELLO_FRAME_BYTES_MAX
@@ -77,7 +77,7 @@ class Connection:
     @property
     def is_open(self) -> bool:
         """Whether new requests may be made (client) or are taken (server)."""
-        return self.state is State.OPEN
+        return self.state is ConnectionState.OPEN
 
     @property
     def in_flight(self) -> int:
@@ -87,7 +87,7 @@ class Connection:
     @property
     def room(self) -> int:
         """How many more requests the client may make now."""
-        return self.requests_max - len(self._in_flight) if self.state is State.OPEN else 0
+        return self.requests_max - len(self._in_flight) if self.state is ConnectionState.OPEN else 0
 
     @property
     def buffered_bytes(self) -> int:
@@ -106,16 +106,20 @@ class Connection:
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
-    def feed(self, data: Bytes, now_ns: int, *, frames_max: int = sys.maxsize) -> list[Event]:
+    def feed(self, data: Bytes, now_ns: int, *, frames_max: int = sys.maxsize) -> list[ConnectionEvent]:
         """Take what arrived; what it means. After the end, nothing does. At most so many frames are read."""
-        events: list[Event] = []
+        events: list[ConnectionEvent] = []
         if self.closed is not None:
             return events
         self.heard(now_ns)
         reader = self._reader
         reader.feed(data)
         try:
-            while frames_max > 0 and self.state is not State.CLOSED and (frame := reader.next_frame()) is not None:
+            while (
+                frames_max > 0
+                and self.state is not ConnectionState.CLOSED
+                and (frame := reader.next_frame()) is not None
+            ):
                 frames_max -= 1
                 event = self._on_frame(frame, now_ns)
                 if event is not None:
@@ -126,7 +130,7 @@ class Connection:
 
     def heard(self, now_ns: int) -> None:
         """The other side is there. Said by `feed`, and by an owner who knows it without reading."""
-        if self.state is not State.GREETING:  # the handshake has one deadline, however slowly it trickles in
+        if self.state is not ConnectionState.GREETING:  # the handshake has one deadline, however slowly it trickles in
             self._pulse.heard(now_ns)
 
     def take_debris(self) -> list[Bytes]:
@@ -147,7 +151,7 @@ class Connection:
         beat = self._pulse.on_time(now_ns)
         if beat is Beat.NOTHING:
             return
-        if self.state is State.GREETING:
+        if self.state is ConnectionState.GREETING:
             self._end(Closed(Why.SILENT, "the handshake was not finished in time"))
         elif beat is Beat.DEAD:
             self._end(Closed(Why.SILENT, "nothing was heard for three heartbeats", self._unanswered()))
@@ -168,12 +172,12 @@ class Connection:
         out, self._out = self._out, []
         return out
 
-    def request(self, message: Message, attachments: Sequence[Bytes] = ()) -> int:
+    def request(self, message: ControlMessage, attachments: Sequence[Bytes] = ()) -> int:
         """Ask; the correlation id that the answer will carry. Look at `room` before."""
         verb = codec.REQUESTS.get(type(message), Verb.GOODBYE)
         if self.role is not Role.CLIENT or verb < FIRST_REQUEST_VERB:
             raise Misuse(f"a {self.role.value} does not ask with a {type(message).__name__}")
-        if self.state is not State.OPEN:
+        if self.state is not ConnectionState.OPEN:
             raise Misuse(f"a connection that is {self.state.value} takes no requests")
         if len(self._in_flight) >= self.requests_max:
             raise Misuse(f"{self.requests_max} requests are in flight: wait for an answer")
@@ -183,7 +187,7 @@ class Connection:
         self._in_flight[correlation] = verb
         return correlation
 
-    def respond(self, correlation: int, message: Message, attachments: Sequence[Bytes] = ()) -> bool:
+    def respond(self, correlation: int, message: ControlMessage, attachments: Sequence[Bytes] = ()) -> bool:
         """Answer; False if the connection has ended meanwhile and nobody is there to be told."""
         if self.closed is not None:
             return False
@@ -204,15 +208,15 @@ class Connection:
 
     def turn_away(self, refused: Refused) -> None:
         """Server: the HELLO, when it comes, is answered with this refusal."""
-        if self.role is not Role.SERVER or self.state is not State.GREETING:
+        if self.role is not Role.SERVER or self.state is not ConnectionState.GREETING:
             raise Misuse("only a server can turn somebody away, and only before the handshake")
         self._turned_away = refused
 
     def drain(self, reason: str, *, retry_after_ms: int | None = None) -> None:
         """Say goodbye: no new requests, what is in flight is answered, then the connection closes itself."""
-        if self.state is State.GREETING:
+        if self.state is ConnectionState.GREETING:
             self._end(Closed(Why.PARTED, codec.shortened(reason)))
-        elif self.state is State.OPEN:
+        elif self.state is ConnectionState.OPEN:
             self._say_goodbye(reason, retry_after_ms)
 
     def fail(self, error: RemoteProtocolError) -> None:
@@ -233,10 +237,10 @@ class Connection:
 
     # --- what arrives ------------------------------------------------------------------------------------------------
 
-    def _on_frame(self, frame: Frame, now_ns: int) -> Event | None:
+    def _on_frame(self, frame: Frame, now_ns: int) -> ConnectionEvent | None:
         is_answer = bool(frame.flags & RESPONSE)
         if frame.verb >= FIRST_REQUEST_VERB:
-            self._expect(Heard.ANSWER if is_answer else Heard.REQUEST)
+            self._expect(ReceivedKind.ANSWER if is_answer else ReceivedKind.REQUEST)
             return self._on_answer(frame) if is_answer else self._on_request(frame)
         heard = states.OWN.get((frame.verb, is_answer))
         if heard is None or frame.correlation or frame.attachments:
@@ -246,11 +250,11 @@ class Connection:
             )
         return self._on_own(heard, frame, now_ns)
 
-    def _expect(self, heard: Heard) -> None:
+    def _expect(self, heard: ReceivedKind) -> None:
         if heard not in self._may_hear:
             raise RemoteProtocolError(f"{heard.name} came to a {self.role.value} that is {self.state.value}")
 
-    def _on_request(self, frame: Frame) -> Event:
+    def _on_request(self, frame: Frame) -> ConnectionEvent:
         correlation, verb = frame.correlation, frame.verb
         if correlation == 0 or correlation in self._in_flight:
             raise RemoteProtocolError(f"a request with correlation id {correlation}, which is not free")
@@ -260,23 +264,23 @@ class Connection:
         message = codec.decode_request(verb, frame.control)
         if len(frame.attachments) != codec.attachments_of(message):
             raise RemoteProtocolError(_miscounted(message, len(frame.attachments)))
-        if self.state is not State.OPEN or len(self._in_flight) >= self.requests_max:
+        if self.state is not ConnectionState.OPEN or len(self._in_flight) >= self.requests_max:
             return self._refuse(verb, correlation, self._not_now())
         self._in_flight[correlation] = verb
         return RequestReceived(correlation, _VERBS[verb], message, frame.attachments, len(frame.control))
 
     def _not_now(self) -> Refused:
         """Why a sound request cannot be taken in."""
-        if self.state is not State.OPEN:
+        if self.state is not ConnectionState.OPEN:
             return Refused(Code.DRAINING, "this server is about to close")
         sentence = f"{self.requests_max} requests are in flight on this connection"
         return Refused(Code.BUSY, sentence, retry_after_ms=_BUSY_RETRY_AFTER_MS)
 
-    def _on_answer(self, frame: Frame) -> Event:
+    def _on_answer(self, frame: Frame) -> ConnectionEvent:
         correlation, verb = frame.correlation, frame.verb
         if self._in_flight.get(correlation) != verb:
             raise RemoteProtocolError(f"an answer of verb {verb} with correlation id {correlation}: nobody asked")
-        event: Event
+        event: ConnectionEvent
         if frame.flags & REFUSED:
             if frame.attachments:
                 raise RemoteProtocolError("a refusal with attachments")
@@ -289,18 +293,18 @@ class Connection:
         self._settle(correlation)
         return event
 
-    def _on_own(self, heard: Heard, frame: Frame, now_ns: int) -> Event | None:
+    def _on_own(self, heard: ReceivedKind, frame: Frame, now_ns: int) -> ConnectionEvent | None:
         """HELLO, PING, GOODBYE and their answers."""
-        if frame.flags & REFUSED and heard is not Heard.WELCOME:
+        if frame.flags & REFUSED and heard is not ReceivedKind.WELCOME:
             raise RemoteProtocolError(f"{heard.name} cannot be refused")
-        if heard is Heard.GOODBYE:
+        if heard is ReceivedKind.GOODBYE:
             return self._on_goodbye(codec.decode_goodbye(frame.control))
         self._expect(heard)
-        if heard is Heard.HELLO:
+        if heard is ReceivedKind.HELLO:
             return self._on_hello(codec.decode_hello(frame.control), now_ns)
-        if heard is Heard.WELCOME:
+        if heard is ReceivedKind.WELCOME:
             return self._on_welcome(frame, now_ns)
-        if heard is Heard.PING:
+        if heard is ReceivedKind.PING:
             codec.decode_request(frame.verb, frame.control)
             self._count_ping(now_ns)
             self._write(Verb.PING, RESPONSE, 0, Pong())
@@ -319,20 +323,20 @@ class Connection:
         if self._pings_heard > limits.PINGS_MAX:
             raise RemoteProtocolError(f"more than {limits.PINGS_MAX} PINGs in one heartbeat interval")
 
-    def _on_goodbye(self, goodbye: Goodbye) -> Event | None:
+    def _on_goodbye(self, goodbye: Goodbye) -> ConnectionEvent | None:
         if goodbye.code is not None:
-            self._expect(Heard.ACCUSATION)
+            self._expect(ReceivedKind.ACCUSATION)
             code, reason = codec.code_of(goodbye.code), codec.shortened(goodbye.reason)
             self._end(Closed(Why.ACCUSED, reason, self._unanswered(), code, goodbye.retry_after_ms))
             return None
-        self._expect(Heard.GOODBYE)
+        self._expect(ReceivedKind.GOODBYE)
         self._go(Move.HEARD_GOODBYE)
         self._part_if_settled()
         return PeerLeaving(goodbye.reason, goodbye.retry_after_ms)
 
     # --- the handshake -----------------------------------------------------------------------------------------------
 
-    def _on_hello(self, said: Hello, now_ns: int) -> Event | None:
+    def _on_hello(self, said: Hello, now_ns: int) -> ConnectionEvent | None:
         answer = self._turned_away or handshake.answer(said, self.options)
         if isinstance(answer, Refused):
             refusal = self._refuse(Verb.HELLO, 0, answer)
@@ -341,13 +345,13 @@ class Connection:
         self._write(Verb.HELLO, RESPONSE, 0, answer)
         return self._begin(handshake.agreed_by_server(said, answer), now_ns)
 
-    def _on_welcome(self, frame: Frame, now_ns: int) -> Event | None:
+    def _on_welcome(self, frame: Frame, now_ns: int) -> ConnectionEvent | None:
         if frame.flags & REFUSED:
             self._end_turned_away(codec.decode_refusal(frame.verb, frame.control))
             return None
         return self._begin(handshake.agreed_by_client(codec.decode_welcome(frame.control), self.options), now_ns)
 
-    def _begin(self, agreed: HandshakeDone, now_ns: int) -> Event:
+    def _begin(self, agreed: HandshakeDone, now_ns: int) -> ConnectionEvent:
         self._go(Move.GREETED)
         self._version = self._reader.version = agreed.version
         self._reader.frame_bytes_max = self.options.frame_bytes_max
@@ -361,16 +365,16 @@ class Connection:
 
     def _settle(self, correlation: int) -> None:
         del self._in_flight[correlation]
-        if self.state is not State.OPEN:
+        if self.state is not ConnectionState.OPEN:
             self._part_if_settled()
 
     def _part_if_settled(self) -> None:
         """The last answer is given: say goodbye where that is waited for, and close where both have said it."""
         if self._in_flight:
             return
-        if self.state is State.ASKED:
+        if self.state is ConnectionState.ASKED:
             self._say_goodbye("nothing is in flight", None)
-        if self.state is State.PARTING:
+        if self.state is ConnectionState.PARTING:
             self._go(Move.SETTLED)
             self.closed = Closed(Why.PARTED, Why.PARTED.value)
 
@@ -393,7 +397,7 @@ class Connection:
     def _go(self, move: Move) -> None:
         self.state = states.after(self.state, move)
         self._may_hear = states.MAY_HEAR[self.role, self.state]
-        if self.state is State.CLOSED:
+        if self.state is ConnectionState.CLOSED:
             self._debris = self._reader.let_go()
             self._reader = FrameReader()  # and with it whatever had arrived
 
@@ -409,7 +413,9 @@ class Connection:
         self._write(verb, RESPONSE | REFUSED, correlation, codec.refusal_of(refused))
         return RefusalSent(correlation, refused.code)
 
-    def _write(self, verb: int, flags: int, correlation: int, message: Message, batches: Sequence[Bytes] = ()) -> None:
+    def _write(
+        self, verb: int, flags: int, correlation: int, message: ControlMessage, batches: Sequence[Bytes] = ()
+    ) -> None:
         if len(batches) != codec.attachments_of(message):
             raise Misuse(_miscounted(message, len(batches)))
         control = codec.encode(message)
@@ -418,5 +424,5 @@ class Connection:
         )
 
 
-def _miscounted(message: Message, batches: int) -> str:
+def _miscounted(message: ControlMessage, batches: int) -> str:
     return f"a {type(message).__name__} with {batches} batches: {codec.attachments_of(message)} belong"

@@ -26,10 +26,10 @@ from collections.abc import Callable, Iterable, Sequence
 from fairway import limits
 from fairway.batch.secret import new_secret
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError
-from fairway.names import Group
+from fairway.names import GroupName
 from fairway.protocol import terms as group_terms
 from fairway.protocol.ahead import Ahead
-from fairway.protocol.attempts import Asked, Attempts, Doing
+from fairway.protocol.attempts import Attempts, Doing, RequestToken
 from fairway.protocol.backoff import NS_PER_MS
 from fairway.protocol.behind import Behind
 from fairway.protocol.consumption import (
@@ -43,13 +43,13 @@ from fairway.protocol.consumption import (
     Paused,
 )
 from fairway.protocol.delivery import After, Message, ack_all
-from fairway.protocol.lots import Hook, Ledger, Stale
+from fairway.protocol.lots import Hook, SettlementQueue, StaleSettlement
+from fairway.protocol.messages import ControlMessage as Control
 from fairway.protocol.messages import Done, Heartbeat, Join, Joined, Leave, Pull, Pulled, Renewed, SettleAll, Settled
-from fairway.protocol.messages import Message as Control
 from fairway.protocol.page import DecodedBatches
 from fairway.protocol.prefetch_buffer import PrefetchBuffer
-from fairway.protocol.session import Answer, Ask, Lost, Outcome
-from fairway.protocol.settling import Settler, Settling, dead_letters
+from fairway.protocol.session import Answer, Ask, ConnectionLost, RequestOutcome
+from fairway.protocol.settling import SettlementSender, Settling, dead_letters
 from fairway.protocol.terms import Terms
 from fairway.protocol.unpacking import Unpacker
 from fairway.world.buffers import Bytes
@@ -96,7 +96,7 @@ class Consuming:
         the budget of all sessions of one consumer; None: this is the only one."""
         self.options = options
         self.consumer = options.consumer or f"c-{rng.bits(64):016x}"
-        self.group = str(Group.parse(f"{options.group}.{self.consumer}")) if options.is_broadcast else options.group
+        self.group = str(GroupName.parse(f"{options.group}.{self.consumer}")) if options.is_broadcast else options.group
         self._secret = new_secret(rng)
         self.error: FairwayError | None = None  # why it ended by itself
         self.is_finished = False
@@ -107,11 +107,11 @@ class Consuming:
         self._on_messages = on_messages
         self._on_event = on_event
         self._on_join_delayed = on_join_delayed
-        self._ledger = Ledger(options.subject, options.group, clock, on_change, broker_group)
+        self._ledger = SettlementQueue(options.subject, options.group, clock, on_change, broker_group)
         self._ledger.is_watched = on_event is not None
         self._clock = clock
         self._lease = self._ledger.lease
-        self._settler = Settler(self._ledger, rng, linger_ms=options.linger_ms, enough=options.settle_messages)
+        self._settler = SettlementSender(self._ledger, rng, linger_ms=options.linger_ms, enough=options.settle_messages)
         self._shelf = self._settler.shelf
         decoded = decoded or DecodedBatches(options.decoded_bytes_max)
         self._unpacker = Unpacker(self._ledger, self._shelf, decoded)
@@ -210,8 +210,8 @@ class Consuming:
             message.release()
 
     def when_settled(self, messages: Sequence[Message], call: Hook) -> None:
-        """`call(None)` once the broker has confirmed the outcome of all of these; with `Stale`, or with what ended the
-        session, if that cannot be. Each must have been settled before."""
+        """`call(None)` once the broker has confirmed the outcome of all of these; with `StaleSettlement`, or with what
+        ended the session, if that cannot be. Each must have been settled before."""
         self._settler.when_settled(messages, call)
 
     def pause(self) -> None:
@@ -285,13 +285,13 @@ class Consuming:
                 self._is_cramped = True
         return asks
 
-    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
         if self.is_finished:
             return
         if isinstance(token, Settling):
             self._on_settle_outcome(token, outcome, now_ns)
-        elif isinstance(token, Asked) and token.life == self._life:
-            if isinstance(outcome, Lost):
+        elif isinstance(token, RequestToken) and token.life == self._life:
+            if isinstance(outcome, ConnectionLost):
                 self.detach()
                 self._attempts[token.doing].abandon()
             elif isinstance(outcome, Refused):
@@ -317,7 +317,7 @@ class Consuming:
     def _ask(self, asks: list[Ask], doing: Doing, message: Control, now_ns: int) -> None:
         self._attempts[doing].is_in_flight = True
         self._spoke_ns = now_ns
-        asks.append(Ask(message, (), Asked(doing, now_ns, self._life, self._ledger.stumbles)))
+        asks.append(Ask(message, (), RequestToken(doing, now_ns, self._life, self._ledger.stumbles)))
 
     def _join(self, asks: list[Ask], now_ns: int) -> None:
         if self._attempts[Doing.JOIN].may_ask(now_ns):
@@ -401,7 +401,7 @@ class Consuming:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    def _on_answer(self, token: Asked, outcome: Answer, now_ns: int) -> None:
+    def _on_answer(self, token: RequestToken, outcome: Answer, now_ns: int) -> None:
         message = outcome.message
         if token.doing is not Doing.JOIN:
             self._lease.renew(token.sent_ns, self.lease_ms)
@@ -416,7 +416,7 @@ class Consuming:
         elif isinstance(message, Done):
             self._finish(None)
 
-    def _on_joined(self, token: Asked, told: Joined, now_ns: int) -> None:
+    def _on_joined(self, token: RequestToken, told: Joined, now_ns: int) -> None:
         try:
             self._terms = group_terms.read(told.config)
         except RemoteProtocolError as error:
@@ -442,7 +442,7 @@ class Consuming:
             self.counts.gaps += 1
             self._tell(Gap())
 
-    def _on_pulled(self, token: Asked, told: Pulled, attachments: Sequence[Bytes], now_ns: int) -> None:
+    def _on_pulled(self, token: RequestToken, told: Pulled, attachments: Sequence[Bytes], now_ns: int) -> None:
         attempts = self._attempts[Doing.PULL]
         if not told.lots:
             if now_ns - token.sent_ns < _SOON_MS * NS_PER_MS:
@@ -483,7 +483,7 @@ class Consuming:
         else:
             self._attempts[Doing.PULL].put_off(now_ns)
 
-    def _on_renewed(self, token: Asked, told: Renewed, now_ns: int) -> None:
+    def _on_renewed(self, token: RequestToken, told: Renewed, now_ns: int) -> None:
         self._lease.confirm(token.sent_ns, told.leads_ms)
         if told.config_version != self._config_version:
             self._rejoin(now_ns)
@@ -491,7 +491,7 @@ class Consuming:
             self.is_paused_by_broker = told.is_paused
             self._tell(Paused(told.is_paused))
 
-    def _on_settle_outcome(self, token: Settling, outcome: Outcome, now_ns: int) -> None:
+    def _on_settle_outcome(self, token: Settling, outcome: RequestOutcome, now_ns: int) -> None:
         if isinstance(outcome, Answer) and isinstance(outcome.message, Settled):
             self._lease.renew(token.sent_ns, self.lease_ms)
             self.counts.settled += outcome.message.settled
@@ -502,14 +502,14 @@ class Consuming:
                     self._tell(event)
             return
         self._settler.returned(token, now_ns)
-        if isinstance(outcome, Lost):
+        if isinstance(outcome, ConnectionLost):
             self.detach()
         elif isinstance(outcome, Refused):
             if outcome.code not in _JOIN_AGAIN:  # after the JOIN it goes first, before a pull brings the same again
                 self._settler.put_off(now_ns, outcome.retry_after_ms)
             self._heed(outcome, now_ns)
 
-    def _on_refused(self, token: Asked, refused: Refused, now_ns: int) -> None:
+    def _on_refused(self, token: RequestToken, refused: Refused, now_ns: int) -> None:
         doing = token.doing
         if doing is Doing.JOIN and refused.code is Code.BUSY:
             self._delay_join(refused, now_ns)
@@ -594,6 +594,6 @@ class Consuming:
         self._behind.give_up()
         self._lease.end()
         self._ledger.ended = "the consumer has ended, and what it held goes to others" if error is None else str(error)
-        self._settler.end(error or Stale(self._ledger.ended))
+        self._settler.end(error or StaleSettlement(self._ledger.ended))
         self._tell(Ended(error))
         self._on_messages = self._on_event = self._ledger.on_change = None  # messages are not seen by the collector

@@ -8,9 +8,9 @@ from typing import TypeAlias, get_args
 from fairway import limits
 from fairway.batch import MessageId
 from fairway.errors import FairwayError, Misuse
-from fairway.names import Consumer, Group, Subject
+from fairway.names import ConsumerName, GroupName, Subject
 from fairway.protocol.messages import Whence
-from fairway.protocol.terms import Coalesce, Order, Policies, Terms, Wanted
+from fairway.protocol.terms import CoalescePolicy, OrderPolicy, Policies, Terms, WantedTags
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class ConsumingOptions:
     start: Whence = Whence.EARLIEST  # where a group that is new to the subject begins
     is_broadcast: bool = False  # every consumer gets every message: its group is `group.consumer`, for it alone
     config_version: int = 0  # of the group configuration that the program was written for; 0: whatever holds
-    wanted: Wanted | None = None  # the tags that the program expects the group to filter by; None: whatever holds
-    order: Order | None = None  # that the program counts on: a new group gets it; None: whatever holds
-    coalesce: Coalesce | None = None  # the same
+    wanted: WantedTags | None = None  # the tags that the program expects the group to filter by; None: whatever holds
+    order: OrderPolicy | None = None  # that the program counts on: a new group gets it; None: whatever holds
+    coalesce: CoalescePolicy | None = None  # the same
     rate_per_s: float | None = None  # the same
     rate_per_key: float | None = None  # the same
     prefetch_messages: int = 2_000  # two lots at most: one in the hands of handlers, one ready (see `ahead`)
@@ -37,19 +37,19 @@ class ConsumingOptions:
 
     def __post_init__(self) -> None:
         Subject.parse_joinable(self.subject)
-        Group.parse(self.group)
+        GroupName.parse(self.group)
         if self.consumer:
-            Consumer.parse(self.consumer)
+            ConsumerName.parse(self.consumer)
         if self.start not in (Whence.EARLIEST, Whence.LATEST):
             raise Misuse("a new group starts at EARLIEST or LATEST; seek afterwards")
         if min(self.prefetch_messages, self.prefetch_bytes, self.decoded_bytes_max, self.settle_messages) < 1:
             raise Misuse("prefetch, decoded_bytes_max and settle_messages are at least 1")
         if self.linger_ms < 0 or (self.wait_ms is not None and self.wait_ms < 0):
             raise Misuse("linger_ms and wait_ms are at least 0")
-        if self.order not in (None, *get_args(Order)):
-            raise Misuse(f"order is one of {', '.join(get_args(Order))}, not {self.order!r}")
-        if self.coalesce not in (None, *get_args(Coalesce)):
-            raise Misuse(f"coalesce is one of {', '.join(get_args(Coalesce))}, not {self.coalesce!r}")
+        if self.order not in (None, *get_args(OrderPolicy)):
+            raise Misuse(f"order is one of {', '.join(get_args(OrderPolicy))}, not {self.order!r}")
+        if self.coalesce not in (None, *get_args(CoalescePolicy)):
+            raise Misuse(f"coalesce is one of {', '.join(get_args(CoalescePolicy))}, not {self.coalesce!r}")
 
     @property
     def policies(self) -> Policies:

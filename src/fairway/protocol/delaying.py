@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 
-from fairway.protocol.messages import Message, Natural, Whence
+from fairway.protocol.messages import ControlMessage, Natural, Whence
 
 
 class Fate(enum.IntEnum):
@@ -21,7 +21,7 @@ class Fate(enum.IntEnum):
     UNKNOWN = 4  # never scheduled here, or sent or cancelled so long ago that nobody remembers
 
 
-class Cancel(Message, frozen=True):
+class Cancel(ControlMessage, frozen=True):
     """Exactly one of id and key. A key means every pending message of the subject that has it."""
 
     subject: str  # "" with an id: whichever it has
@@ -29,7 +29,7 @@ class Cancel(Message, frozen=True):
     key: str | None
 
 
-class Reschedule(Message, frozen=True):
+class Reschedule(ControlMessage, frozen=True):
     """Send at another time what is pending."""
 
     subject: str
@@ -38,14 +38,14 @@ class Reschedule(Message, frozen=True):
     due_ms: Natural
 
 
-class Decided(Message, frozen=True):
+class Decided(ControlMessage, frozen=True):
     """Durable, and true for ever."""
 
     fate: Fate
     messages: Natural  # that were cancelled or put off
 
 
-class Which(Message, frozen=True):
+class Which(ControlMessage, frozen=True):
     """Which pending messages are meant; None: any."""
 
     subject: str | None = None
@@ -54,7 +54,7 @@ class Which(Message, frozen=True):
     to_ms: Natural | None = None  # not included
 
 
-class Pending(Message, frozen=True):
+class PendingListed(ControlMessage, frozen=True):
     """A page of what is pending, in the order of due times."""
 
     which: Which
@@ -63,7 +63,7 @@ class Pending(Message, frozen=True):
     with_batches: bool = False  # the messages themselves, too
 
 
-class PendingMessage(Message, frozen=True):
+class PendingMessage(ControlMessage, frozen=True):
     subject: str
     id: str
     key: str | None
@@ -71,36 +71,36 @@ class PendingMessage(Message, frozen=True):
     size_bytes: Natural  # of the payload
 
 
-class PendingBatch(Message, frozen=True):
+class DelayedBatch(ControlMessage, frozen=True):
     """What an attached batch holds: the next `count` messages of the list, which all have this subject."""
 
     subject: str
     count: Natural
 
 
-class PendingPage(Message, frozen=True):
+class PendingPage(ControlMessage, frozen=True):
     """Batches are attached where they were asked for."""
 
     messages: list[PendingMessage]
-    next: str = ""  # for `Pending.after`; empty on the last page
-    batches: list[PendingBatch] = []  # noqa: RUF012  (msgspec copies an empty default)
+    next: str = ""  # for `PendingListed.after`; empty on the last page
+    batches: list[DelayedBatch] = []  # noqa: RUF012  (msgspec copies an empty default)
 
 
-class Tally(Message, frozen=True):
+class DelayTally(ControlMessage, frozen=True):
     """How many are pending, and when they are due."""
 
     which: Which
     width_ms: Natural = 0  # of a stretch; 0: the count alone
 
 
-class Stretch(Message, frozen=True):
+class Stretch(ControlMessage, frozen=True):
     """What is due from `start_ms` on, a multiple of the width, until the width is over."""
 
     start_ms: Natural
     count: Natural
 
 
-class InTransit(Message, frozen=True):
+class TransitReport(ControlMessage, frozen=True):
     """Messages that are due, in batches that were made for one broker group: only that group can say whether it has
     them."""
 
@@ -109,20 +109,22 @@ class InTransit(Message, frozen=True):
     is_reachable: bool  # whether there is a connection to it
 
 
-class Tallied(Message, frozen=True):
+class Tallied(ControlMessage, frozen=True):
     count: Natural
     stretches: list[Stretch] = []  # noqa: RUF012  (msgspec copies an empty default)  # in order; none is empty
-    in_transit: list[InTransit] | None = None  # by group; all there are, whichever pending ones were meant. None: an
+    in_transit: list[TransitReport] | None = (
+        None  # by group; all there are, whichever pending ones were meant. None: an
+    )
     # older server, which does not count them
 
 
-class Resend(Message, frozen=True):
+class Resend(ControlMessage, frozen=True):
     """Send to other broker groups what was made for one that is gone. Whatever that one has stored is there twice."""
 
     group: str
 
 
-class Resent(Message, frozen=True):
+class Resent(ControlMessage, frozen=True):
     """Durable: these messages have another target."""
 
     messages: Natural
@@ -148,7 +150,7 @@ class PastKind(enum.IntEnum):
     RESCHEDULED = 4
 
 
-class History(Message, frozen=True):
+class History(ControlMessage, frozen=True):
     """What happened, in the order of one log, from a place on; as far as it goes back."""
 
     chronicle: Chronicle
@@ -160,7 +162,7 @@ class History(Message, frozen=True):
     log_id: Natural | None = None  # refuse if the log is another one by now
 
 
-class PastEvent(Message, frozen=True):
+class PastEvent(ControlMessage, frozen=True):
     kind: PastKind
     subject: str
     first_sequence: Natural  # in the delay server's own log of that subject: what tells the message from all others
@@ -173,7 +175,7 @@ class PastEvent(Message, frozen=True):
     target: str = ""  # DISPATCHED: the broker group
 
 
-class HistoryPage(Message, frozen=True):
+class HistoryPage(ControlMessage, frozen=True):
     events: list[PastEvent]
     next: Natural  # go on here, with `next_skip`
     next_skip: Natural

@@ -19,11 +19,11 @@ import msgspec
 from fairway import limits
 from fairway.batch import MessageId
 from fairway.errors import Misuse
-from fairway.protocol.lots import ACK, OPEN, REJECT, RELEASE, RETRY, Lot, Note
-from fairway.protocol.page import Page
+from fairway.protocol.lots import ACK, OPEN, REJECT, RELEASE, RETRY, ConsumerLot, SettlementNote
+from fairway.protocol.page import LazyBatch
 
 After: TypeAlias = float | timedelta  # seconds, or a timedelta
-_LOT: Final[Callable[[Message], Lot]] = attrgetter("_lot")
+_LOT: Final[Callable[[Message], ConsumerLot]] = attrgetter("_lot")
 
 
 def after_ms_of(after: After | None) -> int | None:
@@ -46,8 +46,8 @@ class Message(msgspec.Struct, gc=False, eq=False):
 
     payload: bytes
     sequence: int
-    _lot: Lot
-    _page: Page
+    _lot: ConsumerLot
+    _page: LazyBatch
 
     # --- what it says
 
@@ -140,17 +140,17 @@ class Message(msgspec.Struct, gc=False, eq=False):
 
     def retry(self, after: After | None = None, reason: str = "") -> None:
         """Failed: again after so many seconds (or a timedelta); by the group's backoff unless told."""
-        self._fail(RETRY, Note(after_ms_of(after), reason))
+        self._fail(RETRY, SettlementNote(after_ms_of(after), reason))
 
     def reject(self, reason: str = "") -> None:
         """Never again: to dead letter at once."""
-        self._fail(REJECT, Note(None, reason))
+        self._fail(REJECT, SettlementNote(None, reason))
 
     def release(self) -> None:
         """Hand it back untouched, to whoever pulls next; counts as no attempt."""
         self._lot.settle(self.sequence, RELEASE, None)
 
-    def _fail(self, code: int, note: Note) -> None:
+    def _fail(self, code: int, note: SettlementNote) -> None:
         lot = self._lot
         if lot.ledger.is_watched and lot.is_last(code):
             lot.last_ids[self.sequence - lot.first] = self.id

@@ -20,7 +20,7 @@ from fairway.errors import FairwayError
 from fairway.protocol.pending import SpoolBatchReceipt
 
 
-class Way(enum.Enum):
+class SendPath(enum.Enum):
     """Which way batches go now."""
 
     DIRECT = "direct"
@@ -59,7 +59,7 @@ class Diversion(Protocol):
     """The other way."""
 
     @property
-    def way(self) -> Way: ...
+    def way(self) -> SendPath: ...
 
     @property
     def stream_key(self) -> bytes:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from fairway.errors import Code, Refused, RemoteProtocolError
-from fairway.protocol.messages import Message, Verb
+from fairway.protocol.messages import ControlMessage, Verb
 from fairway.world.buffers import Bytes
 
 
@@ -28,7 +28,7 @@ class RequestReceived(msgspec.Struct, frozen=True, gc=False):
 
     correlation: int
     verb: Verb
-    message: Message
+    message: ControlMessage
     attachments: tuple[Bytes, ...]
     control_bytes: int  # of the message, encoded: for the owner's memory budget
 
@@ -37,7 +37,7 @@ class ResponseReceived(msgspec.Struct, frozen=True, gc=False):
     """To the client: the answer to its request."""
 
     correlation: int
-    message: Message
+    message: ControlMessage
     attachments: tuple[Bytes, ...]
 
 
@@ -62,7 +62,9 @@ class PeerLeaving(msgspec.Struct, frozen=True, gc=False):
     retry_after_ms: int | None
 
 
-Event: TypeAlias = HandshakeDone | RequestReceived | ResponseReceived | RefusalReceived | RefusalSent | PeerLeaving
+ConnectionEvent: TypeAlias = (
+    HandshakeDone | RequestReceived | ResponseReceived | RefusalReceived | RefusalSent | PeerLeaving
+)
 
 
 class Why(enum.Enum):

@@ -103,7 +103,7 @@ class Filling:
         )  # fmt: skip
 
 
-class Columns:
+class MessageColumns:
     """Many messages at once, as their sender has them."""
 
     __slots__ = ("due_ms", "headers", "ids", "keys", "payloads", "size_bytes", "tags")
@@ -140,7 +140,7 @@ class Columns:
             return 0
         return total
 
-    def parts(self, messages_max: int, bytes_max: int) -> Iterator[Columns]:
+    def parts(self, messages_max: int, bytes_max: int) -> Iterator[MessageColumns]:
         """In order, each full by count or by bytes of payload; a message that is larger is a part of its own."""
         most = len(self.payloads)
         if 0 < most <= messages_max and self.size_bytes <= bytes_max:
@@ -154,8 +154,8 @@ class Columns:
             yield self._part(slice(begin, end))
             begin = end
 
-    def _part(self, part: slice) -> Columns:
-        return Columns(
+    def _part(self, part: slice) -> MessageColumns:
+        return MessageColumns(
             self.payloads[part],
             None if self.keys is None else self.keys[part],
             None if self.tags is None else self.tags[part],

@@ -23,7 +23,7 @@ FEED: Final = "registry-feed"  # a feature: REGISTER has the act FEED
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ConnectionOptions:
     """What one side brings to a connection. `heartbeat_ms` and `requests_max` are the server's to say."""
 
     name: str = "fairway"  # for people: name and version of the program
@@ -49,14 +49,14 @@ class Options:
             raise Misuse(f"a name of {len(self.name)} characters: at most {limits.NAME_CHARS_MAX} are allowed")
 
 
-def hello(options: Options) -> Hello:
+def hello(options: ConnectionOptions) -> Hello:
     """What the client says first."""
     return Hello(
         options.version_min, options.version_max, list(options.features), options.name, options.frame_bytes_max
     )
 
 
-def answer(said: Hello, options: Options) -> Welcome | Refused:
+def answer(said: Hello, options: ConnectionOptions) -> Welcome | Refused:
     """What the server answers."""
     version = min(said.version_max, options.version_max)
     if said.version_min > said.version_max:
@@ -87,7 +87,7 @@ def agreed_by_server(said: Hello, welcome: Welcome) -> HandshakeDone:
     )
 
 
-def agreed_by_client(welcome: Welcome, options: Options) -> HandshakeDone:
+def agreed_by_client(welcome: Welcome, options: ConnectionOptions) -> HandshakeDone:
     """What the client has agreed on; an answer that it did not offer is the server's mistake."""
     if not options.version_min <= welcome.version <= options.version_max:
         raise RemoteProtocolError(

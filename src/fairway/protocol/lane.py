@@ -32,11 +32,11 @@ from fairway import batch
 from fairway.batch import MessageId
 from fairway.batch.secret import derived_secret
 from fairway.errors import Code, FairwayError, NotSent, OutcomeUnknown, Refused
-from fairway.protocol.backoff import Backoff
+from fairway.protocol.backoff import RetryDelays
 from fairway.protocol.filling import Filling
 from fairway.protocol.messages import Produce, Produced
 from fairway.protocol.pending import BatchReceipt, PendingBatch
-from fairway.protocol.session import Lost
+from fairway.protocol.session import ConnectionLost
 from fairway.world.rng import Rng
 
 NEVER_NS: Final = 1 << 63
@@ -51,7 +51,7 @@ _LATER: Final = frozenset(
 _STREAM: Final = frozenset({Code.SEQUENCE_GAP, Code.UNKNOWN_PRODUCER, Code.FOREIGN_STREAM})
 
 
-class Stream:
+class StreamIdentity:
     """What the broker knows of a lane: one producer id, numbers from 0 on, and the secret that goes with them."""
 
     __slots__ = ("cut_at", "is_broken", "next", "pinned_request", "producer_id", "request")
@@ -65,7 +65,7 @@ class Stream:
         self.is_broken = False  # a range of it will never be stored, or nobody knows
         self.cut_at = NEVER_NS  # certainly nothing is stored from this sequence on
 
-    def copy(self) -> Stream:
+    def copy(self) -> StreamIdentity:
         """The same stream, for somebody who goes on with it by himself."""
         return copy.copy(self)
 
@@ -75,7 +75,7 @@ class Stream:
         self.cut_at = min(self.cut_at, sequence)
 
 
-class Parcel:
+class SealedBatch:
     """One sealed batch."""
 
     __slots__ = (
@@ -90,7 +90,7 @@ class Parcel:
         self.deadline_ns = deadline_ns
         self.data = b""
         self.stamp = (0, 0)  # what the bytes say: producer id, first sequence
-        self.stream: Stream | None = None  # under which it has left; None: it has not
+        self.stream: StreamIdentity | None = None  # under which it has left; None: it has not
         self.first = 0
         self.is_in_flight = False
         self.was_lost = False
@@ -102,14 +102,14 @@ class Parcel:
         """Whether it may be stored."""
         return self.was_lost and self.stream is not None and self.first < self.stream.cut_at
 
-    def twin(self) -> Parcel:
+    def twin(self) -> SealedBatch:
         """The same batch, to be sent again by somebody else while this one is under way."""
-        other = Parcel(self.lane, self.pending, self.size_bytes, self.deadline_ns)
+        other = SealedBatch(self.lane, self.pending, self.size_bytes, self.deadline_ns)
         other.data, other.stamp, other.stream, other.first = self.data, self.stamp, self.stream, self.first
         other.was_lost = True
         return other
 
-    def number(self, stream: Stream) -> None:
+    def number(self, stream: StreamIdentity) -> None:
         """Give it the next place in a stream; its bytes are fixed from here on."""
         self.stream = stream
         self.first = stream.next
@@ -127,17 +127,17 @@ class Lane:
         self,
         subject: str,
         rng: Rng,
-        backoff: Backoff,
+        backoff: RetryDelays,
         window: int,
-        settle: Callable[[Parcel, BatchReceipt | FairwayError], None],
+        settle: Callable[[SealedBatch, BatchReceipt | FairwayError], None],
         key: bytes,
     ) -> None:
         """`key`: what the secrets of its streams are derived from."""
         self.subject = subject
         self.broker_group = ""  # for receipts, in a cluster
         self.filling: Filling | None = None
-        self.waiting: deque[Parcel] = deque()
-        self.sent: dict[Parcel, None] = {}
+        self.waiting: deque[SealedBatch] = deque()
+        self.sent: dict[SealedBatch, None] = {}
         self.in_flight = 0
         self.is_recovering = False
         self.retry_at_ns = 0
@@ -153,8 +153,8 @@ class Lane:
         self._stream = self._new_stream()
         self._unnumbered = 0  # messages in `waiting` that have not left yet
 
-    def _new_stream(self) -> Stream:
-        return Stream(self._rng, self.subject, self._key)
+    def _new_stream(self) -> StreamIdentity:
+        return StreamIdentity(self._rng, self.subject, self._key)
 
     @property
     def has_room(self) -> bool:
@@ -173,23 +173,23 @@ class Lane:
         if due_ns == self.late_ns:
             self.late_ns = NEVER_NS
 
-    def parcels(self) -> Iterator[Parcel]:
+    def parcels(self) -> Iterator[SealedBatch]:
         """Everything sealed, oldest first."""
         yield from self.sent
         yield from self.waiting
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
-    def put(self, parcel: Parcel, data: bytes, stamp: tuple[int, int]) -> None:
+    def put(self, parcel: SealedBatch, data: bytes, stamp: tuple[int, int]) -> None:
         """One more sealed batch."""
         parcel.data = data
         parcel.stamp = stamp
         self._unnumbered += parcel.pending.count
         self.waiting.append(parcel)
 
-    def take(self, room: int, now_ns: int) -> list[Parcel]:
+    def take(self, room: int, now_ns: int) -> list[SealedBatch]:
         """What is to leave now, at most `room`."""
-        leaving: list[Parcel] = []
+        leaving: list[SealedBatch] = []
         if self.is_recovering and not self._recovered(now_ns):
             return leaving
         room = min(room, self._window - self.in_flight)
@@ -238,7 +238,9 @@ class Lane:
         heir = Lane(self.subject, self._rng, self._backoff, self._window, self._settle, self._key)
         heir.filling, self.filling = self.filling, None
         heir.broker_group = self.broker_group
-        copies: dict[Stream, Stream] = {}  # what becomes of the old ones is not known to those who go another way
+        copies: dict[
+            StreamIdentity, StreamIdentity
+        ] = {}  # what becomes of the old ones is not known to those who go another way
         for parcel in [*self.parcels()]:
             if not parcel.is_in_flight:
                 self._remove(parcel)
@@ -250,7 +252,7 @@ class Lane:
             heir._stream = copies.get(self._stream) or self._stream.copy()
         return heir
 
-    def _inherit(self, parcel: Parcel, copies: dict[Stream, Stream]) -> None:
+    def _inherit(self, parcel: SealedBatch, copies: dict[StreamIdentity, StreamIdentity]) -> None:
         """It keeps the number under which it may be stored; one in a broken stream where it is not is given up."""
         parcel.lane = self
         if parcel.stream is not None:
@@ -273,7 +275,7 @@ class Lane:
         parcel.number(self._stream)
         return False
 
-    def take_back(self, parcel: Parcel, *, was_sent: bool) -> None:
+    def take_back(self, parcel: SealedBatch, *, was_sent: bool) -> None:
         """It could not be handed over; those behind it were taken back before."""
         if not was_sent:
             self._stream.next = parcel.first
@@ -290,9 +292,9 @@ class Lane:
         """Whether nothing here is unsettled."""
         return self.filling is None and not self.waiting and not self.sent
 
-    def lend(self) -> list[Parcel]:
+    def lend(self) -> list[SealedBatch]:
         """Everything that is sealed, not under way and certainly not stored, in order: it leaves this lane for good."""
-        lent: list[Parcel] = []
+        lent: list[SealedBatch] = []
         for parcel in [*self.parcels()]:
             if parcel.is_in_flight or parcel.is_abandoned or parcel.is_doubtful:
                 continue
@@ -307,7 +309,7 @@ class Lane:
 
     # --- back --------------------------------------------------------------------------------------------------------
 
-    def stored(self, parcel: Parcel, answer: Produced) -> None:
+    def stored(self, parcel: SealedBatch, answer: Produced) -> None:
         """The broker has it."""
         self._back(parcel)
         del self.sent[parcel]
@@ -318,7 +320,7 @@ class Lane:
             receipt = BatchReceipt(self.subject, first, count, answer.appended_ms, answer.is_duplicate, first_id, group)
             self._settle(parcel, receipt)
 
-    def lost(self, parcel: Parcel, _: Lost) -> None:
+    def lost(self, parcel: SealedBatch, _: ConnectionLost) -> None:
         """Nobody knows."""
         self._back(parcel)
         self.is_recovering = True
@@ -326,7 +328,7 @@ class Lane:
         if parcel.is_abandoned:
             self.give_up(parcel, "")
 
-    def refused(self, parcel: Parcel, refused: Refused, now_ns: int) -> bool:
+    def refused(self, parcel: SealedBatch, refused: Refused, now_ns: int) -> bool:
         """Not stored by this attempt. Returns whether the broker is to blame and not the batch; once per window.
 
         One that does not lead is left by the line, which also waits and counts that; here nothing is to be waited for.
@@ -346,7 +348,7 @@ class Lane:
             self._refused_for_good(parcel, refused)
         return is_news and refused.code in _LATER
 
-    def _refused_for_good(self, parcel: Parcel, refused: Refused) -> None:
+    def _refused_for_good(self, parcel: SealedBatch, refused: Refused) -> None:
         """This batch can never be stored under this number."""
         if parcel.is_doubtful:
             self._leave_unknown(parcel, refused.sentence, refused)
@@ -357,7 +359,7 @@ class Lane:
             del self.sent[parcel]
             self._settle(parcel, refused)
 
-    def _back(self, parcel: Parcel) -> None:
+    def _back(self, parcel: SealedBatch) -> None:
         parcel.is_in_flight = False
         self.in_flight -= 1
 
@@ -377,7 +379,7 @@ class Lane:
         while self.waiting and self.waiting[0].deadline_ns <= now_ns:
             self.give_up(self.waiting[0], sentence)
 
-    def give_up(self, parcel: Parcel, sentence: str) -> None:
+    def give_up(self, parcel: SealedBatch, sentence: str) -> None:
         """Its sender is told what is certain. One that is under way stays in its place until its fate is known."""
         if parcel.is_in_flight:
             if not parcel.is_abandoned:
@@ -395,7 +397,7 @@ class Lane:
             if not parcel.is_abandoned:
                 self._settle(parcel, not_sent(parcel.pending, sentence, parcel.refused))
 
-    def _leave_unknown(self, parcel: Parcel, sentence: str, cause: Refused | None) -> None:
+    def _leave_unknown(self, parcel: SealedBatch, sentence: str, cause: Refused | None) -> None:
         _of(parcel).is_broken = True
         self.is_recovering = True
         self._remove(parcel)
@@ -404,27 +406,27 @@ class Lane:
             error.__cause__ = cause
             self._settle(parcel, error)
 
-    def _remove(self, parcel: Parcel) -> None:
+    def _remove(self, parcel: SealedBatch) -> None:
         if parcel in self.sent:
             del self.sent[parcel]
         else:
             self.waiting.remove(parcel)
 
 
-def _of(parcel: Parcel) -> Stream:
+def _of(parcel: SealedBatch) -> StreamIdentity:
     """The stream of a parcel that has left."""
     if parcel.stream is None:
         raise OutcomeUnknown("a batch came back that never left")
     return parcel.stream
 
 
-def request_of(parcel: Parcel) -> Produce:
+def request_of(parcel: SealedBatch) -> Produce:
     """What goes with a parcel that leaves."""
     stream = _of(parcel)
     return stream.pinned_request if parcel.is_doubtful else stream.request
 
 
-def _unknown(parcel: Parcel, sentence: str) -> OutcomeUnknown:
+def _unknown(parcel: SealedBatch, sentence: str) -> OutcomeUnknown:
     return OutcomeUnknown(f"whether {_many(parcel.pending)} stored is not known: {sentence}")
 
 

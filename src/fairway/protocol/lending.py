@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from fairway.errors import FairwayError, invariant
-from fairway.protocol.lane import Parcel
+from fairway.protocol.lane import SealedBatch
 from fairway.protocol.pending import BatchReceipt, PendingBatch
 
-Repay: TypeAlias = Callable[[Parcel, BatchReceipt | FairwayError], None]
+Repay: TypeAlias = Callable[[SealedBatch, BatchReceipt | FairwayError], None]
 
 
 class Borrowed(PendingBatch):
@@ -22,7 +22,7 @@ class Borrowed(PendingBatch):
 
     __slots__ = ("_lent", "_repay")
 
-    def __init__(self, lent: Parcel, repay: Repay) -> None:
+    def __init__(self, lent: SealedBatch, repay: Repay) -> None:
         super().__init__(lent.pending.subject, _nobody_calls)
         self.count = lent.pending.count
         self.is_seen = True  # its failure is looked at where it came from

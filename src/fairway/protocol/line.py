@@ -23,12 +23,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fairway.errors import Code, Misuse, Refused
-from fairway.protocol.backoff import NS_PER_MS, Backoff
+from fairway.protocol.backoff import NS_PER_MS, RetryDelays
 from fairway.protocol.connection import Connection
-from fairway.protocol.events import Closed, Event, HandshakeDone, PeerLeaving, RefusalReceived, ResponseReceived, Why
+from fairway.protocol.events import (
+    Closed,
+    ConnectionEvent,
+    HandshakeDone,
+    PeerLeaving,
+    RefusalReceived,
+    ResponseReceived,
+    Why,
+)
 from fairway.protocol.frames import FrameTooLarge
-from fairway.protocol.handshake import Options
-from fairway.protocol.session import Answer, Ask, Lost, Outcome, Session
+from fairway.protocol.handshake import ConnectionOptions
+from fairway.protocol.session import Answer, Ask, ClientSession, ConnectionLost, RequestOutcome
 from fairway.protocol.states import Role
 from fairway.world.buffers import Bytes
 from fairway.world.rng import Rng
@@ -44,7 +52,7 @@ STRAY_WAIT_MS_MAX = 500  # between two who do not lead: somebody is about to
 class LineOptions:
     """How a line behaves."""
 
-    hello: Options = field(default_factory=Options)
+    hello: ConnectionOptions = field(default_factory=ConnectionOptions)
     backoff_first_ms: int = 50  # a broker that restarts is back within a second: be there soon
     backoff_most_ms: int = 5_000  # one that was away for an hour is found within five seconds
     drain_ms: int = 10_000  # how long `close` waits for answers
@@ -77,7 +85,7 @@ class Line:
         self.peer: HandshakeDone | None = None  # what was agreed on with the broker that was last talked to
         self._on_trouble = on_trouble
         self._on_open = on_open
-        self._backoff = Backoff(rng, first_ms=self.options.backoff_first_ms, most_ms=self.options.backoff_most_ms)
+        self._backoff = RetryDelays(rng, first_ms=self.options.backoff_first_ms, most_ms=self.options.backoff_most_ms)
         self._dial_at_ns: int | None = now_ns
         self._connection: Connection | None = None
         self._opened_ns: int | None = None
@@ -85,21 +93,21 @@ class Line:
         self._leave_at_ns: int | None = None  # closing: when patience ends
         self._astray: Refused | None = None  # what was said by one who does not lead
         self._stray_by_ns: int | None = None  # when the last of its answers is there, or no longer waited for
-        self._straying = Backoff(
+        self._straying = RetryDelays(
             rng,
             first_ms=self.options.backoff_first_ms,
             most_ms=max(self.options.backoff_first_ms, min(self.options.backoff_most_ms, STRAY_WAIT_MS_MAX)),
         )
         self._is_moved = False  # somebody knows better where to dial
         self._moves_on = False
-        self._sessions: list[Session] = []
+        self._sessions: list[ClientSession] = []
         self._on_lost: dict[int, Callable[[], None]] = {}  # by the id of the session
-        self._asked: dict[int, tuple[Session, Ask]] = {}  # by correlation id
+        self._asked: dict[int, tuple[ClientSession, Ask]] = {}  # by correlation id
         self._errands: list[Errand] = []
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
-    def add(self, session: Session, now_ns: int, on_lost: Callable[[], None] | None = None) -> None:
+    def add(self, session: ClientSession, now_ns: int, on_lost: Callable[[], None] | None = None) -> None:
         """A session begins; if the line is open it is told so at once. `on_lost` is called when a connection ends, also
         where the session has asked nothing that could be lost with it."""
         self._sessions.append(session)
@@ -108,7 +116,7 @@ class Line:
         if self.is_open:
             session.opened(now_ns)
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: ClientSession) -> None:
         """A session ends. What it has asked is still answered by the broker, and nobody is told."""
         self._sessions = [each for each in self._sessions if each is not session]
         self._on_lost.pop(id(session), None)
@@ -250,7 +258,7 @@ class Line:
         if len(sessions) > 1:
             sessions.append(sessions.pop(0))
 
-    def _ask(self, session: Session, ask: Ask, now_ns: int) -> None:
+    def _ask(self, session: ClientSession, ask: Ask, now_ns: int) -> None:
         connection = self._connection
         if connection is None or not connection.room:
             session.answered(ask.token, Refused(Code.BUSY, "the connection has no room for one more request"), now_ns)
@@ -262,7 +270,7 @@ class Line:
             return
         self._asked[correlation] = (session, ask)
 
-    def _on_event(self, event: Event, now_ns: int) -> None:
+    def _on_event(self, event: ConnectionEvent, now_ns: int) -> None:
         if isinstance(event, ResponseReceived):
             self._backoff.reset()  # not by a handshake alone: a broker that dies of our first request is not yet well
             self._straying.reset()
@@ -283,7 +291,7 @@ class Line:
         elif isinstance(event, PeerLeaving):
             self._retry_after_ms = event.retry_after_ms
 
-    def _answer(self, correlation: int, outcome: Outcome, now_ns: int) -> None:
+    def _answer(self, correlation: int, outcome: RequestOutcome, now_ns: int) -> None:
         asked = self._asked.pop(correlation, None)
         if asked is not None:  # else its session has gone
             session, ask = asked
@@ -297,7 +305,7 @@ class Line:
         self._retry_after_ms = _longer(self._retry_after_ms, closed)
         asked, self._asked = self._asked, {}
         for session, ask in asked.values():
-            session.answered(ask.token, Lost(closed.sentence), now_ns)
+            session.answered(ask.token, ConnectionLost(closed.sentence), now_ns)
         for tell in tuple(self._on_lost.values()):
             tell()
 

@@ -28,8 +28,8 @@ from fairway import limits
 from fairway.batch import MessageId
 from fairway.errors import FairwayError, Misuse, RemoteProtocolError
 from fairway.protocol.lease import Lease
-from fairway.protocol.messages import Lot as LotMessage
-from fairway.protocol.messages import Settle, Settlement, Span
+from fairway.protocol.messages import SequenceRange, Settle, Settlement
+from fairway.protocol.messages import WireLot as LotMessage
 from fairway.world.clock import Clock
 
 ABSENT: Final = 0  # not meant: another message of the same batch
@@ -57,11 +57,11 @@ _RUNS: Final = [re.compile(re.escape(bytes([code])) + b"+") for code in range(GO
 _SAID: Final = re.compile(b"[\x04\x05\x06]")
 
 
-class Stale(FairwayError):
+class StaleSettlement(FairwayError):
     """The consumer no longer held the message when its outcome reached the broker: it was not its to say."""
 
 
-class Note(NamedTuple):
+class SettlementNote(NamedTuple):
     """What goes with a RETRY or a REJECT."""
 
     after_ms: int | None
@@ -71,7 +71,7 @@ class Note(NamedTuple):
 Hook = Callable[[FairwayError | None], None]
 
 
-class Ledger:
+class SettlementQueue:
     """What all lots of a consumer share: whose they are, and which of them have something to send."""
 
     __slots__ = (
@@ -88,10 +88,10 @@ class Ledger:
         self.broker_group = broker_group  # that they are from; empty where there is but one
         self.group = group
         self.on_change = on_change
-        self.dirty: deque[Lot] = deque()
+        self.dirty: deque[ConsumerLot] = deque()
         self.is_called = False  # `on_change` was called, and nobody has looked since
         self.ended: str = ""  # why nothing can be settled any more
-        self.shelf = Shelf()
+        self.shelf = UnackedLots()
         self.is_strict = False  # what follows upon a message that failed must not be begun
         self.stumbles = 0  # how often one has
         self.attempts_max = 0  # of the group's configuration; 0: not known yet
@@ -115,10 +115,10 @@ class Heir(NamedTuple):
     """The outcome of this message goes out under the name of `lot`, instead (heirs) or as well (echoes)."""
 
     sequence: int
-    lot: Lot
+    lot: ConsumerLot
 
 
-class Lot:
+class ConsumerLot:
     """Messages that were handed out under one name. Index i of the state is the message at `first + i`."""
 
     __slots__ = (
@@ -145,7 +145,14 @@ class Lot:
     )
 
     def __init__(
-        self, ledger: Ledger, told: LotMessage, *, is_inbox: bool, is_final: bool, serial: int = 0, number: int = 0
+        self,
+        ledger: SettlementQueue,
+        told: LotMessage,
+        *,
+        is_inbox: bool,
+        is_final: bool,
+        serial: int = 0,
+        number: int = 0,
     ) -> None:
         self.ledger = ledger
         self.first = told.first
@@ -161,7 +168,7 @@ class Lot:
         self.bytes_each = 0
         self.state = _state_of(told)
         self.left = len(self.state) - self.state.count(ABSENT)  # not DONE; the line's thread alone counts
-        self.notes: dict[int, Note] = {}
+        self.notes: dict[int, SettlementNote] = {}
         self.last_ids: dict[int, MessageId] = {}  # by index: of those that go to dead letter, where somebody is told
         self.failed: set[int] = set()  # indices of those that were settled otherwise than by ACK
         self.heirs: list[Heir] = []
@@ -181,7 +188,7 @@ class Lot:
         if not self.ledger.is_called:
             self.ledger.call()
 
-    def settle(self, sequence: int, code: int, note: Note | None) -> None:
+    def settle(self, sequence: int, code: int, note: SettlementNote | None) -> None:
         index = sequence - self.first
         if self.state[index] != OPEN:
             raise self.complaint(sequence)
@@ -260,7 +267,7 @@ class Lot:
         if not self.is_dirty:
             self.touch()
 
-    def gather(self) -> list[Piece]:
+    def gather(self) -> list[PendingSettlement]:
         """What has been said and not been sent; it is SENT from now on. What has an heir goes over to it."""
         self.is_dirty = False
         if self.echoes:
@@ -271,13 +278,13 @@ class Lot:
         if spans := list(self.runs(ACK)):
             for start, end in spans:
                 self.fill(start, end, SENT_ACK)
-            pieces.append(Piece(self, ACK, None, spans))
+            pieces.append(PendingSettlement(self, ACK, None, spans))
         if _SAID.search(self.state) is not None:
             pieces += self._gather_others()
         return pieces
 
-    def _gather_others(self) -> list[Piece]:
-        by_note: dict[tuple[int, Note | None], list[tuple[int, int]]] = {}
+    def _gather_others(self) -> list[PendingSettlement]:
+        by_note: dict[tuple[int, SettlementNote | None], list[tuple[int, int]]] = {}
         for code in (RETRY, REJECT, RELEASE):
             for start, end in self.runs(code):
                 for index in range(start, end):
@@ -287,7 +294,7 @@ class Lot:
                     else:
                         spans.append((index, index + 1))
                 self.fill(start, end, SENT)
-        return [Piece(self, code, note, spans) for (code, note), spans in by_note.items()]
+        return [PendingSettlement(self, code, note, spans) for (code, note), spans in by_note.items()]
 
     def finish(self, start: int, end: int) -> int:
         """These are DONE, as far as they are SENT; how many that is. Its hooks are the caller's affair."""
@@ -315,7 +322,7 @@ class Lot:
 
     # --- heirs
 
-    def inherit(self, older: Lot) -> None:
+    def inherit(self, older: ConsumerLot) -> None:
         """Take over what the older lot still has of the same messages; here they are not to be handed out."""
         for sequence in range(max(self.first, older.first), min(self.end, older.end)):
             here, there = sequence - self.first, sequence - older.first
@@ -362,7 +369,7 @@ class Lot:
             else:
                 self.echoes.append(echo)
 
-    def repeat(self, sequence: int, code: int, note: Note | None) -> None:
+    def repeat(self, sequence: int, code: int, note: SettlementNote | None) -> None:
         """The same outcome under this lot's name."""
         if note is not None:
             self.notes[sequence - self.first] = note
@@ -373,7 +380,7 @@ class Lot:
         self.state[index] = DONE
         self.left -= 1
 
-    def _heir_of(self, sequence: int) -> Lot | None:
+    def _heir_of(self, sequence: int) -> ConsumerLot | None:
         return next((heir.lot for heir in reversed(self.heirs) if heir.sequence == sequence), None)
 
     def _pass_on(self) -> None:
@@ -385,7 +392,7 @@ class Lot:
                 heir._take_over(self, self.first + index, code)
                 self.forget(index)
 
-    def _take_over(self, older: Lot, sequence: int, code: int) -> None:
+    def _take_over(self, older: ConsumerLot, sequence: int, code: int) -> None:
         here, there = sequence - self.first, sequence - older.first
         if there in older.notes:
             self.notes[here] = older.notes.pop(there)
@@ -401,12 +408,12 @@ class Lot:
             self.ledger.dirty.append(self)
 
 
-class Piece(NamedTuple):
+class PendingSettlement(NamedTuple):
     """Some messages of a lot with one outcome, on its way to the broker."""
 
-    lot: Lot
+    lot: ConsumerLot
     code: int
-    note: Note | None
+    note: SettlementNote | None
     runs: list[tuple[int, int]]  # (start, end) of indices
 
     @property
@@ -415,11 +422,11 @@ class Piece(NamedTuple):
 
     def settle(self) -> Settle:
         lot = self.lot
-        spans = [Span(lot.first + start, end - start) for start, end in self.runs]
+        spans = [SequenceRange(lot.first + start, end - start) for start, end in self.runs]
         after_ms, reason = (None, "") if self.note is None else (self.note.after_ms, _cut(self.note.reason))
         return Settle(_KINDS[self.code], lot.first, lot.attempt, spans, after_ms, reason, lot.is_inbox, lot.fence)
 
-    def still_sent(self) -> Piece | None:
+    def still_sent(self) -> PendingSettlement | None:
         """What of it is to be sent again, after nobody knows whether it arrived."""
         code = SENT_ACK if self.code == ACK else SENT
         if self.lot.heirs:
@@ -431,24 +438,24 @@ class Piece(NamedTuple):
         return self._replace(runs=runs) if runs else None
 
 
-class Shelf:
+class UnackedLots:
     """All lots that a consumer has and the broker has not heard the end of."""
 
     def __init__(self) -> None:
-        self._lots: dict[int, Lot] = {}
+        self._lots: dict[int, ConsumerLot] = {}
         self._order: tuple[list[tuple[int, int]], ...] = ([], [])  # (first, serial); the subject's, the inbox's
         self._serial = 0
         self.owed = 0  # messages of which the broker has not confirmed the outcome
         self.held = 0  # messages whose outcome has not been sent yet
         self.held_bytes = 0
 
-    def __iter__(self) -> Iterator[Lot]:
+    def __iter__(self) -> Iterator[ConsumerLot]:
         return iter(self._lots.values())
 
     def __len__(self) -> int:
         return len(self._lots)
 
-    def add(self, lot: Lot) -> None:
+    def add(self, lot: ConsumerLot) -> None:
         self._serial += 1
         lot.serial = self._serial
         self._lots[lot.serial] = lot
@@ -457,12 +464,12 @@ class Shelf:
         self.held += lot.left
         self.held_bytes += lot.left * lot.bytes_each
 
-    def remove(self, lot: Lot) -> None:
+    def remove(self, lot: ConsumerLot) -> None:
         del self._lots[lot.serial]
         order = self._order[lot.is_inbox]
         del order[bisect_left(order, (lot.first, lot.serial))]
 
-    def overlapping(self, lot: Lot) -> list[Lot]:
+    def overlapping(self, lot: ConsumerLot) -> list[ConsumerLot]:
         """Those that may have some of the same messages, the oldest first."""
         order = self._order[lot.is_inbox]
         if not order or order[-1][0] + limits.LOT_MESSAGES_MAX <= lot.first:
@@ -480,13 +487,13 @@ class Shelf:
         for lot in self:
             lot.is_unsure = True
 
-    def sent(self, piece: Piece) -> None:
+    def sent(self, piece: PendingSettlement) -> None:
         """It is on its way."""
         count = piece.size
         self.held -= count
         self.held_bytes -= count * piece.lot.bytes_each
 
-    def confirm(self, piece: Piece) -> None:
+    def confirm(self, piece: PendingSettlement) -> None:
         """The broker has answered."""
         lot = piece.lot
         for start, end in piece.runs:

@@ -76,11 +76,11 @@ class Whence(enum.IntEnum):
     SEQUENCE = 4
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class ControlMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base of all control messages."""
 
 
-class Span(Message, frozen=True):
+class SequenceRange(ControlMessage, frozen=True):
     """A range of sequences of one subject."""
 
     first: Natural
@@ -90,7 +90,7 @@ class Span(Message, frozen=True):
 # --- the connection --------------------------------------------------------------------------------------------------
 
 
-class Hello(Message, frozen=True):
+class Hello(ControlMessage, frozen=True):
     """The client's first frame."""
 
     version_min: Natural
@@ -100,7 +100,7 @@ class Hello(Message, frozen=True):
     frame_bytes_max: Natural  # the largest that the client takes
 
 
-class Welcome(Message, frozen=True):
+class Welcome(ControlMessage, frozen=True):
     """The server's answer."""
 
     version: Natural
@@ -111,15 +111,15 @@ class Welcome(Message, frozen=True):
     requests_max: Natural  # in flight on this connection
 
 
-class Ping(Message, frozen=True):
+class Ping(ControlMessage, frozen=True):
     """Are you there?"""
 
 
-class Pong(Message, frozen=True):
+class Pong(ControlMessage, frozen=True):
     """Yes."""
 
 
-class Goodbye(Message, frozen=True):
+class Goodbye(ControlMessage, frozen=True):
     """Without a code: no new requests, answer what is under way, then part. With one: the connection ends here."""
 
     reason: str
@@ -127,7 +127,7 @@ class Goodbye(Message, frozen=True):
     retry_after_ms: Natural | None = None  # when to come back
 
 
-class StoredPart(Message, frozen=True):
+class StoredPart(ControlMessage, frozen=True):
     """A batch that stands in places of a producer stream that a refused one was meant for."""
 
     first: Natural  # producer sequence
@@ -135,7 +135,7 @@ class StoredPart(Message, frozen=True):
     crc: Natural  # as the stored batch has it in its header
 
 
-class Refusal(Message, frozen=True):
+class Refusal(ControlMessage, frozen=True):
     """Instead of an answer; its frame is marked. Nothing was appended and nothing changed."""
 
     code: str  # the value of an `errors.Code`, or one that only a later version knows
@@ -144,14 +144,14 @@ class Refusal(Message, frozen=True):
     stored: list[StoredPart] | None = None  # `sequence_conflict`: what is there, in order; None: it is not known
 
 
-class Done(Message, frozen=True):
+class Done(ControlMessage, frozen=True):
     """The answer to a request that has nothing to tell but that it is durable."""
 
 
 # --- producing -------------------------------------------------------------------------------------------------------
 
 
-class Produce(Message, frozen=True):
+class Produce(ControlMessage, frozen=True):
     """One batch is attached. A subject exists from its first batch on."""
 
     subject: str
@@ -163,7 +163,7 @@ class Produce(Message, frozen=True):
         return f"Produce(subject={self.subject!r}, is_pinned={self.is_pinned}, secret=<{len(self.secret)} bytes>)"
 
 
-class Produced(Message, frozen=True):
+class Produced(ControlMessage, frozen=True):
     """The batch is durable."""
 
     first_sequence: Natural
@@ -176,7 +176,7 @@ class Produced(Message, frozen=True):
 # --- consuming -------------------------------------------------------------------------------------------------------
 
 
-class Join(Message, frozen=True):
+class Join(ControlMessage, frozen=True):
     """Become, or come back as, a member of a group on a subject."""
 
     subject: str
@@ -195,7 +195,7 @@ class Join(Message, frozen=True):
         return f"Join({shown}, secret=<{len(self.secret)} bytes>)"
 
 
-class Joined(Message, frozen=True):
+class Joined(ControlMessage, frozen=True):
     config: bytes  # the group's configuration in force, MessagePack
     config_version: Natural
     lease_ms: Natural
@@ -205,7 +205,7 @@ class Joined(Message, frozen=True):
     number: Natural = 0  # of the last response to this consumer that the broker knows of: what came later is forgotten
 
 
-class Pull(Message, frozen=True):
+class Pull(ControlMessage, frozen=True):
     """Ask for messages; waits for the first one if it may."""
 
     subject: str
@@ -218,28 +218,28 @@ class Pull(Message, frozen=True):
     run_max: Natural = 1  # messages of one key that it takes together and handles one after another, in a group by key
 
 
-class Lot(Message, frozen=True):
+class WireLot(ControlMessage, frozen=True):
     """What is handed out: settled by naming it and the ranges in it. (first, attempt) names it."""
 
     first: Natural
     attempt: Natural
-    spans: list[Span]  # the messages that are meant; others in the attached batches are not
+    spans: list[SequenceRange]  # the messages that are meant; others in the attached batches are not
     fence: Natural = 0  # of ordered groups: grows with every handout
     is_behind: bool = False  # its messages wait for those of the same key that come before them in this response
 
 
-class AttachedBatch(Message, frozen=True):
+class AttachedBatch(ControlMessage, frozen=True):
     """What a batch of the response does not know of itself; in the order in which they are attached."""
 
     first_sequence: Natural
     appended_ms: Natural
 
 
-class Pulled(Message, frozen=True):
+class Pulled(ControlMessage, frozen=True):
     """The batches are attached. Empty: nothing came within the wait."""
 
     number: Natural  # counts this consumer's responses; the next request says what arrived
-    lots: list[Lot]
+    lots: list[WireLot]
     batches: list[AttachedBatch]
     is_inbox: bool = False  # the sequences are those of the group's inbox subject
     leads_ms: Natural | None = None  # as in Joined
@@ -254,20 +254,20 @@ class Settlement(enum.IntEnum):
     RELEASE = 4  # hand it back untouched: does not count as an attempt
 
 
-class Settle(Message, frozen=True):
+class Settle(ControlMessage, frozen=True):
     """One outcome for ranges of one lot."""
 
     kind: Settlement
     first: Natural  # of the lot
     attempt: Natural
-    spans: list[Span]
+    spans: list[SequenceRange]
     after_ms: Natural | None = None  # RETRY: instead of the group's backoff
     reason: str = ""
     is_inbox: bool = False
     fence: Natural = 0  # as the lot had it
 
 
-class SettleAll(Message, frozen=True):
+class SettleAll(ControlMessage, frozen=True):
     """Outcomes of any number of lots, in one request."""
 
     subject: str
@@ -277,14 +277,14 @@ class SettleAll(Message, frozen=True):
     arrived: Natural
 
 
-class Settled(Message, frozen=True):
+class Settled(ControlMessage, frozen=True):
     """Durable. Counts messages; the stale ones this consumer no longer held: their outcome is not its to say."""
 
     settled: Natural
     stale: Natural
 
 
-class Heartbeat(Message, frozen=True):
+class Heartbeat(ControlMessage, frozen=True):
     """Renews the leases of everything this consumer holds."""
 
     subject: str
@@ -293,7 +293,7 @@ class Heartbeat(Message, frozen=True):
     arrived: Natural
 
 
-class Renewed(Message, frozen=True):
+class Renewed(ControlMessage, frozen=True):
     """The lease runs anew from now."""
 
     lease_ms: Natural
@@ -302,7 +302,7 @@ class Renewed(Message, frozen=True):
     leads_ms: Natural | None = None  # as in Joined
 
 
-class Leave(Message, frozen=True):
+class Leave(ControlMessage, frozen=True):
     """What it has not settled goes to the others at once; its waiting pulls are answered, empty."""
 
     subject: str

@@ -14,12 +14,12 @@ from collections import deque
 from weakref import ref
 
 from fairway import limits
-from fairway.batch import Batch, Header, decode_verified, key_hashes, layout, verify
+from fairway.batch import Batch, BatchHeader, decode_verified, key_hashes, layout, verify
 from fairway.world.buffers import Bytes
 from fairway.world.gate import Lock
 
 
-class Page:
+class LazyBatch:
     """A batch, and what a batch does not know of itself. Its methods may be called from any thread."""
 
     __slots__ = (
@@ -29,7 +29,7 @@ class Page:
 
     def __init__(self, data: Bytes, first_sequence: int, appended_ms: int, decoded: DecodedBatches) -> None:
         """RemoteProtocolError if the bytes were damaged on their way."""
-        self.header: Header = verify(data)
+        self.header: BatchHeader = verify(data)
         self.first_sequence = first_sequence
         self.end_sequence = first_sequence + self.header.count
         self.appended_ms = appended_ms
@@ -90,10 +90,10 @@ class DecodedBatches:
     def __init__(self, bytes_max: int = limits.DECODED_BYTES_MAX) -> None:
         self.bytes_max = bytes_max
         self._lock = Lock()
-        self._pages: deque[tuple[ref[Page], int]] = deque()  # the oldest first
+        self._pages: deque[tuple[ref[LazyBatch], int]] = deque()  # the oldest first
         self._bytes = 0
 
-    def decode(self, page: Page) -> Batch:
+    def decode(self, page: LazyBatch) -> Batch:
         """Decode a page, after the oldest ones have made room for it."""
         with self._lock:
             if page.is_decoded:  # by another thread, meanwhile

@@ -18,20 +18,20 @@ from fairway import limits
 from fairway.protocol.consumption import ConsumingCounts
 from fairway.protocol.delivery import Message
 from fairway.protocol.lots import ACK, OPEN, RELEASE
-from fairway.protocol.page import Page
-from fairway.protocol.unpacking import Run
+from fairway.protocol.page import LazyBatch
+from fairway.protocol.unpacking import MessageRun
 
 
 class PrefetchBuffer:
     """Runs of messages, the oldest first. Called under the lock of the line's owner, but for `has_ready`."""
 
     def __init__(self, counts: ConsumingCounts, taken_bytes_max: int = limits.DECODED_BYTES_MAX) -> None:
-        self._runs: deque[Run] = deque()
+        self._runs: deque[MessageRun] = deque()
         self._counts = counts
         self._taken_bytes_max = taken_bytes_max
         self.count = 0  # messages
 
-    def put(self, runs: Sequence[Run]) -> None:
+    def put(self, runs: Sequence[MessageRun]) -> None:
         self._runs.extend(runs)
         self.count += sum(run.end - run.first for run in runs)
 
@@ -49,7 +49,7 @@ class PrefetchBuffer:
         taken: list[Message] = []
         left = self.count if most is None else most
         taken_bytes = 0
-        last_page: Page | None = None
+        last_page: LazyBatch | None = None
         while left > 0 and self.has_ready:
             lot, page, first, end = self._runs.popleft()
             if lot.is_over(now_ns):
@@ -60,11 +60,11 @@ class PrefetchBuffer:
             if page is not last_page:
                 taken_bytes += page.raw_bytes
                 if taken and taken_bytes > self._taken_bytes_max:
-                    self._runs.appendleft(Run(lot, page, first, end))
+                    self._runs.appendleft(MessageRun(lot, page, first, end))
                     break
                 last_page = page
             if end - first > left:
-                self._runs.appendleft(Run(lot, page, first + left, end))
+                self._runs.appendleft(MessageRun(lot, page, first + left, end))
                 end = first + left
             lot.fill(first - lot.first, end - lot.first, OPEN)
             at = page.first_sequence
@@ -75,11 +75,11 @@ class PrefetchBuffer:
         self._counts.handed_out += len(taken)
         return taken
 
-    def give_back(self, behind: Iterable[Run], *, is_last: bool) -> int:
+    def give_back(self, behind: Iterable[MessageRun], *, is_last: bool) -> int:
         """Release all that is here, and what waits `behind` it; how many messages that is. What cannot be released is
         kept, or forgone if this is the last time."""
         released = 0
-        kept: deque[Run] = deque()
+        kept: deque[MessageRun] = deque()
         for run in (*self._runs, *behind):
             length = run.end - run.first
             if not run.lot.is_final:

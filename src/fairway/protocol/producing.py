@@ -32,16 +32,16 @@ from fairway.batch import Codec, MessageId
 from fairway.batch.secret import new_secret
 from fairway.errors import BufferFull, CircuitOpen, DiskFull, FairwayError, Misuse, OutcomeUnknown, Refused, invariant
 from fairway.names import Subject
-from fairway.protocol.backoff import NS_PER_MS, Backoff
+from fairway.protocol.backoff import NS_PER_MS, RetryDelays
 from fairway.protocol.breaker import Breaker
-from fairway.protocol.diversion import Diversion, Handed, Way
-from fairway.protocol.filling import Columns, Extras, Filling, check_extras, check_size
-from fairway.protocol.lane import NEVER_NS, Lane, Parcel, not_sent, request_of
+from fairway.protocol.diversion import Diversion, Handed, SendPath
+from fairway.protocol.filling import Extras, Filling, MessageColumns, check_extras, check_size
+from fairway.protocol.lane import NEVER_NS, Lane, SealedBatch, not_sent, request_of
 from fairway.protocol.lending import Borrowed, Repay
 from fairway.protocol.line import Errand
 from fairway.protocol.messages import Produced
 from fairway.protocol.pending import BatchReceipt, Pending, PendingBatch
-from fairway.protocol.session import Answer, Ask, Outcome
+from fairway.protocol.session import Answer, Ask, RequestOutcome
 from fairway.protocol.waiters import Flush, RoomQueue
 from fairway.world.buffers import Bytes
 from fairway.world.clock import Clock
@@ -134,8 +134,8 @@ class Producing(Generic[PendingT, BatchT]):
         self._waiters = RoomQueue(self._fits, self.room_for)
         self._failed: dict[PendingBatch, None] = {}  # nobody has looked at them yet, as far as is known
         self._diversion: Diversion | None = None
-        self._handed: list[tuple[Parcel, bool]] = []  # under way to the other side; and whether sent before
-        self._lent: dict[Parcel, None] = {}  # that another producer brings to another broker
+        self._handed: list[tuple[SealedBatch, bool]] = []  # under way to the other side; and whether sent before
+        self._lent: dict[SealedBatch, None] = {}  # that another producer brings to another broker
         self.broker_group = ""  # for receipts, in a cluster
         self.on_failure: Errand | None = None  # called as an errand each time the broker has failed
         self.is_crammed = False  # the buffer was found full, and the other way is the answer to that
@@ -221,19 +221,19 @@ class Producing(Generic[PendingT, BatchT]):
         lane = lanes.get(subject) or self._new_lane(lanes, subject)
         is_plain = set(map(type, payloads)) <= {bytes}
         plain = cast(Sequence[bytes], payloads) if is_plain else list(map(batch.as_bytes, payloads))
-        columns = Columns(plain, keys, tags, headers, ids, due_ms)
+        columns = MessageColumns(plain, keys, tags, headers, ids, due_ms)
         self._admit(len(payloads), columns.size_bytes)
         self._cut(lane)
         deadline_ns, created_ms = self._clock.monotonic_ns() + self._timeout_ns, self._clock.wall_ms()
         producer_id, first = lane.stamp
-        sealed: list[tuple[Parcel, bytes, tuple[int, int]]] = []
+        sealed: list[tuple[SealedBatch, bytes, tuple[int, int]]] = []
         batches: list[BatchT] = []
         for part in columns.parts(self._batch_messages_max, self._batch_bytes_max):
             pending = self._batch_type(lane.subject, self._run_later)
             pending.count = len(part.payloads)
             pending.ids = part.ids
             data = part.encode(producer_id, first, created_ms, self.options.codec)
-            sealed.append((Parcel(lane, pending, part.size_bytes, deadline_ns), data, (producer_id, first)))
+            sealed.append((SealedBatch(lane, pending, part.size_bytes, deadline_ns), data, (producer_id, first)))
             batches.append(pending)
             first += pending.count
         for parcel, data, stamp in sealed:  # from here on nothing raises
@@ -317,10 +317,10 @@ class Producing(Generic[PendingT, BatchT]):
             self._set_alarm(lane, now_ns)
         return asks
 
-    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
         """How a batch fared."""
-        invariant(isinstance(token, Parcel), "a producer is answered what it asked")
-        if not isinstance(token, Parcel):
+        invariant(isinstance(token, SealedBatch), "a producer is answered what it asked")
+        if not isinstance(token, SealedBatch):
             return
         lane = token.lane
         self._ready[lane] = None
@@ -368,7 +368,11 @@ class Producing(Generic[PendingT, BatchT]):
     def _spool_trouble(self) -> str:
         """Why what waits does not go the other way, in brackets; empty where it does."""
         diversion = self._diversion
-        if diversion is None or diversion.way is not Way.DIVERT or diversion.room_for(self.messages, self.size_bytes):
+        if (
+            diversion is None
+            or diversion.way is not SendPath.DIVERT
+            or diversion.room_for(self.messages, self.size_bytes)
+        ):
             return ""
         return f" ({diversion.trouble})"
 
@@ -381,18 +385,18 @@ class Producing(Generic[PendingT, BatchT]):
         if diversion.fault is not None:
             self._is_guarded = True  # `add` raises it
             self.give_up(str(diversion.fault))
-        if before is Way.DIRECT and way is not Way.DIRECT:
+        if before is SendPath.DIRECT and way is not SendPath.DIRECT:
             for lanes in (self._lanes, self._due_lanes):
                 lanes.update({name: lane.succeed() for name, lane in lanes.items()})
             self._in_use = dict.fromkeys(self._all_lanes())
-        elif before is not Way.DIRECT and way is Way.DIRECT:
+        elif before is not SendPath.DIRECT and way is SendPath.DIRECT:
             for lane in self._all_lanes():
                 lane.restart()
         if before is not way:
             self._ready.update(dict.fromkeys(self._all_lanes()))
-        if way is Way.DIVERT and not self._handed:
+        if way is SendPath.DIVERT and not self._handed:
             self._hand_over(diversion)
-        return room if way is Way.DIRECT else 0
+        return room if way is SendPath.DIRECT else 0
 
     def _hand_over(self, diversion: Diversion) -> None:
         """All that there is room for, in one go; the next follows when it is kept."""
@@ -443,7 +447,7 @@ class Producing(Generic[PendingT, BatchT]):
         self._in_use = {lane: None for lane in self._in_use if not lane.is_empty}
         return [(lane.subject, self._due_lanes.get(lane.subject) is lane) for lane in self._in_use]
 
-    def lend(self, subject: str, *, is_due: bool) -> list[Parcel]:
+    def lend(self, subject: str, *, is_due: bool) -> list[SealedBatch]:
         """All of a subject that is certainly not stored, in order, for another producer to bring to another broker. It
         stays on the books here until it is `repaid`."""
         lane = self._lanes_of(is_due).get(subject)
@@ -455,19 +459,19 @@ class Producing(Generic[PendingT, BatchT]):
         self._stir(lane)
         return lent
 
-    def borrow(self, subject: str, parcels: Sequence[Parcel], repay: Repay, *, is_due: bool) -> None:
+    def borrow(self, subject: str, parcels: Sequence[SealedBatch], repay: Repay, *, is_due: bool) -> None:
         """Send what another has lent, as if it had been added here; `repay(parcel, outcome)` when its fate is known."""
         lanes = self._lanes_of(is_due)
         lane = lanes.get(subject) or self._new_lane(lanes, subject)
         self._cut(lane)
         for lent in parcels:
             pending = Borrowed(lent, repay)
-            lane.put(Parcel(lane, pending, lent.size_bytes, lent.deadline_ns), lent.data, lent.stamp)
+            lane.put(SealedBatch(lane, pending, lent.size_bytes, lent.deadline_ns), lent.data, lent.stamp)
             self.messages += pending.count
             self.size_bytes += lent.size_bytes
         self._stir(lane)
 
-    def repaid(self, parcel: Parcel, outcome: BatchReceipt | FairwayError) -> None:
+    def repaid(self, parcel: SealedBatch, outcome: BatchReceipt | FairwayError) -> None:
         """What became of something that was lent."""
         del self._lent[parcel]
         self._settled(parcel, outcome)
@@ -482,7 +486,7 @@ class Producing(Generic[PendingT, BatchT]):
 
     def _new_lane(self, lanes: dict[str, Lane], subject: str) -> Lane:
         name = str(Subject.parse(subject))  # plain, as messages and receipts carry it
-        backoff = Backoff(self._rng, first_ms=self.options.backoff_first_ms, most_ms=self.options.backoff_most_ms)
+        backoff = RetryDelays(self._rng, first_ms=self.options.backoff_first_ms, most_ms=self.options.backoff_most_ms)
         lane = lanes[name] = Lane(name, self._rng, backoff, self.options.window, self._settled, self._stream_key)
         lane.broker_group = self.broker_group
         return lane
@@ -521,7 +525,7 @@ class Producing(Generic[PendingT, BatchT]):
         if filling is None:
             return
         stamp = lane.stamp
-        parcel = Parcel(lane, filling.pending, filling.size_bytes, filling.opened_ns + self._timeout_ns)
+        parcel = SealedBatch(lane, filling.pending, filling.size_bytes, filling.opened_ns + self._timeout_ns)
         try:
             data = filling.encode(*stamp, self.options.codec)
         except (FairwayError, TypeError) as error:  # every message was checked: what is left is their sum
@@ -534,7 +538,7 @@ class Producing(Generic[PendingT, BatchT]):
         self._ready[lane] = self._in_use[lane] = None
         self.is_stirred = True
 
-    def _work(self, lane: Lane, room: int, now_ns: int) -> list[Parcel]:
+    def _work(self, lane: Lane, room: int, now_ns: int) -> list[SealedBatch]:
         """Do what is due in one lane; what leaves it."""
         filling = lane.filling
         if filling is not None and self._is_due(lane, filling, room, now_ns):
@@ -574,7 +578,7 @@ class Producing(Generic[PendingT, BatchT]):
     def _ring(self, due_ns: int, lane: Lane) -> None:
         heapq.heappush(self._alarms, (due_ns, next(self._alarm_numbers), lane))
 
-    def _settled(self, parcel: Parcel, outcome: BatchReceipt | FairwayError) -> None:
+    def _settled(self, parcel: SealedBatch, outcome: BatchReceipt | FairwayError) -> None:
         pending = parcel.pending
         self.messages -= pending.count
         self.size_bytes -= parcel.size_bytes

@@ -13,12 +13,12 @@ that asks for a SNAPSHOT, files of one instant that the master keeps for it, and
 
 from __future__ import annotations
 
-from fairway.protocol.messages import Message, Natural
+from fairway.protocol.messages import ControlMessage, Natural
 
 MESSAGES, ACTIONS = 0, 1  # the two logs, by number
 
 
-class Extent(Message, frozen=True):
+class LogExtent(ControlMessage, frozen=True):
     """What there is of one log."""
 
     log_id: Natural
@@ -27,7 +27,7 @@ class Extent(Message, frozen=True):
     committed_end: Natural
 
 
-class Follow(Message, frozen=True):
+class Follow(ControlMessage, frozen=True):
     """A replica introduces itself. Refused as NOT_MASTER by whoever does not lead, as FENCED where epochs differ or the
     copy's node in the registry has the verifier of another secret."""
 
@@ -42,12 +42,12 @@ class Follow(Message, frozen=True):
         return f"Follow({shown}, secret=<{len(self.secret)} bytes>)"
 
 
-class Followed(Message, frozen=True):
+class Followed(ControlMessage, frozen=True):
     epoch: Natural
-    logs: list[Extent]  # messages, actions
+    logs: list[LogExtent]  # messages, actions
 
 
-class Compare(Message, frozen=True):
+class Compare(ControlMessage, frozen=True):
     """Which records begin at these positions of a log?"""
 
     log: Natural
@@ -55,7 +55,7 @@ class Compare(Message, frozen=True):
     knows_rot: bool = False  # an answer may say that nobody knows; else the question is refused
 
 
-class Mark(Message, frozen=True):
+class RecordMark(ControlMessage, frozen=True):
     """A record's epoch, and the checksum of its header, which covers its body's; all 0: none begins there. Epoch 0 and
     checksum 1: it has rotted, and nobody knows."""
 
@@ -63,11 +63,11 @@ class Mark(Message, frozen=True):
     crc: Natural
 
 
-class Compared(Message, frozen=True):
-    marks: list[Mark]
+class Compared(ControlMessage, frozen=True):
+    marks: list[RecordMark]
 
 
-class Replicate(Message, frozen=True):
+class Replicate(ControlMessage, frozen=True):
     """Everything below these ends is synced here; send what follows."""
 
     group: str
@@ -79,7 +79,7 @@ class Replicate(Message, frozen=True):
     wait_ms: Natural = 1_000
 
 
-class Chunk(Message, frozen=True):
+class Chunk(ControlMessage, frozen=True):
     """A stretch of one segment; its bytes are attached: whole records, the segment's header before the first."""
 
     log: Natural
@@ -87,7 +87,7 @@ class Chunk(Message, frozen=True):
     position: Natural
 
 
-class Want(Message, frozen=True):
+class Want(ControlMessage, frozen=True):
     """Bytes of a log that have rotted on the master."""
 
     log: Natural
@@ -95,7 +95,7 @@ class Want(Message, frozen=True):
     size: Natural
 
 
-class Replicated(Message, frozen=True):
+class Replicated(ControlMessage, frozen=True):
     epoch: Natural
     chunks: list[Chunk]
     committed_ends: list[Natural]
@@ -103,7 +103,7 @@ class Replicated(Message, frozen=True):
     wanted: list[Want] = []  # noqa: RUF012  # to be brought with GIVE
 
 
-class Mend(Message, frozen=True):
+class Mend(ControlMessage, frozen=True):
     """Bytes of a log, to repair a copy with: from one segment, below the committed end."""
 
     log: Natural
@@ -111,13 +111,13 @@ class Mend(Message, frozen=True):
     size: Natural
 
 
-class Mended(Message, frozen=True):
+class Mended(ControlMessage, frozen=True):
     """The bytes are attached; fewer than asked for where the segment ends."""
 
     position: Natural
 
 
-class Give(Message, frozen=True):
+class Give(ControlMessage, frozen=True):
     """What the master wants; its bytes are attached: whole records, a segment's header before the first."""
 
     epoch: Natural
@@ -127,13 +127,13 @@ class Give(Message, frozen=True):
     sentence: str = ""  # why this copy has none of it; then nothing is attached
 
 
-class Given(Message, frozen=True):
+class Given(ControlMessage, frozen=True):
     """The master has everything whole again from the position up to here."""
 
     end: Natural
 
 
-class TakeSnapshot(Message, frozen=True):
+class TakeSnapshot(ControlMessage, frozen=True):
     """A replica lacks what the logs no longer have: which files would make it whole?"""
 
     group: str
@@ -141,14 +141,14 @@ class TakeSnapshot(Message, frozen=True):
     directory_id: Natural
 
 
-class SnapshotFile(Message, frozen=True):
+class SnapshotFile(ControlMessage, frozen=True):
     """One file, up to the size that it had."""
 
     name: str
     size: Natural
 
 
-class Snapshot(Message, frozen=True):
+class Snapshot(ControlMessage, frozen=True):
     """What a power cut at one instant would have left on the master, but for what names it."""
 
     epoch: Natural
@@ -156,7 +156,7 @@ class Snapshot(Message, frozen=True):
     files: list[SnapshotFile]
 
 
-class Fetch(Message, frozen=True):
+class Fetch(ControlMessage, frozen=True):
     """Bytes of one file of a snapshot."""
 
     number: Natural  # of the snapshot
@@ -165,7 +165,7 @@ class Fetch(Message, frozen=True):
     size: Natural
 
 
-class Fetched(Message, frozen=True):
+class Fetched(ControlMessage, frozen=True):
     """The bytes are attached, all that were asked for."""
 
     position: Natural

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 
-from fairway.protocol.messages import Message, Natural
+from fairway.protocol.messages import ControlMessage, Natural
 
 
-class Asker(enum.IntEnum):
+class ClientRole(enum.IntEnum):
     """Who asks. The answer depends on it: delayed messages go to delay servers, everything else to brokers."""
 
     PRODUCER = 1
@@ -16,7 +16,7 @@ class Asker(enum.IntEnum):
     TOOL = 4  # wants to know of everything
 
 
-class Route(Message, frozen=True):
+class Route(ControlMessage, frozen=True):
     """Where are these subjects? With `known`, only what has changed since; answered when something has, or in time.
 
     A question that waits for a change is a poll. A second question with the same asker and poll number over the same
@@ -24,7 +24,7 @@ class Route(Message, frozen=True):
     not wait adds its subjects to the poll of that number instead.
     """
 
-    asker: Asker
+    asker: ClientRole
     subjects: list[str]  # empty: all, for tools, by name, as many as an answer holds
     known: Natural = 0  # `version` of an answer about all of these; 0: none, answer at once
     wait_ms: Natural = 0
@@ -33,7 +33,7 @@ class Route(Message, frozen=True):
     poll: Natural = 0  # above 0 only where `polls_max` of an answer allows it
 
 
-class Copy(Message, frozen=True):
+class Copy(ControlMessage, frozen=True):
     """One copy of a group, for people and their tools."""
 
     directory: str  # hex
@@ -48,7 +48,7 @@ class Copy(Message, frozen=True):
     started_ms: Natural = 0
 
 
-class GroupRoute(Message, frozen=True):
+class GroupRoute(ControlMessage, frozen=True):
     """One broker group, or one group of delay servers: several copies of the same logs, one of which answers."""
 
     name: str
@@ -63,7 +63,7 @@ class GroupRoute(Message, frozen=True):
     copies: list[Copy] = []  # noqa: RUF012  # for tools only
 
 
-class SubjectRoute(Message, frozen=True):
+class SubjectRoute(ControlMessage, frozen=True):
     """One subject. Without groups: there is none of that name, and `why` says what can be done."""
 
     name: str
@@ -76,7 +76,7 @@ class SubjectRoute(Message, frozen=True):
     options: dict[str, str] = {}  # noqa: RUF012
 
 
-class Routed(Message, frozen=True):
+class Routed(ControlMessage, frozen=True):
     """What the meta server knows of what was asked for, with the groups that those subjects name."""
 
     version: Natural  # of the whole picture: it only grows, as long as one meta server is asked
@@ -89,7 +89,7 @@ class Routed(Message, frozen=True):
     polls_max: Natural = 0  # poll numbers that an asker may use on one connection, from 1 on; older servers: none
 
 
-class Change(enum.IntEnum):
+class RouteChange(enum.IntEnum):
     """What is to become of a subject or of a group of servers."""
 
     CREATE = 1  # a subject: on `groups`, or on `number` of them, chosen by load (0: as the policy says)
@@ -104,10 +104,10 @@ class Change(enum.IntEnum):
     REMOVE = 10  # a subject: forget it; its messages are removed before, on all broker groups
 
 
-class Govern(Message, frozen=True):
+class Govern(ControlMessage, frozen=True):
     """One decision of an operator. Asked twice, it leaves things as if it had been asked once."""
 
-    change: Change
+    change: RouteChange
     name: str  # of the subject, or of the group of servers
     groups: list[str] = []  # noqa: RUF012
     number: Natural = 0
@@ -116,7 +116,7 @@ class Govern(Message, frozen=True):
     options: dict[str, str] = {}  # noqa: RUF012
 
 
-class Governed(Message, frozen=True):
+class Governed(ControlMessage, frozen=True):
     """Done: it is in the registry."""
 
     sentence: str  # what was changed, for people; empty: it was so already
@@ -140,7 +140,7 @@ class Act(enum.IntEnum):
     )
 
 
-class Register(Message, frozen=True):
+class Register(ControlMessage, frozen=True):
     """One question to the registry."""
 
     act: Act
@@ -153,7 +153,7 @@ class Register(Message, frozen=True):
     wait_ms: Natural = 0
 
 
-class Registered(Message, frozen=True):
+class Registered(ControlMessage, frozen=True):
     """The answer; what went wrong is in `trouble`: exists, missing, stale, over."""
 
     trouble: str = ""

@@ -4,7 +4,7 @@ A line is one connection to one broker, lost and found again as often as it must
 question of the command line) live on it: the line asks each what it wants to ask the broker, writes that, and brings
 the outcome back. No session sees a socket, a byte of framing or a clock.
 
-Exactly one outcome comes for every question. `Lost` says that nobody knows whether it was carried out.
+Exactly one outcome comes for every question. `ConnectionLost` says that nobody knows whether it was carried out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from fairway.errors import Refused
-from fairway.protocol.messages import Message
+from fairway.protocol.messages import ControlMessage
 from fairway.world.buffers import Bytes
 
 
@@ -22,7 +22,7 @@ from fairway.world.buffers import Bytes
 class Ask:
     """A request that a session wants to make; `token` comes back with its outcome."""
 
-    message: Message
+    message: ControlMessage
     attachments: Sequence[Bytes] = ()
     token: object = None
 
@@ -31,21 +31,21 @@ class Ask:
 class Answer:
     """The broker's answer."""
 
-    message: Message
+    message: ControlMessage
     attachments: Sequence[Bytes] = ()
 
 
 @dataclass(slots=True, frozen=True)
-class Lost:
+class ConnectionLost:
     """The connection ended before an answer came: the request may or may not have been carried out."""
 
     sentence: str
 
 
-Outcome: TypeAlias = Answer | Refused | Lost
+RequestOutcome: TypeAlias = Answer | Refused | ConnectionLost
 
 
-class Session(Protocol):
+class ClientSession(Protocol):
     """One user of a line. Called by the line only, in one thread at a time."""
 
     def opened(self, now_ns: int) -> None:
@@ -54,7 +54,7 @@ class Session(Protocol):
     def asks(self, room: int, now_ns: int) -> Iterable[Ask]:
         """What it wants to ask now, at most `room` requests. Called after every change and at every deadline."""
 
-    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
         """How a question ended."""
 
     def next_deadline(self) -> int | None:

@@ -12,10 +12,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fairway.errors import FairwayError, Misuse
-from fairway.protocol.backoff import NS_PER_MS, Backoff
+from fairway.protocol.backoff import NS_PER_MS, RetryDelays
 from fairway.protocol.consumption import DeadLettered
 from fairway.protocol.delivery import Message
-from fairway.protocol.lots import ACK, DONE, GONE, OPEN, REJECT, WAITING, Hook, Ledger, Lot, Piece, Stale
+from fairway.protocol.lots import (
+    ACK,
+    DONE,
+    GONE,
+    OPEN,
+    REJECT,
+    WAITING,
+    ConsumerLot,
+    Hook,
+    PendingSettlement,
+    SettlementQueue,
+    StaleSettlement,
+)
 from fairway.protocol.messages import Settle, Settled
 from fairway.world.rng import Rng
 
@@ -28,21 +40,21 @@ _SPANS_MAX = 8_000  # in one request: about 100 KiB of control message, of the 1
 class Settling:
     """The token of a request: what it says."""
 
-    pieces: list[Piece]
+    pieces: list[PendingSettlement]
     sent_ns: int
 
 
-class Settler:
+class SettlementSender:
     """Everything between `message.ack()` and the broker's confirmation."""
 
-    def __init__(self, ledger: Ledger, rng: Rng, *, linger_ms: float, enough: int) -> None:
+    def __init__(self, ledger: SettlementQueue, rng: Rng, *, linger_ms: float, enough: int) -> None:
         self.shelf = ledger.shelf
         self._ledger = ledger
         self._linger_ns = round(linger_ms * NS_PER_MS)
         self._enough = enough
-        self._backoff = Backoff(rng, first_ms=20, most_ms=5_000)
+        self._backoff = RetryDelays(rng, first_ms=20, most_ms=5_000)
         self._not_before_ns = 0
-        self._ready: deque[Piece] = deque()
+        self._ready: deque[PendingSettlement] = deque()
         self._ready_count = 0
         self._since_ns = 0  # when the oldest of them was gathered
         self._in_flight: set[int] = set()  # ids of tokens
@@ -68,7 +80,7 @@ class Settler:
             if has_kin:
                 self.shelf.recount()
 
-    def _add(self, piece: Piece, now_ns: int) -> None:
+    def _add(self, piece: PendingSettlement, now_ns: int) -> None:
         self.shelf.sent(piece)
         if piece.lot.is_final:
             self.shelf.confirm(piece)
@@ -99,9 +111,9 @@ class Settler:
         is_at_once = is_urgent or not self._in_flight or self._ready_count >= self._enough
         return max(self._not_before_ns, 0 if is_at_once else self._since_ns + self._linger_ns)
 
-    def _next_pieces(self) -> list[Piece]:
+    def _next_pieces(self) -> list[PendingSettlement]:
         """What one request may hold. A lot that somebody waits for goes alone: stale counts are per request."""
-        pieces: list[Piece] = []
+        pieces: list[PendingSettlement] = []
         spans_left = _SPANS_MAX
         while self._ready and len(pieces) < _OUTCOMES_MAX:
             piece = self._ready[0]
@@ -122,7 +134,9 @@ class Settler:
         self._in_flight.discard(id(token))
         self._not_before_ns = 0
         self._backoff.reset()
-        stale = Stale(f"{told.stale} of {told.settled + told.stale} messages were no longer this consumer's to settle")
+        stale = StaleSettlement(
+            f"{told.stale} of {told.settled + told.stale} messages were no longer this consumer's to settle"
+        )
         for piece in token.pieces:
             self.shelf.confirm(piece)
             self._tell(piece, stale if told.stale else None)
@@ -155,13 +169,13 @@ class Settler:
         countdown = _Countdown(call)
         for message, code in zip(messages, codes, strict=True):
             if code == GONE:
-                countdown.error = Stale(self._ledger.ended)
+                countdown.error = StaleSettlement(self._ledger.ended)
             elif code != DONE:
                 countdown.left += 1
                 message._lot.hooks.setdefault(message.sequence - message._lot.first, []).append(countdown.tick)
         countdown.tick(None)
 
-    def _tell(self, piece: Piece, error: FairwayError | None) -> None:
+    def _tell(self, piece: PendingSettlement, error: FairwayError | None) -> None:
         if piece.lot.hooks:
             for start, end in piece.runs:
                 for hook in piece.lot.hooks_of(start, end):
@@ -216,10 +230,10 @@ class _Countdown:
             self._call(self.error)
 
 
-def _merged(pieces: list[Piece]) -> list[Piece]:
+def _merged(pieces: list[PendingSettlement]) -> list[PendingSettlement]:
     """Acks of one lot that were gathered in several looks, as one outcome."""
     acks: dict[int, list[tuple[int, int]]] = {}
-    lots: dict[int, Lot] = {}
+    lots: dict[int, ConsumerLot] = {}
     others = []
     for piece in pieces:
         if piece.code == ACK:
@@ -227,7 +241,7 @@ def _merged(pieces: list[Piece]) -> list[Piece]:
             lots[piece.lot.serial] = piece.lot
         else:
             others.append(piece)
-    return [Piece(lots[serial], ACK, None, _joined(runs)) for serial, runs in acks.items()] + others
+    return [PendingSettlement(lots[serial], ACK, None, _joined(runs)) for serial, runs in acks.items()] + others
 
 
 def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:

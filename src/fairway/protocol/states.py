@@ -31,7 +31,7 @@ class Role(enum.Enum):
     SERVER = "server"
 
 
-class State(enum.Enum):
+class ConnectionState(enum.Enum):
     GREETING = "greeting"
     OPEN = "open"
     LEAVING = "leaving"
@@ -50,7 +50,7 @@ class Move(enum.Enum):
     ENDED = "the connection is lost, broken, silent or refused"
 
 
-class Heard(enum.IntEnum):
+class ReceivedKind(enum.IntEnum):
     """What can arrive. (Integers, because one is looked up for every frame and their hash costs a tenth.)"""
 
     HELLO = 1
@@ -63,50 +63,50 @@ class Heard(enum.IntEnum):
     ANSWER = 8
 
 
-DRAINING: Final = frozenset({State.LEAVING, State.ASKED, State.PARTING})
+DRAINING: Final = frozenset({ConnectionState.LEAVING, ConnectionState.ASKED, ConnectionState.PARTING})
 
-NEXT: Final[dict[tuple[State, Move], State]] = {
-    (State.GREETING, Move.GREETED): State.OPEN,
-    (State.OPEN, Move.SAID_GOODBYE): State.LEAVING,
-    (State.OPEN, Move.HEARD_GOODBYE): State.ASKED,
-    (State.LEAVING, Move.HEARD_GOODBYE): State.PARTING,
-    (State.ASKED, Move.SAID_GOODBYE): State.PARTING,
-    (State.PARTING, Move.SETTLED): State.CLOSED,
-    (State.GREETING, Move.ENDED): State.CLOSED,
-    (State.OPEN, Move.ENDED): State.CLOSED,
-    (State.LEAVING, Move.ENDED): State.CLOSED,
-    (State.ASKED, Move.ENDED): State.CLOSED,
-    (State.PARTING, Move.ENDED): State.CLOSED,
+NEXT: Final[dict[tuple[ConnectionState, Move], ConnectionState]] = {
+    (ConnectionState.GREETING, Move.GREETED): ConnectionState.OPEN,
+    (ConnectionState.OPEN, Move.SAID_GOODBYE): ConnectionState.LEAVING,
+    (ConnectionState.OPEN, Move.HEARD_GOODBYE): ConnectionState.ASKED,
+    (ConnectionState.LEAVING, Move.HEARD_GOODBYE): ConnectionState.PARTING,
+    (ConnectionState.ASKED, Move.SAID_GOODBYE): ConnectionState.PARTING,
+    (ConnectionState.PARTING, Move.SETTLED): ConnectionState.CLOSED,
+    (ConnectionState.GREETING, Move.ENDED): ConnectionState.CLOSED,
+    (ConnectionState.OPEN, Move.ENDED): ConnectionState.CLOSED,
+    (ConnectionState.LEAVING, Move.ENDED): ConnectionState.CLOSED,
+    (ConnectionState.ASKED, Move.ENDED): ConnectionState.CLOSED,
+    (ConnectionState.PARTING, Move.ENDED): ConnectionState.CLOSED,
 }
 
-_ALIVE: Final = frozenset({Heard.PING, Heard.PONG, Heard.ACCUSATION})
+_ALIVE: Final = frozenset({ReceivedKind.PING, ReceivedKind.PONG, ReceivedKind.ACCUSATION})
 
-MAY_HEAR: Final[dict[tuple[Role, State], frozenset[Heard]]] = {
-    (Role.SERVER, State.GREETING): frozenset({Heard.HELLO, Heard.ACCUSATION}),
-    (Role.SERVER, State.OPEN): _ALIVE | {Heard.REQUEST, Heard.GOODBYE},
-    (Role.SERVER, State.LEAVING): _ALIVE | {Heard.REQUEST, Heard.GOODBYE},
-    (Role.SERVER, State.ASKED): _ALIVE,
-    (Role.SERVER, State.PARTING): _ALIVE,
-    (Role.SERVER, State.CLOSED): frozenset(),
-    (Role.CLIENT, State.GREETING): frozenset({Heard.WELCOME, Heard.ACCUSATION}),
-    (Role.CLIENT, State.OPEN): _ALIVE | {Heard.ANSWER, Heard.GOODBYE},
-    (Role.CLIENT, State.LEAVING): _ALIVE | {Heard.ANSWER, Heard.GOODBYE},
-    (Role.CLIENT, State.ASKED): _ALIVE | {Heard.ANSWER},
-    (Role.CLIENT, State.PARTING): _ALIVE | {Heard.ANSWER},
-    (Role.CLIENT, State.CLOSED): frozenset(),
+MAY_HEAR: Final[dict[tuple[Role, ConnectionState], frozenset[ReceivedKind]]] = {
+    (Role.SERVER, ConnectionState.GREETING): frozenset({ReceivedKind.HELLO, ReceivedKind.ACCUSATION}),
+    (Role.SERVER, ConnectionState.OPEN): _ALIVE | {ReceivedKind.REQUEST, ReceivedKind.GOODBYE},
+    (Role.SERVER, ConnectionState.LEAVING): _ALIVE | {ReceivedKind.REQUEST, ReceivedKind.GOODBYE},
+    (Role.SERVER, ConnectionState.ASKED): _ALIVE,
+    (Role.SERVER, ConnectionState.PARTING): _ALIVE,
+    (Role.SERVER, ConnectionState.CLOSED): frozenset(),
+    (Role.CLIENT, ConnectionState.GREETING): frozenset({ReceivedKind.WELCOME, ReceivedKind.ACCUSATION}),
+    (Role.CLIENT, ConnectionState.OPEN): _ALIVE | {ReceivedKind.ANSWER, ReceivedKind.GOODBYE},
+    (Role.CLIENT, ConnectionState.LEAVING): _ALIVE | {ReceivedKind.ANSWER, ReceivedKind.GOODBYE},
+    (Role.CLIENT, ConnectionState.ASKED): _ALIVE | {ReceivedKind.ANSWER},
+    (Role.CLIENT, ConnectionState.PARTING): _ALIVE | {ReceivedKind.ANSWER},
+    (Role.CLIENT, ConnectionState.CLOSED): frozenset(),
 }
 
 # (verb, is it an answer): the connection's own verbs; from FIRST_REQUEST_VERB on everything is a request or an answer.
-OWN: Final[dict[tuple[int, bool], Heard]] = {
-    (Verb.HELLO, False): Heard.HELLO,
-    (Verb.HELLO, True): Heard.WELCOME,
-    (Verb.PING, False): Heard.PING,
-    (Verb.PING, True): Heard.PONG,
-    (Verb.GOODBYE, False): Heard.GOODBYE,
+OWN: Final[dict[tuple[int, bool], ReceivedKind]] = {
+    (Verb.HELLO, False): ReceivedKind.HELLO,
+    (Verb.HELLO, True): ReceivedKind.WELCOME,
+    (Verb.PING, False): ReceivedKind.PING,
+    (Verb.PING, True): ReceivedKind.PONG,
+    (Verb.GOODBYE, False): ReceivedKind.GOODBYE,
 }
 
 
-def after(state: State, move: Move) -> State:
+def after(state: ConnectionState, move: Move) -> ConnectionState:
     """Where a move leads; a move that the table does not have is a bug of ours."""
     following = NEXT.get((state, move))
     if following is None:

@@ -14,11 +14,11 @@ import msgspec
 
 from fairway.errors import RemoteProtocolError
 
-Order: TypeAlias = Literal["none", "key", "strict"]
-Coalesce: TypeAlias = Literal["none", "decline", "latest"]
+OrderPolicy: TypeAlias = Literal["none", "key", "strict"]
+CoalescePolicy: TypeAlias = Literal["none", "decline", "latest"]
 
 
-class Wanted(msgspec.Struct, frozen=True, array_like=True):
+class WantedTags(msgspec.Struct, frozen=True, array_like=True):
     """Messages with any, or with all, of these tags; without tags, every message."""
 
     tags: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
         has = (tag in tags for tag in self.tags)
         return all(has) if self.is_all else any(has)
 
-    def means(self, other: Wanted) -> bool:
+    def means(self, other: WantedTags) -> bool:
         """Whether both want the same messages."""
         is_same_way = self.is_all == other.is_all or len(set(self.tags)) < 2
         return set(self.tags) == set(other.tags) and is_same_way
@@ -43,8 +43,8 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
 class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
     """Fields of a group's configuration, by the same names; None: whatever holds."""
 
-    order: Order | None = None
-    coalesce: Coalesce | None = None
+    order: OrderPolicy | None = None
+    coalesce: CoalescePolicy | None = None
     rate_per_s: float | None = None
     rate_per_key: float | None = None
 
@@ -68,9 +68,9 @@ class Terms(msgspec.Struct, frozen=True):
     """Of the configuration in force."""
 
     mode: Literal["at_least_once", "at_most_once"] = "at_least_once"
-    tags: Wanted = Wanted()
-    order: Order = "none"
-    coalesce: Coalesce = "none"
+    tags: WantedTags = WantedTags()
+    order: OrderPolicy = "none"
+    coalesce: CoalescePolicy = "none"
     rate_per_s: float = 0.0
     rate_per_key: float = 0.0
     attempts_max: int = 16  # a message that fails so often is a dead letter

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from fairway.protocol.messages import Message, Natural, Whence
+from fairway.protocol.messages import ControlMessage, Natural, Whence
 
 
-class Retrace(Message, frozen=True):
+class Retrace(ControlMessage, frozen=True):
     """Read the action log, from a position on. With `bytes_max` 0 it only says where things are."""
 
     whence: Whence
@@ -16,7 +16,7 @@ class Retrace(Message, frozen=True):
     wait_ms: Natural = 0  # where there is nothing yet: how long to wait for it
 
 
-class Retraced(Message, frozen=True):
+class Retraced(ControlMessage, frozen=True):
     """Bytes of one segment, committed ones; they may end within a record, and go on at `position` + their length."""
 
     data: bytes
@@ -29,12 +29,12 @@ class Retraced(Message, frozen=True):
     epoch: Natural
 
 
-class NumberedConsumer(Message, frozen=True):
+class NumberedConsumer(ControlMessage, frozen=True):
     group: Natural
     consumer: Natural
 
 
-class Names(Message, frozen=True):
+class Names(ControlMessage, frozen=True):
     """Ask for the names of numbers that actions speak of."""
 
     subjects: list[Natural]
@@ -42,7 +42,7 @@ class Names(Message, frozen=True):
     consumers: list[NumberedConsumer]
 
 
-class Named(Message, frozen=True):
+class Named(ControlMessage, frozen=True):
     """In the order asked. Empty: the broker does not know it any more, and the log does."""
 
     subjects: list[str]
@@ -50,7 +50,7 @@ class Named(Message, frozen=True):
     consumers: list[str]
 
 
-class Index(Message, frozen=True):
+class Index(ControlMessage, frozen=True):
     """Read the entries of a subject's batches: what was stored when, without the messages."""
 
     subject: str
@@ -62,7 +62,7 @@ class Index(Message, frozen=True):
     is_dry: bool = False  # choose as ever, and send nothing: how far so many reach
 
 
-class Indexed(Message, frozen=True):
+class Indexed(ControlMessage, frozen=True):
     """The first entry may be of a batch that begins before the place asked for."""
 
     data: bytes  # entries as in an index file, one behind the other

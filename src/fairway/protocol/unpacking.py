@@ -16,39 +16,41 @@ from typing import NamedTuple
 
 from fairway.batch import peek
 from fairway.errors import RemoteProtocolError
-from fairway.protocol.lots import ACK, LINKED, WAITING, Ledger, Lot, Shelf
+from fairway.protocol.lots import ACK, LINKED, WAITING, ConsumerLot, SettlementQueue, UnackedLots
 from fairway.protocol.messages import Pulled
-from fairway.protocol.page import DecodedBatches, Page
+from fairway.protocol.page import DecodedBatches, LazyBatch
 from fairway.protocol.terms import Terms
 from fairway.world.buffers import Bytes
 
 
-class Run(NamedTuple):
+class MessageRun(NamedTuple):
     """Messages next to one another, in one lot and one batch; `first` and `end` are sequences."""
 
-    lot: Lot
-    page: Page
+    lot: ConsumerLot
+    page: LazyBatch
     first: int
     end: int
 
 
 class Unpacked(NamedTuple):
-    runs: list[Run]
+    runs: list[MessageRun]
     repeated: int = 0
     filtered: int = 0
     absent: int = 0
-    behind: Sequence[Run] = ()  # of lots whose messages wait for others of their keys
-    linked: Sequence[tuple[Lot, Page, int]] = ()  # where there are any of those: what the user holds, or failed at
+    behind: Sequence[MessageRun] = ()  # of lots whose messages wait for others of their keys
+    linked: Sequence[
+        tuple[ConsumerLot, LazyBatch, int]
+    ] = ()  # where there are any of those: what the user holds, or failed at
 
 
 class Unpacker:
     """Remembers the last page: a batch of more messages than one lot may have comes with several answers."""
 
-    def __init__(self, ledger: Ledger, shelf: Shelf, decoded: DecodedBatches) -> None:
+    def __init__(self, ledger: SettlementQueue, shelf: UnackedLots, decoded: DecodedBatches) -> None:
         self._ledger = ledger
         self._shelf = shelf
         self._decoded = decoded
-        self._last: tuple[bool, Page] | None = None
+        self._last: tuple[bool, LazyBatch] | None = None
 
     def unpack(self, pulled: Pulled, attachments: Sequence[Bytes], terms: Terms) -> Unpacked:
         """RemoteProtocolError leaves everything as it was."""
@@ -61,12 +63,12 @@ class Unpacker:
         pages.sort(key=lambda page: page.first_sequence)
         is_final = terms.is_at_most_once
         lots = [
-            Lot(self._ledger, told, is_inbox=pulled.is_inbox, is_final=is_final, number=pulled.number)
+            ConsumerLot(self._ledger, told, is_inbox=pulled.is_inbox, is_final=is_final, number=pulled.number)
             for told in pulled.lots
         ]
         overlaps = [self._shelve(lot, pages) for lot in lots]
-        runs: list[Run] = []
-        behind: list[Run] = []
+        runs: list[MessageRun] = []
+        behind: list[MessageRun] = []
         filtered = absent = 0
         for told, lot in zip(pulled.lots, lots, strict=True):
             of_lot, lot_absent = _runs(lot, pages)
@@ -86,17 +88,17 @@ class Unpacker:
         linked = _linked(lots, pages) if behind else ()
         return Unpacked(runs, sum(overlap or 0 for overlap in overlaps), filtered, absent, behind, linked)
 
-    def _page(self, is_inbox: bool, first_sequence: int, appended_ms: int, data: Bytes) -> Page:
+    def _page(self, is_inbox: bool, first_sequence: int, appended_ms: int, data: Bytes) -> LazyBatch:
         if self._last is not None:
             was_inbox, page = self._last
             is_same = was_inbox == is_inbox and page.first_sequence == first_sequence
             if is_same and page.header == peek(data):
                 return page
-        page = Page(data, first_sequence, appended_ms, self._decoded)
+        page = LazyBatch(data, first_sequence, appended_ms, self._decoded)
         self._last = is_inbox, page
         return page
 
-    def _shelve(self, lot: Lot, pages: Sequence[Page]) -> int | None:
+    def _shelve(self, lot: ConsumerLot, pages: Sequence[LazyBatch]) -> int | None:
         """How many of its messages the user has or has settled already; None: it touches no other lot."""
         older = self._shelf.overlapping(lot)
         for each in older:
@@ -106,7 +108,7 @@ class Unpacker:
         return lot.state.count(LINKED) + lot.state.count(ACK) if older else None
 
 
-def _runs(lot: Lot, pages: Sequence[Page]) -> tuple[list[Run], int]:
+def _runs(lot: ConsumerLot, pages: Sequence[LazyBatch]) -> tuple[list[MessageRun], int]:
     """Where its waiting messages are; those that are nowhere are acked, and counted."""
     runs = []
     absent = 0
@@ -122,14 +124,14 @@ def _runs(lot: Lot, pages: Sequence[Page]) -> tuple[list[Run], int]:
                 absent += _ack(lot, at, page.first_sequence)
                 at = page.first_sequence
             upto = min(stop, page.end_sequence)
-            runs.append(Run(lot, page, at, upto))
+            runs.append(MessageRun(lot, page, at, upto))
             at = upto
         if at < stop:
             absent += _ack(lot, at, stop)
     return runs, absent
 
 
-def _linked(lots: Sequence[Lot], pages: Sequence[Page]) -> list[tuple[Lot, Page, int]]:
+def _linked(lots: Sequence[ConsumerLot], pages: Sequence[LazyBatch]) -> list[tuple[ConsumerLot, LazyBatch, int]]:
     """What came before and is not to be passed: it is with the user, or its failure has not been sent yet."""
     return [
         (lot, page, lot.first + index)
@@ -140,10 +142,10 @@ def _linked(lots: Sequence[Lot], pages: Sequence[Page]) -> list[tuple[Lot, Page,
     ]
 
 
-def _wanted(run: Run, terms: Terms) -> list[Run]:
+def _wanted(run: MessageRun, terms: Terms) -> list[MessageRun]:
     """The parts with messages that the group wants; the rest is acked."""
     tag_lists = run.page.tag_lists()
-    parts: list[Run] = []
+    parts: list[MessageRun] = []
     at = run.first
     for sequence in range(run.first, run.end):
         if not terms.tags.accepts(tag_lists[sequence - run.page.first_sequence]):
@@ -156,10 +158,10 @@ def _wanted(run: Run, terms: Terms) -> list[Run]:
     return parts
 
 
-def _ack(lot: Lot, first: int, end: int) -> int:
+def _ack(lot: ConsumerLot, first: int, end: int) -> int:
     lot.fill(first - lot.first, end - lot.first, ACK)
     return end - first
 
 
-def _length(runs: Sequence[Run]) -> int:
+def _length(runs: Sequence[MessageRun]) -> int:
     return sum(run.end - run.first for run in runs)

@@ -22,7 +22,16 @@ from typing import Any
 
 from fairway.errors import Misuse
 from fairway.registry.kazoo_requests import AddWatch, ReadMany
-from fairway.registry.port import Exists, Lost, Missing, NotAllowed, RegistryError, SessionOver, Stale, Unsupported
+from fairway.registry.port import (
+    AnswerLost,
+    Exists,
+    Missing,
+    NotAllowed,
+    RegistryError,
+    SessionOver,
+    Unsupported,
+    VersionMismatch,
+)
 from fairway.registry.tree import is_below
 from fairway.world.clock import Clock
 from fairway.world.workers import Workers
@@ -241,7 +250,7 @@ def _stop(client: Any) -> None:
 
 
 def translated(error: Exception, path: str) -> RegistryError:
-    """What an error of kazoo's means to a caller of the port. Whatever is not clear is `Lost`."""
+    """What an error of kazoo's means to a caller of the port. Whatever is not clear is `AnswerLost`."""
     from kazoo import exceptions as kazoo
 
     match error:
@@ -252,7 +261,7 @@ def translated(error: Exception, path: str) -> RegistryError:
         case kazoo.NoNodeError():
             return Missing(f"there is no registry node {path}")
         case kazoo.BadVersionError():
-            return Stale(f"registry node {path} has another version")
+            return VersionMismatch(f"registry node {path} has another version")
         case kazoo.NotEmptyError() | kazoo.NoChildrenForEphemeralsError():
             is_full = isinstance(error, kazoo.NotEmptyError)
             why = "it has nodes below it: remove them first" if is_full else "what is above it goes with a session"
@@ -260,10 +269,10 @@ def translated(error: Exception, path: str) -> RegistryError:
         case kazoo.UnimplementedError():
             return Unsupported(f"registry node {path}: the servers of ZooKeeper are older than 3.6")
         case kazoo.ConnectionClosedError():  # kazoo says so also of a request that it may still send
-            return Lost(f"registry node {path}: the connection to ZooKeeper is closed")
+            return AnswerLost(f"registry node {path}: the connection to ZooKeeper is closed")
         case kazoo.SessionExpiredError():
             return SessionOver(f"registry node {path}: the session at ZooKeeper has expired")
         case kazoo.NoAuthError() | kazoo.AuthFailedError() | kazoo.InvalidACLError() | kazoo.QuotaExceededError():
             return RegistryError(f"ZooKeeper refuses registry node {path}: {type(error).__name__}")
         case _:
-            return Lost(f"registry node {path}: no answer from ZooKeeper ({type(error).__name__} {error})")
+            return AnswerLost(f"registry node {path}: no answer from ZooKeeper ({type(error).__name__} {error})")

@@ -45,7 +45,7 @@ class GroupRecord(msgspec.Struct, frozen=True):
     is_closed: bool = False  # while it is asked: it takes nothing, not even what it may have stored already
 
 
-class Member(msgspec.Struct, frozen=True):
+class RegisteredCopy(msgspec.Struct, frozen=True):
     """A copy that lives."""
 
     directory: str  # hex
@@ -76,7 +76,7 @@ class SubjectRecord(msgspec.Struct, frozen=True):
     is_on_first_use: bool = False  # made for a client; an operator's first change of the subject ends this
 
 
-RecordT = TypeVar("RecordT", GroupRecord, Member, SubjectRecord)
+RecordT = TypeVar("RecordT", GroupRecord, RegisteredCopy, SubjectRecord)
 
 
 def hex_id(directory_id: int) -> str:
@@ -102,9 +102,9 @@ def place_name(directory: str, session: int, left: int = 0) -> str:
     return f"{name}{NAME_SEPARATOR}{left}" if left else name
 
 
-def by_directory(members: Iterable[Member]) -> dict[str, Member]:
+def by_directory(members: Iterable[RegisteredCopy]) -> dict[str, RegisteredCopy]:
     """The copies that live. Of two nodes of one directory one will soon go: the master's counts."""
-    found: dict[str, Member] = {}
+    found: dict[str, RegisteredCopy] = {}
     for each in members:
         before = found.get(each.directory)
         if before is None or before.role != MASTER:
@@ -116,7 +116,7 @@ def subject_path(subject: str) -> str:
     return f"{SUBJECTS}/{subject}"
 
 
-def pack(record: GroupRecord | Member | SubjectRecord) -> bytes:
+def pack(record: GroupRecord | RegisteredCopy | SubjectRecord) -> bytes:
     return msgspec.json.encode(record)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fairway.registry.port import SessionOver
 
 
-class Leases:
+class SessionLeases:
     """The sessions that are open, and when each of them is over unless it is heard of."""
 
     def __init__(self) -> None:

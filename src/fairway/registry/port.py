@@ -3,7 +3,7 @@
 It is what ZooKeeper offers, less what nobody here needs. What a caller may rely on:
 
 - Every change is compare-and-set, and all sessions see all changes in one order.
-- `Lost` means that nobody knows whether a change was made: read back before anything is concluded from it.
+- `AnswerLost` means that nobody knows whether a change was made: read back before anything is concluded from it.
 - A read is at least as new as every change that this session was told of, and `fresh=True` as every change that any
   session was told of before the read began.
 - A watch is called on the loop after its node or the list of its children has changed: once or several times for one
@@ -47,7 +47,7 @@ class Missing(RegistryError):
     """There is no such node. Nothing was changed."""
 
 
-class Stale(RegistryError):
+class VersionMismatch(RegistryError):
     """The node has another version than was expected. Nothing was changed."""
 
 
@@ -56,7 +56,7 @@ class NotAllowed(RegistryError):
     session. Nothing was changed."""
 
 
-class Lost(RegistryError):
+class AnswerLost(RegistryError):
     """No answer came: whether the change was made is not known."""
 
 
@@ -104,10 +104,10 @@ class Registry(Protocol):
         """Make a node, and those above it; `Exists`. A numbered one gets ten digits behind its name."""
 
     async def put(self, path: str, value: bytes, version: int) -> Node:
-        """Change it; `Missing`, `Stale`."""
+        """Change it; `Missing`, `VersionMismatch`."""
 
     async def remove(self, path: str, version: int | None = None) -> None:
-        """Remove a node without children; `Missing`, `Stale`. None: whatever its version."""
+        """Remove a node without children; `Missing`, `VersionMismatch`. None: whatever its version."""
 
     def watch(self, path: str, changed: Callable[[], None]) -> Watch: ...
 

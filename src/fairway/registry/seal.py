@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 DIGEST_BYTES = 16
 PROBLEMS_MAX = 100  # named one by one; a damaged page has hundreds of rows
 
-Key: TypeAlias = str | int  # a node's path, or the number of a session
-Row: TypeAlias = tuple[Any, ...]
+RowKey: TypeAlias = str | int  # a node's path, or the number of a session
+SealedRow: TypeAlias = tuple[Any, ...]
 
 _NODE = struct.Struct("<4sIIqqq")  # node, lengths of path and value, version, owner, numbered
 _SESSION = struct.Struct("<4sqqq")  # sess, id, timeout, lent
@@ -37,7 +37,7 @@ class Seal:
     """The digests of all rows, by their keys, and what they come to."""
 
     def __init__(self) -> None:
-        self._digests: dict[Key, bytes] = {}
+        self._digests: dict[RowKey, bytes] = {}
         self._sum = 0
 
     @property
@@ -45,7 +45,7 @@ class Seal:
         """The seal as it is stored: how many rows, and the XOR of their digests."""
         return len(self._digests), self._sum.to_bytes(DIGEST_BYTES)
 
-    def after(self, changes: Mapping[Key, bytes | None]) -> tuple[int, bytes]:
+    def after(self, changes: Mapping[RowKey, bytes | None]) -> tuple[int, bytes]:
         """The row that is to be written with these changes; None: that row goes."""
         rows, total = len(self._digests), self._sum
         for key, digest in changes.items():
@@ -54,7 +54,7 @@ class Seal:
             total ^= _number(before) ^ _number(digest)
         return rows, total.to_bytes(DIGEST_BYTES)
 
-    def apply(self, changes: Mapping[Key, bytes | None]) -> None:
+    def apply(self, changes: Mapping[RowKey, bytes | None]) -> None:
         """They were written."""
         self._sum = int.from_bytes(self.after(changes)[1])
         for key, digest in changes.items():
@@ -68,11 +68,11 @@ def _number(digest: bytes | None) -> int:
     return 0 if digest is None else int.from_bytes(digest)
 
 
-def problems(nodes: Iterable[Row], sessions: Iterable[Row], seals: Iterable[Row]) -> list[str]:
+def problems(nodes: Iterable[SealedRow], sessions: Iterable[SealedRow], seals: Iterable[SealedRow]) -> list[str]:
     """What is wrong with the rows of a registry, each of them with its digest behind; nothing, if they are as they were
     written."""
     found: list[str] = []
-    seen: dict[Key, bytes | None] = {}
+    seen: dict[RowKey, bytes | None] = {}
     for row in nodes:
         _judge(row, f"node {str(row[0])[:100]!r}", _is_node, node_digest, seen, found)
     for row in sessions:
@@ -85,7 +85,9 @@ def problems(nodes: Iterable[Row], sessions: Iterable[Row], seals: Iterable[Row]
     return found
 
 
-def _judge(row: Row, name: str, is_whole: Any, digest_of: Any, seen: dict[Key, bytes | None], found: list[str]) -> None:
+def _judge(
+    row: SealedRow, name: str, is_whole: Any, digest_of: Any, seen: dict[RowKey, bytes | None], found: list[str]
+) -> None:
     *values, digest = row
     if not is_whole(values) or digest_of(*values) != digest:
         wrong = f"{name} fails its checksum"
@@ -98,12 +100,12 @@ def _judge(row: Row, name: str, is_whole: Any, digest_of: Any, seen: dict[Key, b
         found.append(wrong)
 
 
-def _is_node(values: Row) -> bool:
+def _is_node(values: SealedRow) -> bool:
     path, value, *numbers = values
     return isinstance(path, str) and isinstance(value, bytes) and _are_numbers(numbers)
 
 
-def _is_session(values: Row) -> bool:
+def _is_session(values: SealedRow) -> bool:
     return _are_numbers(values)
 
 

@@ -13,12 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairway.registry.certainty import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, Certainty
-from fairway.registry.port import Lost, Node, RegistryError, SessionOver, SessionState
+from fairway.registry.port import AnswerLost, Node, RegistryError, SessionOver, SessionState
 from fairway.registry.tree import checked_path, checked_value, checked_version
-from fairway.registry.watching import Watches, Watching
+from fairway.registry.watching import SessionWatches, Watching
 from fairway.world.clock import Clock
 from fairway.world.loop import SimLoop
-from fairway.world.sim_wire import Wire
+from fairway.world.sim_wire import SimulatedWire
 
 if TYPE_CHECKING:
     from fairway.registry.simulated import SimEnsemble
@@ -27,11 +27,11 @@ _REDIAL_S = 0.1  # after a connection that could not be made
 _NO_ANSWER = -1
 
 
-class Connection:
+class SimulatedConnection:
     """What client and ensemble know of one connection between them."""
 
-    there: Wire
-    back: Wire
+    there: SimulatedWire
+    back: SimulatedWire
 
     def __init__(self, client: SimRegistry) -> None:
         self.client = client
@@ -58,7 +58,7 @@ class SimRegistry:
         self.name = name
         self.session_ms = session_ns // 1_000_000
         self.on_session: Callable[[SessionState], None] = lambda _: None
-        self.connection: Connection | None = None  # where a session is open
+        self.connection: SimulatedConnection | None = None  # where a session is open
         self.is_gone = False
         self._ensemble = ensemble
         self._session_ns = session_ns
@@ -66,8 +66,8 @@ class SimRegistry:
         self._clock = clock
         self._loop = loop
         self._certainty = Certainty()
-        self._watches = Watches(loop)
-        self._dialled: Connection | None = None
+        self._watches = SessionWatches(loop)
+        self._dialled: SimulatedConnection | None = None
         self._welcome: asyncio.Future[int] | None = None
         self._connected = asyncio.Event()
         self._awake = asyncio.Event()
@@ -173,14 +173,14 @@ class SimRegistry:
 
     # --- what arrives ------------------------------------------------------------------------------------------------
 
-    def welcomed(self, connection: Connection, session: int) -> None:
+    def welcomed(self, connection: SimulatedConnection, session: int) -> None:
         self._arrive(lambda: self._enter(connection, session))
 
-    def _enter(self, connection: Connection, session: int) -> None:
+    def _enter(self, connection: SimulatedConnection, session: int) -> None:
         if connection is self._dialled and self._welcome is not None and not self._welcome.done():
             self._welcome.set_result(session)
 
-    def answered(self, connection: Connection, answer: asyncio.Future[Any], outcome: Any) -> None:
+    def answered(self, connection: SimulatedConnection, answer: asyncio.Future[Any], outcome: Any) -> None:
         def arrive() -> None:
             connection.waiting.pop(answer, None)
             if isinstance(outcome, SessionOver):
@@ -194,16 +194,16 @@ class SimRegistry:
 
         self._arrive(arrive)
 
-    def changed(self, connection: Connection, path: str) -> None:
+    def changed(self, connection: SimulatedConnection, path: str) -> None:
         self._arrive(lambda: self._watches.tell([path]) if connection is self.connection else None)
 
-    def changed_below(self, connection: Connection, path: str) -> None:
+    def changed_below(self, connection: SimulatedConnection, path: str) -> None:
         self._arrive(lambda: self._watches.tell_below([path]) if connection is self.connection else None)
 
-    def told_over(self, connection: Connection) -> None:
+    def told_over(self, connection: SimulatedConnection) -> None:
         self._arrive(lambda: self._over(connection))
 
-    def noticed(self, connection: Connection) -> None:
+    def noticed(self, connection: SimulatedConnection) -> None:
         """The connection broke."""
 
         def arrive() -> None:
@@ -221,16 +221,16 @@ class SimRegistry:
             if self.is_gone:
                 raise SessionOver(f"registry node {path}: this client is closed")
             if self._loop.time() >= deadline_s:
-                raise Lost(f"registry node {path}: no connection to the registry")
+                raise AnswerLost(f"registry node {path}: no connection to the registry")
             await self._await_connection(deadline_s)
         connection = self.connection
         if connection is None:
-            raise Lost(f"registry node {path}: the connection broke")
+            raise AnswerLost(f"registry node {path}: the connection broke")
         answer = self._send(connection, partial(act, connection, *args))
         try:
             return await answer
-        except Lost as error:
-            raise Lost(f"registry node {path}: {error}") from error
+        except AnswerLost as error:
+            raise AnswerLost(f"registry node {path}: {error}") from error
 
     async def _await_connection(self, deadline_s: float) -> None:
         await self._awake.wait()
@@ -240,13 +240,13 @@ class SimRegistry:
         except TimeoutError:
             pass
 
-    def _send(self, connection: Connection, act: Callable[[], Any]) -> asyncio.Future[Any]:
+    def _send(self, connection: SimulatedConnection, act: Callable[[], Any]) -> asyncio.Future[Any]:
         answer: asyncio.Future[Any] = self._loop.create_future()
         connection.waiting[answer] = act
         connection.there.send(self._ensemble.hear, connection, act, answer)
         return answer
 
-    def _arm(self, connection: Connection, path: str) -> None:
+    def _arm(self, connection: SimulatedConnection, path: str) -> None:
         """Once it is armed the watch is called, for what has changed meanwhile."""
         answer = self._send(connection, partial(self._ensemble.watch, connection, path))
 
@@ -256,7 +256,7 @@ class SimRegistry:
 
         answer.add_done_callback(armed)
 
-    def _arm_tree(self, connection: Connection, path: str) -> None:
+    def _arm_tree(self, connection: SimulatedConnection, path: str) -> None:
         answer = self._send(connection, partial(self._ensemble.watch_tree, connection, path))
 
         def armed(_: object) -> None:
@@ -294,7 +294,7 @@ class SimRegistry:
         if self.connection is None:
             await asyncio.sleep(_REDIAL_S)
 
-    def _connect_done(self, connection: Connection, session: int, asked_ns: int) -> None:
+    def _connect_done(self, connection: SimulatedConnection, session: int, asked_ns: int) -> None:
         if connection.is_closed or session == _NO_ANSWER:
             return
         if session == 0:
@@ -311,7 +311,7 @@ class SimRegistry:
         for root in self._watches.trees:
             self._arm_tree(connection, root)
 
-    async def _question(self, connection: Connection) -> None:
+    async def _question(self, connection: SimulatedConnection) -> None:
         """Is all well? And wait until it is time for the next one."""
         asked_ns = self._clock.monotonic_ns()
         next_s = self._loop.time() + self._session_ns / 1e9 / QUESTIONS_PER_SESSION
@@ -325,12 +325,12 @@ class SimRegistry:
             self._certainty.answered(asked_ns, self._clock.monotonic_ns())
         await asyncio.sleep(max(next_s - self._loop.time(), 0.0))
 
-    def _give_up(self, connection: Connection) -> None:
+    def _give_up(self, connection: SimulatedConnection) -> None:
         """Whether what is under way was or will be carried out is not known."""
         connection.close()
         for answer in connection.waiting:
             if not answer.done():
-                answer.set_exception(Lost("no answer came before the connection broke"))
+                answer.set_exception(AnswerLost("no answer came before the connection broke"))
                 answer.exception()  # whoever waited for it may be gone, and then nobody is to hear of it
         connection.waiting.clear()
         if connection is self.connection:
@@ -338,7 +338,7 @@ class SimRegistry:
             self._connected.clear()
             self._tell(SessionState.SUSPENDED)
 
-    def _over(self, connection: Connection) -> None:
+    def _over(self, connection: SimulatedConnection) -> None:
         if connection is self.connection:
             self._give_up(connection)
             self._end_session()

@@ -29,12 +29,12 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fairway.errors import Misuse
-from fairway.registry.leases import Leases
+from fairway.registry.leases import SessionLeases
 from fairway.registry.port import Node, RegistryError
-from fairway.registry.sim_client import Connection, SimRegistry
-from fairway.registry.tree import Change, Tree, changed, is_below, touched
+from fairway.registry.sim_client import SimRegistry, SimulatedConnection
+from fairway.registry.tree import NodeChange, Tree, changed, is_below, touched
 from fairway.world.clock import Clock, SimClock
-from fairway.world.sim_wire import Conditions, Way, Wire
+from fairway.world.sim_wire import Conditions, SimulatedRoute, SimulatedWire
 from fairway.world.simulation import Simulation
 
 SESSION_MS = 10_000
@@ -56,21 +56,21 @@ class Weather:
     late_us: int = 0  # at most, until a request of a connection that broke is carried out all the same; 0: it never is
 
 
-class Ways(NamedTuple):
+class SimulatedRoutes(NamedTuple):
     """Between the ensemble and one client."""
 
-    there: Way
-    back: Way
+    there: SimulatedRoute
+    back: SimulatedRoute
 
 
-class _Entry(NamedTuple):
+class _TreeChange(NamedTuple):
     """One change of the tree, as servers that are behind will see it."""
 
     at_ns: int
-    changes: list[Change]
+    changes: list[NodeChange]
 
 
-class _Server:
+class _SimulatedServer:
     """The server that answers one client's reads: a copy of the tree as it was after so many changes."""
 
     def __init__(self, tree: Tree, position: int) -> None:
@@ -83,20 +83,20 @@ class SimEnsemble:
 
     def __init__(self, simulation: Simulation, *, weather: Weather | None = None, tick_ms: int = TICK_MS) -> None:
         self.tree = Tree()  # for tests to look at
-        self.leases = Leases()
+        self.leases = SessionLeases()
         self.loop = simulation.loop
         self.clock = SimClock(simulation.loop.now_ns)  # the ensemble's own
         self._rng = simulation.rng.child("ensemble")
         self._weather = weather or Weather()
         self._tick_ns = tick_ms * 1_000_000
-        self._log: list[_Entry] = []
+        self._log: list[_TreeChange] = []
         self._log_start = 0
         self._sessions_made = 0
         self._connections_made = 0
         self._clients: dict[str, SimRegistry] = {}
-        self._servers: dict[str, _Server] = {}
-        self._ways: dict[str, Ways] = {}
-        self._connections: dict[int, Connection] = {}  # session → where it is
+        self._servers: dict[str, _SimulatedServer] = {}
+        self._ways: dict[str, SimulatedRoutes] = {}
+        self._connections: dict[int, SimulatedConnection] = {}  # session → where it is
         self._late: Counter[str] = Counter()  # by client: requests that are carried out later, or never
         self._beating: asyncio.TimerHandle | None = None
         self._is_stopped = False
@@ -107,8 +107,8 @@ class SimEnsemble:
         if known is not None and not known.is_gone:
             raise Misuse(f"client {name!r} lives: close or crash it first")
         if name not in self._ways:
-            self._ways[name] = Ways(Way(self._weather.there), Way(self._weather.back))
-        self._servers[name] = _Server(self.tree, self._end)
+            self._ways[name] = SimulatedRoutes(SimulatedRoute(self._weather.there), SimulatedRoute(self._weather.back))
+        self._servers[name] = _SimulatedServer(self.tree, self._end)
         granted_ns = max(session_ms * 1_000_000, 2 * self._tick_ns)
         client = SimRegistry(self, name, granted_ns, clock or self.clock, self.loop)
         self._clients[name] = client
@@ -179,25 +179,25 @@ class SimEnsemble:
             raise Misuse(f"no client {name!r}: take it with client() first")
         return self._clients[name]
 
-    def _ways_of(self, name: str, only: Direction | None) -> list[Way]:
+    def _ways_of(self, name: str, only: Direction | None) -> list[SimulatedRoute]:
         self._known(name)
         ways = self._ways[name]
         return [ways.there, ways.back] if only is None else [ways.there if only == "there" else ways.back]
 
     # --- connections and sessions ------------------------------------------------------------------------------------
 
-    def dial(self, client: SimRegistry) -> Connection:
+    def dial(self, client: SimRegistry) -> SimulatedConnection:
         """Set out: what is sent on it arrives, or does not."""
         self._connections_made += 1
         rng = self._rng.child(f"connection-{self._connections_made}")
         ways = self._ways[client.name]
-        connection = Connection(client)
+        connection = SimulatedConnection(client)
         broke = partial(self._broke, connection)
-        connection.there = Wire(self.loop, rng.child("there"), ways.there, broke)
-        connection.back = Wire(self.loop, rng.child("back"), ways.back, broke)
+        connection.there = SimulatedWire(self.loop, rng.child("there"), ways.there, broke)
+        connection.back = SimulatedWire(self.loop, rng.child("back"), ways.back, broke)
         return connection
 
-    def welcome(self, connection: Connection, session: int, session_ns: int) -> None:
+    def welcome(self, connection: SimulatedConnection, session: int, session_ns: int) -> None:
         """A client wants a session, or the one that it has. 0 is the answer to who has none any more."""
         if self._is_stopped:
             self._broke(connection)
@@ -220,7 +220,7 @@ class SimEnsemble:
             self._connections[session] = connection
         connection.back.send(connection.client.welcomed, connection, session)
 
-    def hear(self, connection: Connection, act: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
+    def hear(self, connection: SimulatedConnection, act: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
         """A request has arrived: carry it out, and answer."""
         outcome: Any
         try:
@@ -233,7 +233,7 @@ class SimEnsemble:
             outcome = error
         connection.back.send(connection.client.answered, connection, answer, outcome)
 
-    def _broke(self, connection: Connection) -> None:
+    def _broke(self, connection: SimulatedConnection) -> None:
         """Both ends are closed, and the client will notice. That it was heard of is not passed on any more."""
         if connection.is_closed:
             return
@@ -245,7 +245,7 @@ class SimEnsemble:
         late_s = self._rng.below(self._weather.notice_us + 1) / 1e6
         self.loop.call_later(late_s, connection.client.noticed, connection)
 
-    def _delay(self, connection: Connection) -> None:
+    def _delay(self, connection: SimulatedConnection) -> None:
         """What was on its way when the connection broke sits in some queue, and comes out of it. ZooKeeper refuses it
         once the session has moved on; others may not."""
         for act in connection.waiting.values():
@@ -254,13 +254,13 @@ class SimEnsemble:
                 self._late[connection.client.name] += 1
                 self.loop.call_later(late_s, self._carry_out_late, connection, act)
 
-    def _carry_out_late(self, connection: Connection, act: Callable[[], Any]) -> None:
+    def _carry_out_late(self, connection: SimulatedConnection, act: Callable[[], Any]) -> None:
         self._late[connection.client.name] -= 1
         with suppress(RegistryError):
             self.leases.check(connection.session)
             act()
 
-    def end_session(self, connection: Connection) -> None:
+    def end_session(self, connection: SimulatedConnection) -> None:
         """By its owner's wish."""
         self._connections.pop(connection.session, None)  # its owner need not be told
         self.leases.close(connection.session)
@@ -292,51 +292,51 @@ class SimEnsemble:
 
     # --- what requests do --------------------------------------------------------------------------------------------
 
-    def get(self, connection: Connection, path: str, is_fresh: bool) -> Node | None:
+    def get(self, connection: SimulatedConnection, path: str, is_fresh: bool) -> Node | None:
         return self._server(connection, is_fresh).get(path)
 
-    def get_many(self, connection: Connection, paths: list[str]) -> list[Node | None]:
+    def get_many(self, connection: SimulatedConnection, paths: list[str]) -> list[Node | None]:
         tree = self._server(connection, False)
         return [tree.get(path) for path in paths]
 
-    def children(self, connection: Connection, path: str) -> list[str]:
+    def children(self, connection: SimulatedConnection, path: str) -> list[str]:
         return self._server(connection, False).children(path)
 
     def create(
-        self, connection: Connection, path: str, value: bytes, *, is_ephemeral: bool, is_numbered: bool
+        self, connection: SimulatedConnection, path: str, value: bytes, *, is_ephemeral: bool, is_numbered: bool
     ) -> Node | None:
         owner = connection.session if is_ephemeral else 0
         changes = self.tree.create(path, value, owner=owner, is_numbered=is_numbered)
         self._change(connection, changes)
         return changes[-1].node
 
-    def put(self, connection: Connection, path: str, value: bytes, version: int) -> Node | None:
+    def put(self, connection: SimulatedConnection, path: str, value: bytes, version: int) -> Node | None:
         changes = self.tree.put(path, value, version)
         self._change(connection, changes)
         return changes[-1].node
 
-    def remove(self, connection: Connection, path: str, version: int | None) -> None:
+    def remove(self, connection: SimulatedConnection, path: str, version: int | None) -> None:
         self._change(connection, self.tree.remove(path, version))
 
-    def watch(self, connection: Connection, path: str) -> None:
+    def watch(self, connection: SimulatedConnection, path: str) -> None:
         """Tell of every change from now on; and reads from now on know of those before."""
         connection.watched[path] = None
         connection.floor = self._end
 
-    def watch_tree(self, connection: Connection, path: str) -> None:
+    def watch_tree(self, connection: SimulatedConnection, path: str) -> None:
         """The same, of every node below."""
         connection.trees[path] = None
         connection.floor = self._end
 
-    def _change(self, connection: Connection, changes: list[Change]) -> None:
+    def _change(self, connection: SimulatedConnection, changes: list[NodeChange]) -> None:
         self._commit(changes)
         connection.floor = self._end
 
-    def _commit(self, changes: list[Change]) -> None:
+    def _commit(self, changes: list[NodeChange]) -> None:
         if not changes:
             return
         self.tree.apply(changes)
-        self._log.append(_Entry(self.clock.monotonic_ns(), changes))
+        self._log.append(_TreeChange(self.clock.monotonic_ns(), changes))
         paths = touched(changes)
         for connection in list(self._connections.values()):
             for path in paths:
@@ -347,14 +347,14 @@ class SimEnsemble:
         if len(self._log) > _LOG_MAX:
             self._trim()
 
-    def _emit_below(self, connection: Connection, paths: list[str]) -> None:
+    def _emit_below(self, connection: SimulatedConnection, paths: list[str]) -> None:
         """Tell of each change in a tree that is watched; late, and in any order."""
         for path in paths:
             if any(is_below(path, root) for root in connection.trees):
                 late_s = self._rng.below(self._weather.watch_late_us + 1) / 1e6
                 self.loop.call_later(late_s, self._emit, connection, path, self._end, True)
 
-    def _emit(self, connection: Connection, path: str, position: int, is_tree: bool = False) -> None:
+    def _emit(self, connection: SimulatedConnection, path: str, position: int, is_tree: bool = False) -> None:
         if not connection.is_closed:
             self._advance(self._servers[connection.client.name], position)
             told = connection.client.changed_below if is_tree else connection.client.changed
@@ -366,7 +366,7 @@ class SimEnsemble:
     def _end(self) -> int:
         return self._log_start + len(self._log)
 
-    def _server(self, connection: Connection, is_fresh: bool) -> Tree:
+    def _server(self, connection: SimulatedConnection, is_fresh: bool) -> Tree:
         """The tree as the client's server sees it now: behind by a while, never behind what the client was told."""
         server = self._servers[connection.client.name]
         position = self._end if is_fresh else max(server.position, connection.floor)
@@ -377,7 +377,7 @@ class SimEnsemble:
         self._advance(server, position)
         return server.tree
 
-    def _advance(self, server: _Server, position: int) -> None:
+    def _advance(self, server: _SimulatedServer, position: int) -> None:
         while server.position < position:
             server.tree.apply(self._log[server.position - self._log_start].changes)
             server.position += 1

@@ -24,11 +24,11 @@ import msgspec
 
 from fairway.errors import Code, DiskFull, Misuse, Refused, StorageFault
 from fairway.registry import seal
-from fairway.registry.leases import Leases
+from fairway.registry.leases import SessionLeases
 from fairway.registry.port import Node, RegistryError, SessionOver, SessionState
-from fairway.registry.seal import Key, Row, Seal, node_digest, session_digest
-from fairway.registry.tree import Change, Tree, changed, checked_path, checked_value, checked_version, touched
-from fairway.registry.watching import Watches, Watching
+from fairway.registry.seal import RowKey, Seal, SealedRow, node_digest, session_digest
+from fairway.registry.tree import NodeChange, Tree, changed, checked_path, checked_value, checked_version, touched
+from fairway.registry.watching import SessionWatches, Watching
 from fairway.world.clock import Clock, RealClock
 from fairway.world.real_disk import RealDisk
 from fairway.world.rng import RealRng, Rng
@@ -87,7 +87,7 @@ class _Keeper:
         self.clock = clock
         self.rng = rng
         self.file = file
-        self.leases = Leases()  # of the sessions that were lent
+        self.leases = SessionLeases()  # of the sessions that were lent
         self.sessions: dict[int, SqliteSession] = {}
         self.ending: dict[int, None] = {}  # over, and their nodes are still there
         self._disk = disk
@@ -100,7 +100,7 @@ class _Keeper:
         was written."""
         nodes, sessions = _sound_rows(self.file)
         for path, value, version, owner, numbered, _ in sorted(nodes):
-            self._tree.apply([Change(path, Node(path, value, version, owner), numbered)])
+            self._tree.apply([NodeChange(path, Node(path, value, version, owner), numbered)])
         self._seal.apply({row[0]: row[-1] for row in (*nodes, *sessions)})
         lent = []
         for session, timeout_ms, is_lent, _ in sessions:
@@ -131,7 +131,7 @@ class _Keeper:
         self._check_room(changes, is_lent)
         return self._do_change(changes)
 
-    def _check_room(self, changes: list[Change], is_lent: bool) -> None:
+    def _check_room(self, changes: list[NodeChange], is_lent: bool) -> None:
         """`Refused` where the nodes would take more memory than they may. An eighth is kept for the owner: for subjects
         and what operators decide."""
         if self.bytes_max is None:
@@ -158,8 +158,8 @@ class _Keeper:
     def do_owned(self, session: int) -> list[str]:
         return self._tree.owned(session)
 
-    def _do_change(self, changes: list[Change], closed: int | None = None) -> Node:
-        digests: dict[Key, bytes | None] = {change.path: _digest(change) for change in changes}
+    def _do_change(self, changes: list[NodeChange], closed: int | None = None) -> Node:
+        digests: dict[RowKey, bytes | None] = {change.path: _digest(change) for change in changes}
         statements = list(map(_statement, changes))
         if closed is not None:
             digests[closed] = None
@@ -170,7 +170,7 @@ class _Keeper:
         last = changes[-1].node if changes else None
         return last or Node("", b"", 0, 0)
 
-    def _do_write(self, digests: Mapping[Key, bytes | None], statements: list[Statement]) -> None:
+    def _do_write(self, digests: Mapping[RowKey, bytes | None], statements: list[Statement]) -> None:
         """The rows and their seal, all or none."""
         self.file.write([*statements, (_SEAL, self._seal.after(digests))])
         self._seal.apply(digests)
@@ -229,14 +229,14 @@ class _Keeper:
         self._disk.close()
 
 
-def _statement(change: Change) -> Statement:
+def _statement(change: NodeChange) -> Statement:
     if change.node is None:
         return _DROP, (change.path,)
     node = change.node
     return _PUT, (node.path, node.value, node.version, node.owner, change.numbered, _digest(change))
 
 
-def _digest(change: Change) -> bytes | None:
+def _digest(change: NodeChange) -> bytes | None:
     node = change.node
     return None if node is None else node_digest(node.path, node.value, node.version, node.owner, change.numbered)
 
@@ -244,7 +244,7 @@ def _digest(change: Change) -> bytes | None:
 # --- a file that is opened -------------------------------------------------------------------------------------------
 
 
-def _sound_rows(file: SqliteFile) -> tuple[list[Row], list[Row]]:
+def _sound_rows(file: SqliteFile) -> tuple[list[SealedRow], list[SealedRow]]:
     """All nodes and all sessions. What is wrong beside the rows (an index, the list of free pages) is made anew."""
     nodes, sessions = _sealed_rows(file)
     if file.read(_CHECK) != [("ok",)]:
@@ -258,7 +258,7 @@ def _sound_rows(file: SqliteFile) -> tuple[list[Row], list[Row]]:
     return nodes, sessions
 
 
-def _sealed_rows(file: SqliteFile) -> tuple[list[Row], list[Row]]:
+def _sealed_rows(file: SqliteFile) -> tuple[list[SealedRow], list[SealedRow]]:
     nodes, sessions = file.read(_NODES.format(", digest")), file.read(_SESSIONS.format(", digest"))
     problems = seal.problems(nodes, sessions, file.read(_SEALS))
     if problems:
@@ -334,7 +334,7 @@ class SqliteSession:
 
     def __init__(self, keeper: _Keeper, number: int, *, is_lent: bool) -> None:
         self.on_session: Callable[[SessionState], None] = lambda _: None
-        self.watches = Watches(keeper.loop)
+        self.watches = SessionWatches(keeper.loop)
         self._keeper = keeper
         self._number = number
         self._is_lent = is_lent

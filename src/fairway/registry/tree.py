@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fairway import limits
 from fairway.errors import Misuse, invariant
-from fairway.registry.port import Exists, Missing, Node, NotAllowed, Stale
+from fairway.registry.port import Exists, Missing, Node, NotAllowed, VersionMismatch
 
 ROOT_PATH = "/"
 VALUE_BYTES_MAX = 1_000_000  # ZooKeeper drops the connection of whoever sends a frame of more than 1 MiB
@@ -21,7 +21,7 @@ _NAME = r"(?!\.{1,2}(?:/|$))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+"  
 _PATH = re.compile(rf"/|(?:/{_NAME})+")
 
 
-class Change(NamedTuple):
+class NodeChange(NamedTuple):
     """What becomes of one node."""
 
     path: str
@@ -58,12 +58,12 @@ def is_below(path: str, root: str) -> bool:
     return path.startswith(root if root == ROOT_PATH else f"{root}/") and path != root
 
 
-def changed(changes: Iterable[Change]) -> list[str]:
+def changed(changes: Iterable[NodeChange]) -> list[str]:
     """The nodes that changed, in order, and not those above them."""
     return [change.path for change in changes if change.is_news]
 
 
-def touched(changes: Iterable[Change]) -> list[str]:
+def touched(changes: Iterable[NodeChange]) -> list[str]:
     """The nodes whose watches are to be called, in order: those that changed, and those whose list of children did."""
     paths: dict[str, None] = {}
     for change in changes:
@@ -79,7 +79,7 @@ def node_bytes(path: str, node: Node | None) -> int:
     return 0 if node is None else limits.NODE_BYTES + len(path) + len(node.value)
 
 
-class _Entry:
+class _TreeNode:
     __slots__ = ("children", "node", "numbered")
 
     def __init__(self, node: Node, numbered: int) -> None:
@@ -92,13 +92,13 @@ class Tree:
     """All nodes, as they are now."""
 
     def __init__(self) -> None:
-        self._entries = {ROOT_PATH: _Entry(Node(ROOT_PATH, b"", 0, 0), 0)}
+        self._entries = {ROOT_PATH: _TreeNode(Node(ROOT_PATH, b"", 0, 0), 0)}
         self._owned: dict[int, dict[str, None]] = {}  # session → the nodes that go with it, in the order made
         self.held_bytes = 0  # memory that all nodes take, as an estimate
 
     def copy(self) -> Tree:
         twin = Tree()
-        twin.apply(Change(path, entry.node, entry.numbered) for path, entry in sorted(self._entries.items()))
+        twin.apply(NodeChange(path, entry.node, entry.numbered) for path, entry in sorted(self._entries.items()))
         return twin
 
     # --- looking -----------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Tree:
 
     # --- deciding ----------------------------------------------------------------------------------------------------
 
-    def create(self, path: str, value: bytes = b"", *, owner: int = 0, is_numbered: bool = False) -> list[Change]:
+    def create(self, path: str, value: bytes = b"", *, owner: int = 0, is_numbered: bool = False) -> list[NodeChange]:
         """The last of the changes is the new node."""
         if path == ROOT_PATH:
             raise Exists("the root of the registry is always there")
@@ -128,20 +128,20 @@ class Tree:
             path = numbered
         if path in self._entries:
             raise Exists(f"there is a registry node {path} already")
-        return [*changes, Change(path, Node(path, value, 0, owner))]
+        return [*changes, NodeChange(path, Node(path, value, 0, owner))]
 
-    def _make_above(self, path: str) -> list[Change]:
+    def _make_above(self, path: str) -> list[NodeChange]:
         """Those that are missing above it, the highest first."""
         missing = []
         place = above(path)
         while place not in self._entries:
-            missing.append(Change(place, Node(place, b"", 0, 0)))
+            missing.append(NodeChange(place, Node(place, b"", 0, 0)))
             place = above(place)
         if self._entries[place].node.owner:
             raise NotAllowed(f"no registry node {path}: {place} goes with a session, and has no nodes below it")
         return missing[::-1]
 
-    def _number(self, path: str) -> tuple[str, Change]:
+    def _number(self, path: str) -> tuple[str, NodeChange]:
         """The path with the first free number behind it, and its parent, which counts."""
         place = above(path)
         entry = self._entries.get(place)
@@ -149,33 +149,33 @@ class Tree:
         while f"{path}{number:010d}" in self._entries:
             number += 1
         node = Node(place, b"", 0, 0) if entry is None else entry.node
-        return f"{path}{number:010d}", Change(place, node, number + 1, is_news=entry is None)
+        return f"{path}{number:010d}", NodeChange(place, node, number + 1, is_news=entry is None)
 
-    def put(self, path: str, value: bytes, version: int) -> list[Change]:
+    def put(self, path: str, value: bytes, version: int) -> list[NodeChange]:
         entry = self._expect(path, version)
         node = entry.node._replace(value=value, version=version + 1)
-        return [Change(path, node, entry.numbered)]
+        return [NodeChange(path, node, entry.numbered)]
 
-    def remove(self, path: str, version: int | None = None) -> list[Change]:
+    def remove(self, path: str, version: int | None = None) -> list[NodeChange]:
         if path == ROOT_PATH:
             raise NotAllowed("the root of the registry stays")
         if self._expect(path, version).children:
             raise NotAllowed(f"registry node {path} has nodes below it: remove them first")
-        return [Change(path, None)]
+        return [NodeChange(path, None)]
 
-    def end(self, session: int) -> list[Change]:
+    def end(self, session: int) -> list[NodeChange]:
         """A session is over: what goes with it."""
-        return [Change(path, None) for path in self.owned(session)]
+        return [NodeChange(path, None) for path in self.owned(session)]
 
-    def _expect(self, path: str, version: int | None) -> _Entry:
+    def _expect(self, path: str, version: int | None) -> _TreeNode:
         entry = self._entries.get(path)
         if entry is None:
             raise Missing(f"there is no registry node {path}")
         if version is not None and version != entry.node.version:
-            raise Stale(f"registry node {path} has version {entry.node.version}, not {version}")
+            raise VersionMismatch(f"registry node {path} has version {entry.node.version}, not {version}")
         return entry
 
-    def growth_bytes(self, changes: Iterable[Change]) -> int:
+    def growth_bytes(self, changes: Iterable[NodeChange]) -> int:
         """How much more memory the nodes take after these changes; less than 0: less."""
         return sum(node_bytes(change.path, change.node) - self._bytes_at(change.path) for change in changes)
 
@@ -185,7 +185,7 @@ class Tree:
 
     # --- acting ------------------------------------------------------------------------------------------------------
 
-    def apply(self, changes: Iterable[Change]) -> None:
+    def apply(self, changes: Iterable[NodeChange]) -> None:
         for change in changes:
             self.held_bytes += self.growth_bytes([change])
             if change.node is None:
@@ -202,7 +202,7 @@ class Tree:
         invariant(parent is not None, f"registry node {path} has nothing above it")
         if parent is not None:
             parent.children.add(path.rpartition("/")[2])
-        self._entries[path] = _Entry(node, numbered)
+        self._entries[path] = _TreeNode(node, numbered)
         if node.owner:
             self._owned.setdefault(node.owner, {})[path] = None
 

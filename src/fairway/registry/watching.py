@@ -8,13 +8,13 @@ from typing import TypeAlias
 
 from fairway.registry.tree import is_below
 
-_Table: TypeAlias = "dict[str, list[Watching]]"
+_WatchTable: TypeAlias = "dict[str, list[Watching]]"
 
 
 class Watching:
     """One who does."""
 
-    def __init__(self, table: _Table, path: str, changed: Callable[..., None]) -> None:
+    def __init__(self, table: _WatchTable, path: str, changed: Callable[..., None]) -> None:
         self._table = table
         self._path = path
         self._changed = changed
@@ -34,13 +34,13 @@ class Watching:
             self._changed(*below)
 
 
-class Watches:
+class SessionWatches:
     """The watches of one session. They are called by the loop, one by one, never from within a call to the registry."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._at: _Table = {}
-        self._below: _Table = {}
+        self._at: _WatchTable = {}
+        self._below: _WatchTable = {}
 
     def add(self, path: str, changed: Callable[[], None]) -> Watching:
         return Watching(self._at, path, changed)

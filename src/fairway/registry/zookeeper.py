@@ -12,9 +12,9 @@ older servers have one watch per node instead (`tree_emulation`).
 question that has no answer after T/3 breaks the connection: then T/6 are left to find another server before certainty
 runs out at 2 T/3. A connection that is lost ends nothing by itself, but no question is answered any more.
 
-*No answer* to a change within T, or a connection that breaks before it comes, is `Lost`. Kazoo sends requests in order,
-and ZooKeeper carries out nothing of a session's old connection once it has a new one: a fresh read after `Lost` sees
-the change, or it is never made.
+*No answer* to a change within T, or a connection that breaks before it comes, is `AnswerLost`. Kazoo sends requests in
+order, and ZooKeeper carries out nothing of a session's old connection once it has a new one: a fresh read after
+`AnswerLost` sees the change, or it is never made.
 
 *Sessions* that have expired are followed by new ones: kazoo does that, or else we make a new client. We also do so
 after 3 T without a connection. Servers refuse a client that has seen more changes than they have: one of a ZooKeeper
@@ -34,8 +34,8 @@ from fairway.errors import Misuse, Unreachable
 from fairway.registry.certainty import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, Certainty
 from fairway.registry.kazoo_line import KazooLine, translated
 from fairway.registry.port import (
+    AnswerLost,
     Exists,
-    Lost,
     Missing,
     Node,
     NotAllowed,
@@ -46,7 +46,7 @@ from fairway.registry.port import (
 )
 from fairway.registry.tree import ROOT_PATH, checked_path, checked_value, checked_version
 from fairway.registry.tree_emulation import TreeEmulation
-from fairway.registry.watching import Watches, Watching
+from fairway.registry.watching import SessionWatches, Watching
 from fairway.world.clock import Clock, RealClock
 
 SESSION_MS = 10_000  # short enough to take over soon, long enough for a collector's pause or a server's failover
@@ -79,7 +79,7 @@ class ZooKeeperRegistry:
         self._line = self._make_line()
         self._session = 0
         self._certainty = Certainty()
-        self._watches = Watches(self._loop)
+        self._watches = SessionWatches(self._loop)
         self._watchers: dict[str, Callable[[Any], None]] = {}  # kazoo's: the same one for the same path
         self._arming: dict[str, asyncio.Task[None]] = {}
         self._fired: set[str] = set()  # while they were being armed
@@ -136,7 +136,7 @@ class ZooKeeperRegistry:
                 if self._root:
                     await self._ask(ROOT_PATH, "ensure_path", self._root)
                 await self._ask_quorum(ROOT_PATH)
-            except (Lost, SessionOver):
+            except (AnswerLost, SessionOver):
                 await asyncio.sleep(_RETRY_S)
             else:
                 return
@@ -259,7 +259,7 @@ class ZooKeeperRegistry:
                 await self._connected.wait()
                 return await ask()
         except TimeoutError:
-            raise Lost(f"registry node {path}: no answer from ZooKeeper in {self.session_ms / 1e3:g} s") from None
+            raise AnswerLost(f"registry node {path}: no answer from ZooKeeper in {self.session_ms / 1e3:g} s") from None
         except RegistryError:
             raise
         except Exception as error:
@@ -347,7 +347,7 @@ class ZooKeeperRegistry:
                     await self._ask_quorum(ROOT_PATH)
             except TimeoutError:
                 self._line.hang_up()
-            except (Lost, SessionOver):
+            except (AnswerLost, SessionOver):
                 pass  # a connection that broke: we hear of the next one
             except RegistryError as error:
                 _log.warning("no certainty about the session at ZooKeeper: %s", error)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from fairway.replication.leader import Leader
-from fairway.replication.standing import Standing
+from fairway.replication.standing import CopyStatus
 from fairway.storage.store import Store
 
 _MASTER, _FOLLOWER, _WAITING = "master", "follower", "waiting"
@@ -22,7 +22,7 @@ class Family(NamedTuple):
     samples: list[tuple[Mapping[str, str], float]]
 
 
-def families(standing: Standing, store: Store) -> list[Family]:
+def families(standing: CopyStatus, store: Store) -> list[Family]:
     """Of one copy, as it stands."""
     leader, tally = standing.leader, standing.tally
     role = _MASTER if leader is not None else (_FOLLOWER if standing.master else _WAITING)

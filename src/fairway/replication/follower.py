@@ -8,8 +8,8 @@ Nothing is acknowledged under an epoch before the promise to serve none below it
 than it shares with its master, `Diverged` says where to cut; where the master no longer has what should come next,
 `TooFarBehind` says that the copy has to begin anew. Both need the store closed, so they are its owner's to carry out.
 
-Where the logs are not all there is to a copy, what it begins anew with is fetched first (`Refill`), while it is still
-open.
+Where the logs are not all there is to a copy, what it begins anew with is fetched first (`ReplicaRefill`), while it is
+still open.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Protocol, TypeAlias
 
 from fairway import limits
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError, WrongDirectory, invariant
-from fairway.protocol import Bytes, Message, Options
+from fairway.protocol import Bytes, ConnectionOptions, ControlMessage
 from fairway.protocol import replicating as messages
 from fairway.protocol.frames import stretched
 from fairway.protocol.replicating import (
@@ -31,18 +31,18 @@ from fairway.protocol.replicating import (
     MESSAGES,
     Compare,
     Compared,
-    Extent,
     Followed,
+    LogExtent,
     Mend,
     Replicate,
     Replicated,
 )
 from fairway.protocol.replicating import Follow as FollowMaster
 from fairway.replication import giving
-from fairway.replication.law import Follow
+from fairway.replication.law import FollowDecision
 from fairway.replication.peer import has
 from fairway.replication.promise import Promise
-from fairway.replication.wire import Wire
+from fairway.replication.wire import ReplicaConnection
 from fairway.storage import record, segment
 from fairway.storage.copying import ROTTEN_MARK
 from fairway.storage.log import Log
@@ -72,23 +72,23 @@ class TooFarBehind(FairwayError):
         self.epoch = 0  # of the master whose snapshot was fetched; 0: none was, for the logs are all there is
 
 
-class Mended(FairwayError):
+class ActionsRepaired(FairwayError):
     """Actions that had rotted are whole again: the groups have to be made again from them."""
 
     def __init__(self) -> None:
         super().__init__("actions that had rotted were repaired: the directory is opened again")
 
 
-Remedy: TypeAlias = Diverged | TooFarBehind | Mended
+Remedy: TypeAlias = Diverged | TooFarBehind | ActionsRepaired
 
 
-class Refill(Protocol):
+class ReplicaRefill(Protocol):
     """What a copy begins anew with whose logs are not all there is to it."""
 
     async def messages_end(self) -> int:
         """Up to here what was made of the message log cannot be undone: a log is not cut before it."""
 
-    async def fetch(self, wire: Wire, group: str, epoch: int, directory_id: int) -> None:
+    async def fetch(self, wire: ReplicaConnection, group: str, epoch: int, directory_id: int) -> None:
         """Return once everything is on this copy's disk, ready to take the place of what it has."""
 
     def discard(self) -> None:
@@ -100,7 +100,7 @@ class FollowerOptions:
     credits: int = 8  # answers that may be under way
     wait_ms: int = 1_000
     catch_up_bytes: int = 8 * limits.MIB  # further behind than this, the careful rounds of a follower are left aside
-    connection: Options = field(default_factory=Options)
+    connection: ConnectionOptions = field(default_factory=ConnectionOptions)
 
 
 class Follower:
@@ -115,7 +115,7 @@ class Follower:
         group: str,
         on_committed: Callable[[], None],
         options: FollowerOptions | None = None,
-        refill: Refill | None = None,
+        refill: ReplicaRefill | None = None,
         *,
         secret: bytes = b"",
     ) -> None:
@@ -129,7 +129,7 @@ class Follower:
         self._options = options or FollowerOptions()
         self._refill = refill
         self._secret = secret
-        self._wire: Wire | None = None
+        self._wire: ReplicaConnection | None = None
         self._epoch = 0
         self._number = 0
         self._owed: deque[tuple[int, int]] = deque()  # for each answer that came: the ends that it brings
@@ -139,9 +139,9 @@ class Follower:
         self.is_catching_up = False
         self.is_streaming = False
 
-    async def run(self, master: Follow) -> None:
+    async def run(self, master: FollowDecision) -> None:
         """Follow until the connection ends; raises why it did."""
-        wire = await Wire.dial(self._net, self._clock, master.host, master.port, self._options.connection)
+        wire = await ReplicaConnection.dial(self._net, self._clock, master.host, master.port, self._options.connection)
         try:
             followed = await self._introduce(wire, master)
             await self._settled()
@@ -181,7 +181,7 @@ class Follower:
 
     # --- repair ------------------------------------------------------------------------------------------------------
 
-    async def _mend(self, wire: Wire, followed: Followed) -> None:
+    async def _mend(self, wire: ReplicaConnection, followed: Followed) -> None:
         """Ask for what has rotted here, as far as the master has it committed. What it cannot give either stays."""
         for span in self._store.rotten_spans():
             at = span.start
@@ -190,7 +190,7 @@ class Follower:
                     _, attached = await wire.ask(Mend(span.log, at, span.end - at), messages.Mended)
                     at = self._put_back(span.log, at, stretched(attached[0]), followed)
         if self._store.is_view_stale:
-            raise Mended
+            raise ActionsRepaired
 
     def _put_back(self, log: int, position: int, data: bytes, followed: Followed) -> int:
         """What has rotted. Where its bytes alone do not help, everything is fetched, if that can be."""
@@ -203,7 +203,7 @@ class Follower:
 
     # --- where histories part ----------------------------------------------------------------------------------------
 
-    async def _introduce(self, wire: Wire, master: Follow) -> Followed:
+    async def _introduce(self, wire: ReplicaConnection, master: FollowDecision) -> Followed:
         if master.epoch < self._promise.epoch:
             raise Refused(Code.FENCED, f"epoch {self._promise.epoch} was promised, and {master.epoch} is before it")
         directory_id = self._store.identity.directory_id
@@ -223,7 +223,7 @@ class Follower:
         for log in LOGS:
             await self._log(log).flusher.synced(self._log(log).end)
 
-    async def _agree(self, wire: Wire, master: Follow, followed: Followed) -> None:
+    async def _agree(self, wire: ReplicaConnection, master: FollowDecision, followed: Followed) -> None:
         """Return if what is here is a prefix of what the master has; raise what is to be done if not."""
         try:
             await self._mend(wire, followed)
@@ -237,7 +237,7 @@ class Follower:
         if self._refill is not None:
             self._refill.discard()
 
-    async def _compare(self, wire: Wire, followed: Followed) -> None:
+    async def _compare(self, wire: ReplicaConnection, followed: Followed) -> None:
         ends = self._store.ends()
         first_bases = _first_bases(followed)
         for log in LOGS:
@@ -247,7 +247,9 @@ class Follower:
         if (shared[MESSAGES], shared[ACTIONS]) != ends:
             raise Diverged(shared[MESSAGES], shared[ACTIONS])
 
-    async def _shared_end(self, wire: Wire, log: int, extent: Extent, first_bases: tuple[int, int]) -> int:
+    async def _shared_end(
+        self, wire: ReplicaConnection, log: int, extent: LogExtent, first_bases: tuple[int, int]
+    ) -> int:
         """Where the last record ends that both have. Of segments long past only the first record is looked at, until
         it is clear in which of them histories part."""
         store = self._store
@@ -272,7 +274,7 @@ class Follower:
             raise TooFarBehind(first_bases, f"log {log} differs from the master's where it was committed, at {end}")
         return end
 
-    async def _last_shared(self, wire: Wire, log: int, positions: Sequence[int]) -> int | None:
+    async def _last_shared(self, wire: ReplicaConnection, log: int, positions: Sequence[int]) -> int | None:
         """Where one is shared, all below are: what has rotted there, on either side, is passed over. `Refused` where
         nobody can tell whether what was lost above it was shared."""
         places, lost = list(positions), list[int]()
@@ -295,7 +297,7 @@ class Follower:
             raise Refused(Code.DAMAGED, f"of log {log} the last record that both copies had has rotted")
         return last if below >= 0 else None
 
-    async def _check_parting(self, wire: Wire, log: int, end: int, master_end: int) -> None:
+    async def _check_parting(self, wire: ReplicaConnection, log: int, end: int, master_end: int) -> None:
         """Where two histories part the master has a record of its own, perhaps behind a segment's header, or ends. Else
         it has rotted, unnoticed: what this copy has there may be the last of it, and is not to be cut off."""
         places = [end, end + segment.HEADER_BYTES]
@@ -304,7 +306,7 @@ class Follower:
             if not any(mark.epoch for mark in compared.marks):
                 raise Refused(Code.DAMAGED, f"the master has no record at {end} of log {log}: it has rotted there")
 
-    async def _are_shared(self, wire: Wire, log: int, places: Sequence[int]) -> list[bool | None]:
+    async def _are_shared(self, wire: ReplicaConnection, log: int, places: Sequence[int]) -> list[bool | None]:
         """None: it has rotted, here or there."""
         compared, _ = await wire.ask(Compare(log, list(places), knows_rot=True), Compared)
         if len(compared.marks) != len(places):
@@ -330,7 +332,7 @@ class Follower:
 
     # --- the stream --------------------------------------------------------------------------------------------------
 
-    def _begin(self, wire: Wire, epoch: int, followed: Followed) -> None:
+    def _begin(self, wire: ReplicaConnection, epoch: int, followed: Followed) -> None:
         invariant(epoch <= self._promise.epoch, "nothing is acknowledged before it is promised")
         self._wire, self._epoch, self._number = wire, epoch, 0
         self._goal = (followed.logs[MESSAGES].end, followed.logs[ACTIONS].end)
@@ -361,7 +363,7 @@ class Follower:
         except FairwayError as error:  # it is about to end
             wire.fail(error)
 
-    def _came(self, message: Message, attachments: Sequence[Bytes]) -> None:
+    def _came(self, message: ControlMessage, attachments: Sequence[Bytes]) -> None:
         """An answer: what it brings is gathered for the disk, and its credit goes back when that is synced."""
         wire = self._wire
         if wire is None:
@@ -374,7 +376,7 @@ class Follower:
         self._owed.append((self._log(MESSAGES).end, self._log(ACTIONS).end))
         self._return_credits()
 
-    def _take(self, wire: Wire, message: Message, attachments: Sequence[Bytes]) -> None:
+    def _take(self, wire: ReplicaConnection, message: ControlMessage, attachments: Sequence[Bytes]) -> None:
         if not isinstance(message, Replicated) or message.epoch != self._epoch:
             raise RemoteProtocolError("the master answers for another epoch than its own")
         if len(message.committed_ends) != len(LOGS) or len(message.first_bases) != len(LOGS):

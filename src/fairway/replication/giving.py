@@ -7,23 +7,23 @@ from typing import Protocol
 
 from fairway import limits
 from fairway.errors import RemoteProtocolError
-from fairway.protocol import Bytes, Message
+from fairway.protocol import Bytes, ControlMessage
 from fairway.protocol.frames import stretch
 from fairway.protocol.replicating import ACTIONS, MESSAGES, Give, Want
-from fairway.replication.wire import Told
+from fairway.replication.wire import OnResponse
 from fairway.storage.log import Damaged
 from fairway.storage.store import Store
 
 BYTES_MAX = limits.MIB  # in one GIVE, unless a record is larger
 
 
-class Way(Protocol):
+class MasterConnection(Protocol):
     """The connection to the master."""
 
-    def send(self, message: Message, told: Told, attachments: Sequence[Bytes] = ()) -> None: ...
+    def send(self, message: ControlMessage, told: OnResponse, attachments: Sequence[Bytes] = ()) -> None: ...
 
 
-def give(store: Store, way: Way, epoch: int, want: Want) -> None:
+def give(store: Store, way: MasterConnection, epoch: int, want: Want) -> None:
     """Send it, or say why it is not to be had here. It was asked for because it was lost: the loop may wait for it."""
     if want.log not in (MESSAGES, ACTIONS):
         raise RemoteProtocolError(f"the master wants something of log {want.log}: there are two, 0 and 1")
@@ -37,5 +37,5 @@ def give(store: Store, way: Way, epoch: int, want: Want) -> None:
     way.send(Give(epoch, directory_id, want.log, want.position, sentence), _nothing, attached)
 
 
-def _nothing(_message: Message, _attachments: Sequence[Bytes]) -> None:
+def _nothing(_message: ControlMessage, _attachments: Sequence[Bytes]) -> None:
     """If the master wants more, it says so."""

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import msgspec
 
 from fairway.errors import WrongDirectory
-from fairway.registry.layout import MASTER, GroupRecord, Member
+from fairway.registry.layout import MASTER, GroupRecord, RegisteredCopy
 
 BROKER = "broker"
 DELAY = "delay"
@@ -52,7 +52,7 @@ class Stand:
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
+class FollowDecision:
     master: str
     host: str
     port: int
@@ -68,12 +68,12 @@ class Wait:
     why: str
 
 
-Decision: TypeAlias = Create | Lead | Stand | Follow | Wait
+LeadershipDecision: TypeAlias = Create | Lead | Stand | FollowDecision | Wait
 
 
 def decide(
-    group: str, record: GroupRecord | None, living: Mapping[str, Member], me: Me, *, is_patient: bool = True
-) -> Decision:
+    group: str, record: GroupRecord | None, living: Mapping[str, RegisteredCopy], me: Me, *, is_patient: bool = True
+) -> LeadershipDecision:
     """What to do now. `is_patient`: wait for another one that lives as master to step down first."""
     if record is None:
         return _without_record(group, living, me)
@@ -86,7 +86,7 @@ def decide(
                 f"the registry says that {record.master} leads group {group} under epoch {record.epoch}, and this copy "
                 f"has seen epoch {me.epoch}: is it the registry of another cluster?"
             )
-        return Follow(record.master, master.host, master.port, record.epoch)
+        return FollowDecision(record.master, master.host, master.port, record.epoch)
     if me.directory not in record.in_sync:
         return Wait(_nobody(group, record, living))
     ruling = [each for each in living.values() if each.role == MASTER and each.directory != me.directory]
@@ -95,7 +95,7 @@ def decide(
     return Stand()
 
 
-def _without_record(group: str, living: Mapping[str, Member], me: Me) -> Decision:
+def _without_record(group: str, living: Mapping[str, RegisteredCopy], me: Me) -> LeadershipDecision:
     if me.has_promised:
         return Wait(
             f"the registry knows no group {group}, and this copy was in one: give it back what it had, or make the "
@@ -113,7 +113,7 @@ def _without_record(group: str, living: Mapping[str, Member], me: Me) -> Decisio
     return Create()
 
 
-def _nobody(group: str, record: GroupRecord, living: Mapping[str, Member]) -> str:
+def _nobody(group: str, record: GroupRecord, living: Mapping[str, RegisteredCopy]) -> str:
     able = [each for each in record.in_sync if each in living]
     if able:
         return f"group {group} has no master, and {' or '.join(able)} is about to take over"
@@ -163,7 +163,7 @@ def founded(me: Me, *, kind: str = BROKER, min_in_sync: int | None = None) -> Gr
 
 
 def succeeded(
-    record: GroupRecord, living: Mapping[str, Member], me: Me, *, min_in_sync: int | None = None
+    record: GroupRecord, living: Mapping[str, RegisteredCopy], me: Me, *, min_in_sync: int | None = None
 ) -> GroupRecord:
     """The record after this copy has taken over. Of the others those that live still count: they are waited for."""
     others = [each for each in record.in_sync if each != me.directory and each in living]
@@ -180,7 +180,7 @@ def succeeded(
 
 
 def promoted(
-    record: GroupRecord, living: Mapping[str, Member], to: str, *, accepts_data_loss: bool = False
+    record: GroupRecord, living: Mapping[str, RegisteredCopy], to: str, *, accepts_data_loss: bool = False
 ) -> GroupRecord:
     """The record that names another master by hand. A copy outside the set counts alone: the others may differ."""
     is_in_sync = to in record.in_sync

@@ -44,15 +44,15 @@ from fairway.protocol.replicating import (
     TakeSnapshot,
     Want,
 )
-from fairway.registry.layout import GroupRecord, Member, hex_id
+from fairway.registry.layout import GroupRecord, RegisteredCopy, hex_id
 from fairway.registry.port import Registry, RegistryError
 from fairway.replication import log_answers
 from fairway.replication.law import with_member
 from fairway.replication.node import GroupNode
-from fairway.replication.peer import NS_PER_MS, NS_PER_S, Credit, Peer, Question, has
+from fairway.replication.peer import NS_PER_MS, NS_PER_S, Credit, Peer, ReplicaQuestion, has
 from fairway.replication.registered_copies import RegisteredCopies
 from fairway.replication.repairs import Repairs
-from fairway.replication.tally import Tally
+from fairway.replication.tally import ReplicationCounters
 from fairway.storage import copying
 from fairway.storage.log import Damaged
 from fairway.storage.store import Store
@@ -93,8 +93,8 @@ class Leader:
         options: LeaderOptions | None = None,
         *,
         session: int,
-        living: Mapping[str, Member],
-        tally: Tally | None = None,
+        living: Mapping[str, RegisteredCopy],
+        tally: ReplicationCounters | None = None,
     ) -> None:
         """`session`: at the registry, the one whose end others take for this copy's. `living`: the copies that are
         registered. `tally`: of all reigns."""
@@ -124,7 +124,7 @@ class Leader:
         self._task: asyncio.Task[None] | None = None
         self._lease_timer: asyncio.TimerHandle | None = None
         self._session = session
-        self.tally = tally or Tally()
+        self.tally = tally or ReplicationCounters()
         self.repairs = Repairs(store, self.tally, self.options.repair_ms, self.options.repair_again_ms)
 
     def start(self) -> None:
@@ -148,7 +148,7 @@ class Leader:
         for peer in self.peers.values():
             peer.drop()
 
-    def refresh(self, living: Mapping[str, Member] | None = None) -> None:
+    def refresh(self, living: Mapping[str, RegisteredCopy] | None = None) -> None:
         """The registry has news, or may have. `living`: the copies that are registered, where it was read."""
         if living is not None:
             self.living.update(living, self._remembered())
@@ -213,7 +213,7 @@ class Leader:
 
     # --- what replicas ask -------------------------------------------------------------------------------------------
 
-    def answer(self, request: Question) -> None:
+    def answer(self, request: ReplicaQuestion) -> None:
         """One of `QUESTIONS`; `Refused` where it cannot be answered."""
         message = request.message
         if isinstance(message, Follow):
@@ -228,7 +228,7 @@ class Leader:
         elif isinstance(message, Replicate):
             self._replicate(request, message)
 
-    def _follow(self, request: Question, message: Follow) -> Followed:
+    def _follow(self, request: ReplicaQuestion, message: Follow) -> Followed:
         if message.group != self.group:
             raise Refused(Code.BAD_REQUEST, f"this is a copy of group {self.group}, not of {message.group}")
         if message.epoch > self.epoch:  # the registry knows whether it is true
@@ -283,7 +283,7 @@ class Leader:
             peer.drop()
         return peer
 
-    def _given(self, request: Question, message: Give) -> Given:
+    def _given(self, request: ReplicaQuestion, message: Give) -> Given:
         """What has rotted here, from a replica. It is checked by whoever puts it in place."""
         peer = self.known(request, message)
         data = stretched(request.attachments[0]) if request.attachments else b""
@@ -291,7 +291,7 @@ class Leader:
         self._stirred.set()
         return Given(end)
 
-    def known(self, request: Question, message: Replicate | Give | TakeSnapshot) -> Peer:
+    def known(self, request: ReplicaQuestion, message: Replicate | Give | TakeSnapshot) -> Peer:
         """The replica that asks; `Refused` where it has to follow first, on this connection."""
         peer = self.peers.get(hex_id(message.directory_id))
         is_known = peer is not None and peer.session is request.session and not peer.is_sent_away
@@ -299,7 +299,7 @@ class Leader:
             raise _UNKNOWN
         return peer
 
-    def _replicate(self, request: Question, message: Replicate) -> None:
+    def _replicate(self, request: ReplicaQuestion, message: Replicate) -> None:
         peer = self.known(request, message)
         now_ns = self._clock.monotonic_ns()
         ends, own_ends = _pair(message.ends), self._store.ends()
@@ -405,7 +405,7 @@ class Leader:
                 room -= len(data)
         return chunks, attachments
 
-    def _read(self, peer: Peer, log: int, room: int) -> copying.Chunk | None:
+    def _read(self, peer: Peer, log: int, room: int) -> copying.SegmentChunk | None:
         """What comes next. What is not in memory is fetched first, one piece at a time, so that a replica that is far
         behind does not make everybody wait for the device."""
         position = peer.cursor[log]
@@ -429,12 +429,12 @@ class Leader:
             return None
         return found
 
-    def _fetched(self, peer: Peer, log: int, found: copying.Chunk | Damaged | StorageFault) -> None:
+    def _fetched(self, peer: Peer, log: int, found: copying.SegmentChunk | Damaged | StorageFault) -> None:
         peer.is_fetching = False
         self.tally.fetches += 1
         if self.is_over or self.peers.get(peer.directory) is not peer:
             return
-        if isinstance(found, copying.Chunk):
+        if isinstance(found, copying.SegmentChunk):
             peer.fetched = (log, found)
             self._pump(peer)
         else:

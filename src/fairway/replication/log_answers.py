@@ -6,7 +6,7 @@ Anybody may be told so, whether it follows or not: nothing here changes anything
 from __future__ import annotations
 
 from fairway.errors import Code, Refused
-from fairway.protocol.replicating import ACTIONS, MESSAGES, Compare, Compared, Extent, Mark, Mend, Mended
+from fairway.protocol.replicating import ACTIONS, MESSAGES, Compare, Compared, LogExtent, Mend, Mended, RecordMark
 from fairway.storage import copying
 from fairway.storage.log import Damaged, Log
 from fairway.storage.store import Store
@@ -15,9 +15,9 @@ COMPARED_MAX = 1_024
 _LOGS = (MESSAGES, ACTIONS)
 
 
-def extent(store: Store, log: int) -> Extent:
+def extent(store: Store, log: int) -> LogExtent:
     of = _log(store, log)
-    return Extent(of.log_id, store.first_bases()[log], store.ends()[log], of.committed_end)
+    return LogExtent(of.log_id, store.first_bases()[log], store.ends()[log], of.committed_end)
 
 
 def compare(store: Store, asked: Compare) -> Compared:
@@ -29,7 +29,7 @@ def compare(store: Store, asked: Compare) -> Compared:
     if copying.ROTTEN_MARK in marks and not asked.knows_rot:
         position = asked.positions[marks.index(copying.ROTTEN_MARK)]
         raise Refused(Code.DAMAGED, f"what was at {position} of log {asked.log} has rotted: nobody can compare")
-    return Compared([Mark(epoch, crc) for epoch, crc in marks])
+    return Compared([RecordMark(epoch, crc) for epoch, crc in marks])
 
 
 def mend(store: Store, asked: Mend, bytes_max: int) -> tuple[Mended, bytes]:

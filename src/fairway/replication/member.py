@@ -36,20 +36,20 @@ from fairway.errors import (
     StorageFault,
     WrongDirectory,
 )
-from fairway.protocol import Options
+from fairway.protocol import ConnectionOptions
 from fairway.registry.layout import MASTER, GroupRecord, group_path, hex_id, members_path
-from fairway.registry.layout import Member as MemberRecord
+from fairway.registry.layout import RegisteredCopy as MemberRecord
 from fairway.registry.port import RegistryError, SessionState
 from fairway.replication import law
-from fairway.replication.follower import Diverged, Follower, Mended, Refill, Remedy, TooFarBehind
+from fairway.replication.follower import ActionsRepaired, Diverged, Follower, Remedy, ReplicaRefill, TooFarBehind
 from fairway.replication.leader import Leader
 from fairway.replication.membership import Face, MemberOptions, MemberWorld, ServerT
 from fairway.replication.node import GroupNode, living
-from fairway.replication.place import Place
+from fairway.replication.place import CopyRegistration
 from fairway.replication.promise import Promise
-from fairway.replication.standing import Standing
+from fairway.replication.standing import CopyStatus
 from fairway.storage import cutting, wiping
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.recovery import Finding
 from fairway.world.disk import Disk
 
@@ -62,7 +62,7 @@ class GroupMember(ABC, Generic[ServerT]):
 
     kind: str  # of the group
 
-    def __init__(self, world: MemberWorld, membership: MemberOptions, face: Face, standing: Standing) -> None:
+    def __init__(self, world: MemberWorld, membership: MemberOptions, face: Face, standing: CopyStatus) -> None:
         self.membership = membership
         self.standing = standing
         self.face = face
@@ -74,10 +74,10 @@ class GroupMember(ABC, Generic[ServerT]):
         self._promise: Promise | None = None
         self._disk: Disk | None = None
         self._secret = new_secret(world.rng)  # of this process, in no file: it proves to masters that we are this copy
-        self._place = Place(world.registry, world.clock, membership.group, membership.session_ms)
+        self._place = CopyRegistration(world.registry, world.clock, membership.group, membership.session_ms)
         self._ruling_since_ns: int | None = None
         self._rest_until_ns = 0  # there was no room on the disk
-        self._following: law.Follow | None = None
+        self._following: law.FollowDecision | None = None
         self._follower: Follower | None = None
         self._held_up = ""  # why it did not come to follow, the last time that it tried
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -106,14 +106,14 @@ class GroupMember(ABC, Generic[ServerT]):
     # --- what is served ----------------------------------------------------------------------------------------------
 
     @abstractmethod
-    async def _serve(self, disk: Disk, adopt: Identity | None) -> ServerT:
+    async def _serve(self, disk: Disk, adopt: DirectoryIdentity | None) -> ServerT:
         """Open the directory as one that follows, and listen. `adopt`: the logs that it is to have, if it has none."""
 
     @abstractmethod
     def _load(self, server: ServerT, now_ns: int) -> dict[str, float]:
         """Figures for the own node, of the time since the last ones."""
 
-    def _refill(self, server: ServerT) -> Refill | None:
+    def _refill(self, server: ServerT) -> ReplicaRefill | None:
         """What it begins anew with, should that be; None: its logs are all there is to it."""
         del server
         return None
@@ -177,7 +177,7 @@ class GroupMember(ABC, Generic[ServerT]):
         record = self._node.record
         adopt = None
         if record is not None and record.messages_id:
-            adopt = Identity(0, record.messages_id, record.actions_id)
+            adopt = DirectoryIdentity(0, record.messages_id, record.actions_id)
         self._disk = self._world.open_disk()
         self.server = server = await self._serve(self._disk, adopt)
         self._promise = promise = Promise(self._disk)
@@ -189,7 +189,7 @@ class GroupMember(ABC, Generic[ServerT]):
             self._world.clock,
             self.membership.group,
             server.on_committed,
-            replace(self.membership.follower, connection=Options(name=self.face.name)),
+            replace(self.membership.follower, connection=ConnectionOptions(name=self.face.name)),
             self._refill(server),
             secret=self._secret,
         )
@@ -292,7 +292,7 @@ class GroupMember(ABC, Generic[ServerT]):
                 if self.standing.leader is not None:
                     self.standing.leader.refresh(alive)
                 return self.membership.look_ms
-            case law.Follow():
+            case law.FollowDecision():
                 self._follow(decision)
                 return self.membership.look_ms
             case law.Wait(why):
@@ -375,7 +375,7 @@ class GroupMember(ABC, Generic[ServerT]):
 
     # --- following ---------------------------------------------------------------------------------------------------
 
-    def _follow(self, master: law.Follow) -> None:
+    def _follow(self, master: law.FollowDecision) -> None:
         if self._following == master:
             return
         self._stop_following()
@@ -383,14 +383,14 @@ class GroupMember(ABC, Generic[ServerT]):
         self.standing.master = master.address
         self._begin("follow", self._keep_following(master))
 
-    async def _keep_following(self, master: law.Follow) -> None:
+    async def _keep_following(self, master: law.FollowDecision) -> None:
         """Dial again and again, until somebody else is to be followed."""
         backoff_ms = self.membership.backoff_ms
         follower = self._follower
         while follower is not None and self._following == master:
             try:
                 await follower.run(master)
-            except (Diverged, TooFarBehind, Mended) as remedy:
+            except (Diverged, TooFarBehind, ActionsRepaired) as remedy:
                 self._remedy = remedy
                 self._changed.set()
                 return
@@ -416,7 +416,7 @@ class GroupMember(ABC, Generic[ServerT]):
         if isinstance(remedy, TooFarBehind) and record is not None:
             await self._place.leave()  # what begins anew is another copy, under another id
             self._let_go()
-            self.findings += self._begin_anew(remedy, Identity(0, record.messages_id, record.actions_id))
+            self.findings += self._begin_anew(remedy, DirectoryIdentity(0, record.messages_id, record.actions_id))
         elif isinstance(remedy, Diverged):
             self._let_go()
             self.findings += self._cut(remedy)
@@ -432,7 +432,7 @@ class GroupMember(ABC, Generic[ServerT]):
         finally:
             disk.close()
 
-    def _begin_anew(self, remedy: TooFarBehind, adopt: Identity) -> list[str]:
+    def _begin_anew(self, remedy: TooFarBehind, adopt: DirectoryIdentity) -> list[str]:
         """What was set aside."""
         disk = self._world.open_disk()
         try:

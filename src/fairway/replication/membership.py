@@ -48,7 +48,7 @@ class MemberWorld:
     pool: WorkPool | None = None  # a broker decompresses large batches there; None: its loop does
 
 
-class Server(Protocol):
+class ReplicatedServer(Protocol):
     """What a copy runs on its data directory. It listens from the start, and answers as its `Standing` says."""
 
     @property
@@ -82,7 +82,7 @@ class Server(Protocol):
         """Why not."""
 
 
-ServerT = TypeVar("ServerT", bound=Server)
+ServerT = TypeVar("ServerT", bound=ReplicatedServer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from fairway.errors import Refused, RemoteProtocolError
 from fairway.registry.layout import (
     GroupRecord,
-    Member,
+    RegisteredCopy,
     by_directory,
     group_path,
     member_path,
@@ -20,7 +20,7 @@ from fairway.registry.layout import (
     pack,
     unpack,
 )
-from fairway.registry.port import Exists, Lost, Missing, Node, Registry, SessionOver, Stale
+from fairway.registry.port import AnswerLost, Exists, Missing, Node, Registry, SessionOver, VersionMismatch
 
 _AGAIN_S = 0.05  # between two attempts to read back
 
@@ -52,9 +52,9 @@ class GroupNode:
         before, version = self.record, self.version
         try:
             node = await self._write(pack(to), version)
-        except (Stale, Exists, Missing, SessionOver):
+        except (VersionMismatch, Exists, Missing, SessionOver):
             await self._read_back()
-        except Lost:
+        except AnswerLost:
             await self._settle(before, version, to)
         else:
             self.version, self.record = node.version, to
@@ -73,7 +73,7 @@ class GroupNode:
             await self._read_back()
             if self.record == to or self.version != version:
                 return
-            with suppress(Lost, Stale, Exists, Missing, SessionOver, Refused):
+            with suppress(AnswerLost, VersionMismatch, Exists, Missing, SessionOver, Refused):
                 node = await self._write(old, version)
                 self.version, self.record = node.version, before
                 return
@@ -84,18 +84,18 @@ class GroupNode:
             try:
                 await self.read(fresh=True)
                 return
-            except (Lost, SessionOver, Refused):
+            except (AnswerLost, SessionOver, Refused):
                 await asyncio.sleep(_AGAIN_S)
 
 
-async def living(registry: Registry, group: str) -> dict[str, Member]:
+async def living(registry: Registry, group: str) -> dict[str, RegisteredCopy]:
     """The copies that live, by directory id; one whose node cannot be read is left out."""
-    found: list[Member] = []
+    found: list[RegisteredCopy] = []
     for name in sorted(await registry.children(members_path(group))):
         path = member_path(group, name)
         node = await registry.get(path)
         if node is None or not node.value:
             continue
         with suppress(RemoteProtocolError):
-            found.append(unpack(Member, path, node.value))
+            found.append(unpack(RegisteredCopy, path, node.value))
     return by_directory(found)

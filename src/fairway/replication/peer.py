@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from fairway.errors import Refused
-from fairway.protocol import Bytes, Message
+from fairway.protocol import Bytes, ControlMessage
 from fairway.protocol.replicating import Want
 from fairway.storage import copying
 
@@ -27,11 +27,11 @@ class Connected(Protocol):
     def is_gone(self) -> bool: ...
 
 
-class Question(Protocol):
+class ReplicaQuestion(Protocol):
     """What a replica asks, with the way back to it. It is answered once, or never because the replica is gone."""
 
     @property
-    def message(self) -> Message: ...
+    def message(self) -> ControlMessage: ...
 
     @property
     def attachments(self) -> Sequence[Bytes]: ...
@@ -39,7 +39,7 @@ class Question(Protocol):
     @property
     def session(self) -> Connected: ...
 
-    def respond(self, message: Message, attachments: Sequence[Bytes] = ()) -> None: ...
+    def respond(self, message: ControlMessage, attachments: Sequence[Bytes] = ()) -> None: ...
 
     def refuse(self, refused: Refused) -> None: ...
 
@@ -49,7 +49,7 @@ class Question(Protocol):
 class Credit(NamedTuple):
     """A request that is answered when there is something to send, or when its time is up."""
 
-    question: Question
+    question: ReplicaQuestion
     until_ns: int
 
 
@@ -74,7 +74,7 @@ class Peer:
         self.timer_ns = 0
         self.free_ns = 0  # before it nothing is sent: it catches up, and that is slowed down
         self.is_fetching = False  # what it lacks is not in memory, and is being read
-        self.fetched: tuple[int, copying.Chunk] | None = None  # by log: it was
+        self.fetched: tuple[int, copying.SegmentChunk] | None = None  # by log: it was
         self.is_sent_away = False  # it cannot go on from where it is, and has to follow again
         self._mark: tuple[int, int] = (0, 0)
         self._marked_ns = now_ns

@@ -16,8 +16,8 @@ import asyncio
 from contextlib import suppress
 
 from fairway.errors import FairwayError, Refused, RemoteProtocolError, WrongDirectory
-from fairway.registry.layout import NAME_SEPARATOR, Member, member_path, members_path, pack, place_name, unpack
-from fairway.registry.port import Exists, Missing, Node, Registry, Stale
+from fairway.registry.layout import NAME_SEPARATOR, RegisteredCopy, member_path, members_path, pack, place_name, unpack
+from fairway.registry.port import Exists, Missing, Node, Registry, VersionMismatch
 from fairway.world.clock import Clock
 
 _NS_PER_MS = 1_000_000
@@ -25,11 +25,11 @@ _LEAVE_S = 1.0  # for a registry to answer who leaves; its session ends by itsel
 _SESSIONS = 3  # that another one is waited for: what a process leaves behind is gone after one
 
 
-class Place:
+class CopyRegistration:
     """Of one copy. It is made anew whenever a session has ended."""
 
     def __init__(self, registry: Registry, clock: Clock, group: str, session_ms: int) -> None:
-        self.shown: Member | None = None  # what the node says
+        self.shown: RegisteredCopy | None = None  # what the node says
         self.why = ""  # why it cannot be had
         self._registry = registry
         self._clock = clock
@@ -44,7 +44,7 @@ class Place:
         """The one that the node goes with; 0: there is no node."""
         return 0 if self._node is None else self._node.owner
 
-    async def take(self, shown: Member) -> bool:
+    async def take(self, shown: RegisteredCopy) -> bool:
         """See to it that the node is there and says this; False: not yet, another one has it. `WrongDirectory` where
         that one lives."""
         known = self._node
@@ -53,7 +53,7 @@ class Place:
         if shown != self.shown:
             try:
                 self._node = await self._registry.put(known.path, pack(shown), known.version)
-            except (Missing, Stale):
+            except (Missing, VersionMismatch):
                 self._node = None
                 return False
             self.shown = shown
@@ -71,10 +71,10 @@ class Place:
             async with asyncio.timeout(_LEAVE_S):
                 await self._registry.remove(node.path)
 
-    def _path(self, shown: Member) -> str:
+    def _path(self, shown: RegisteredCopy) -> str:
         return member_path(self._group, place_name(shown.directory, self._registry.session_id, self._left))
 
-    async def _enter(self, shown: Member) -> bool:
+    async def _enter(self, shown: RegisteredCopy) -> bool:
         if not await self._is_vacant(shown) or not self._registry.session_id:
             return False
         path = self._path(shown)
@@ -93,7 +93,7 @@ class Place:
         self.shown = shown if node.value == pack(shown) else None
         return True
 
-    async def _is_vacant(self, shown: Member) -> bool:
+    async def _is_vacant(self, shown: RegisteredCopy) -> bool:
         """Whether no other node is there for the directory. What we have left there ourselves, in the life before or
         under another name, is removed."""
         registry, own_path = self._registry, self._path(shown)
@@ -119,7 +119,7 @@ class Place:
                 return False
         return True
 
-    def _wait_for(self, other: Member) -> None:
+    def _wait_for(self, other: RegisteredCopy) -> None:
         now_ns = self._clock.monotonic_ns()
         if self._taken_since_ns is None:
             self._taken_since_ns = now_ns
@@ -132,9 +132,9 @@ class Place:
             )
 
 
-def _read(path: str, value: bytes) -> Member | None:
+def _read(path: str, value: bytes) -> RegisteredCopy | None:
     """What a node says, if it can be read."""
     try:
-        return unpack(Member, path, value)
+        return unpack(RegisteredCopy, path, value)
     except RemoteProtocolError:
         return None

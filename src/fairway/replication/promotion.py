@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fairway.errors import FairwayError
-from fairway.registry.layout import GroupRecord, Member
+from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.registry.port import Registry
 from fairway.replication import law
 from fairway.replication.node import GroupNode, living
@@ -39,7 +39,7 @@ async def change_master(registry: Registry, group: str, to: str | None, *, accep
 
 
 def choose(
-    group: str, record: GroupRecord, alive: Mapping[str, Member], to: str | None, *, accepts_data_loss: bool
+    group: str, record: GroupRecord, alive: Mapping[str, RegisteredCopy], to: str | None, *, accepts_data_loss: bool
 ) -> str:
     """The copy that is to lead."""
     fit = [each for each in record.in_sync if each in alive and each != record.master]
@@ -64,7 +64,9 @@ def choose(
     return chosen
 
 
-def _made_anew(group: str, alive: Mapping[str, Member], to: str | None, *, accepts_data_loss: bool) -> GroupRecord:
+def _made_anew(
+    group: str, alive: Mapping[str, RegisteredCopy], to: str | None, *, accepts_data_loss: bool
+) -> GroupRecord:
     """A registry that has lost the group: it begins again with one copy, which says whose logs they are."""
     if to is None or not accepts_data_loss:
         raise NotPromoted(

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from fairway import limits
 from fairway.batch.secret import is_same
 from fairway.errors import Code, Refused
-from fairway.registry.layout import Member
+from fairway.registry.layout import RegisteredCopy
 from fairway.registry.port import Registry
 from fairway.replication.node import living
 
@@ -31,7 +31,7 @@ class RegisteredCopies:
         registry: Registry,
         group: str,
         in_sync: Iterable[str],
-        members: Mapping[str, Member],
+        members: Mapping[str, RegisteredCopy],
         *,
         retry_after_ms: int,
     ) -> None:
@@ -47,7 +47,7 @@ class RegisteredCopies:
     def __contains__(self, directory: str) -> bool:
         return directory in self._directories
 
-    def update(self, members: Mapping[str, Member], known: Collection[str]) -> None:
+    def update(self, members: Mapping[str, RegisteredCopy], known: Collection[str]) -> None:
         """The registry was read. Of copies that are not registered any more, only those that the group knows are
         remembered: so memory is bounded, whoever registers and goes again."""
         self._directories = frozenset(members)

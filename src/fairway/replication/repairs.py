@@ -20,43 +20,43 @@ from typing import NamedTuple
 from fairway.errors import Code, DiskFull, FairwayError, Refused, StorageFault
 from fairway.protocol.replicating import MESSAGES, Give
 from fairway.replication.peer import NS_PER_MS, Peer
-from fairway.replication.tally import Tally
+from fairway.replication.tally import ReplicationCounters
 from fairway.storage.checkpoint import RotMark
-from fairway.storage.mending import Span
+from fairway.storage.mending import DamagedRange
 from fairway.storage.store import Store
 
 _FOR_EVER_NS = 1 << 62
 _SOON_NS = 200 * NS_PER_MS  # a checkpoint is written by then
 
 
-class Asked(NamedTuple):
+class RepairRequest(NamedTuple):
     """A span that a copy was told of."""
 
     directory: str
-    span: Span
+    span: DamagedRange
     until_ns: int
 
 
 class Repairs:
     """Of one master, in one reign."""
 
-    def __init__(self, store: Store, tally: Tally, answer_ms: int, again_ms: int) -> None:
+    def __init__(self, store: Store, tally: ReplicationCounters, answer_ms: int, again_ms: int) -> None:
         """`answer_ms`: a copy has so long to answer; `again_ms`: one that has never done so for so long is then not
         asked for as long."""
         self._store = store
         self._tally = tally
         self._answer_ns = answer_ms * NS_PER_MS
         self._again_ns = again_ms * NS_PER_MS
-        self._asked: Asked | None = None
+        self._asked: RepairRequest | None = None
         self._rest_until_ns = 0
         self._marks: list[RotMark] = []
-        self._spans: list[Span] = []
+        self._spans: list[DamagedRange] = []
         self._denied: dict[tuple[str, int, int], int] = {}  # by copy, log and end of a span: until when
         self._silent: dict[str, int] = {}  # by copy: until when it is left alone
         self._unanswered: dict[str, tuple[int, int]] = {}  # by copy: since when, and when it was asked last
         self._owed: set[tuple[str, int, int]] = set()  # what copies were asked for: copy, log, where it begins
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[DamagedRange]:
         """What is to be mended: all of it was committed, so that the copies in sync have had it."""
         marks = self._store.rotten
         if marks != self._marks:
@@ -84,10 +84,10 @@ class Repairs:
         lost = [each for each in self.spans() if each.log == MESSAGES and each.start <= position < each.end]
         return bool(lost) and self._has_hope(lost[0], list(others), now_ns)
 
-    def _has_hope(self, span: Span, others: list[str], now_ns: int) -> bool:
+    def _has_hope(self, span: DamagedRange, others: list[str], now_ns: int) -> bool:
         return any(self._may_have(span, each, now_ns) for each in others)
 
-    def _may_have(self, span: Span, directory: str, now_ns: int) -> bool:
+    def _may_have(self, span: DamagedRange, directory: str, now_ns: int) -> bool:
         denied_until_ns = self._denied.get((directory, span.log, span.end), 0)
         return now_ns >= max(denied_until_ns, self._silent.get(directory, 0))
 
@@ -102,7 +102,7 @@ class Repairs:
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    def choose(self, peers: Iterable[Peer], now_ns: int) -> tuple[Peer, Span] | None:
+    def choose(self, peers: Iterable[Peer], now_ns: int) -> tuple[Peer, DamagedRange] | None:
         """Whom to ask for what, now."""
         asked = self._asked
         if asked is not None:
@@ -115,12 +115,12 @@ class Repairs:
         for peer in by_turns if spans else ():
             for span in spans:
                 if self._may_have(span, peer.directory, now_ns) and _reaches(peer, span):
-                    self._asked = Asked(peer.directory, span, now_ns + self._answer_ns)
+                    self._asked = RepairRequest(peer.directory, span, now_ns + self._answer_ns)
                     self._owed.add((peer.directory, span.log, span.start))
                     return peer, span
         return None
 
-    def _note_silence(self, asked: Asked, now_ns: int) -> None:
+    def _note_silence(self, asked: RepairRequest, now_ns: int) -> None:
         since_ns, _ = self._unanswered.pop(asked.directory, (asked.until_ns - self._answer_ns, 0))
         if now_ns - since_ns < self._again_ns:
             self._unanswered[asked.directory] = since_ns, asked.until_ns
@@ -137,7 +137,7 @@ class Repairs:
         self._owed.discard(owed)
         if self._asked is not None and self._asked.span == span:
             self._asked = None
-        asked = Asked(directory, span, 0)
+        asked = RepairRequest(directory, span, 0)
         if not data:
             self._deny(asked, _FOR_EVER_NS)
             return give.position
@@ -150,7 +150,7 @@ class Repairs:
         self._tally.mended_spans += end >= asked.span.end
         return end
 
-    def _cannot(self, asked: Asked, error: FairwayError, now_ns: int) -> None:
+    def _cannot(self, asked: RepairRequest, error: FairwayError, now_ns: int) -> None:
         """It could not be put in place: now, or not from this copy."""
         if isinstance(error, Refused) and error.code is Code.BUSY:
             self._rest_until_ns = now_ns + _SOON_NS
@@ -161,9 +161,9 @@ class Repairs:
         else:
             self._deny(asked, _FOR_EVER_NS)
 
-    def _deny(self, asked: Asked, until_ns: int) -> None:
+    def _deny(self, asked: RepairRequest, until_ns: int) -> None:
         self._denied[asked.directory, asked.span.log, asked.span.end] = until_ns
 
 
-def _reaches(peer: Peer, span: Span) -> bool:
+def _reaches(peer: Peer, span: DamagedRange) -> bool:
     return peer.confirmed is not None and peer.confirmed[span.log] >= span.end

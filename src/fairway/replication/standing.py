@@ -6,21 +6,24 @@ from __future__ import annotations
 from typing import Protocol
 
 from fairway.errors import Code, FairwayError, Refused
-from fairway.protocol import Message
+from fairway.protocol import ControlMessage
 from fairway.protocol.messages import Produce
 from fairway.replication.leader import QUESTIONS, Leader
-from fairway.replication.peer import NS_PER_MS, Question
-from fairway.replication.tally import Tally
+from fairway.replication.peer import NS_PER_MS, ReplicaQuestion
+from fairway.replication.tally import ReplicationCounters
 
 _RETRY_AFTER_MS = 100  # about what a change of masters takes where the old one says goodbye
 _FOR_EVER_MS = 86_400_000  # a registry in the same process: its sessions end with it
 
 
-class Standing:
+class CopyStatus:
     """Of one copy. Its owner (`member`) changes it."""
 
     def __init__(
-        self, group: str, reads: tuple[type[Message], ...], questions: tuple[type[Message], ...] = QUESTIONS
+        self,
+        group: str,
+        reads: tuple[type[ControlMessage], ...],
+        questions: tuple[type[ControlMessage], ...] = QUESTIONS,
     ) -> None:
         """`reads`: what a replica answers, too. `questions`: what replicas ask. (A union written where it is asked
         costs 1 µs.)"""
@@ -30,7 +33,7 @@ class Standing:
         self.is_leaving = False  # it hands over
         self.master = ""  # HOST:PORT of the one that leads, where it is another
         self.why = "it is starting"  # nobody leads here
-        self.tally = Tally()
+        self.tally = ReplicationCounters()
         self._reads = reads
         self._questions = questions
 
@@ -44,7 +47,7 @@ class Standing:
         leads_ms = max(until_ns - since_ns, 0) // NS_PER_MS
         return leads_ms if leads_ms < _FOR_EVER_MS else None
 
-    def admit(self, message: Message) -> Leader | None:
+    def admit(self, message: ControlMessage) -> Leader | None:
         """`Refused` if it cannot be answered here; the leader where it is a question for it."""
         leader = self.leader
         is_question = isinstance(message, self._questions)
@@ -71,13 +74,13 @@ class Standing:
         return Refused(Code.NOT_MASTER, sentence, retry_after_ms=_RETRY_AFTER_MS)
 
 
-class Answers(Protocol):
+class ReplicaRequestHandler(Protocol):
     """Whoever has an answer for replicas."""
 
-    def answer(self, question: Question, /) -> None: ...
+    def answer(self, question: ReplicaQuestion, /) -> None: ...
 
 
-def answer(who: Answers, question: Question) -> None:
+def answer(who: ReplicaRequestHandler, question: ReplicaQuestion) -> None:
     """What a replica asks. It waits for no actor: whoever waits for an answer here waits for the replica."""
     try:
         who.answer(question)

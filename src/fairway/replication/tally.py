@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Tally:
+class ReplicationCounters:
     reigns: int = 0
     depositions: int = 0
     refused_follows: int = 0  # of directories that are not registered, or without the copy's secret

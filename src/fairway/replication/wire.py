@@ -10,9 +10,9 @@ from fairway.errors import FairwayError, Refused, RemoteProtocolError, Unreachab
 from fairway.protocol import (
     Bytes,
     Connection,
+    ConnectionOptions,
+    ControlMessage,
     HandshakeDone,
-    Message,
-    Options,
     RefusalReceived,
     ResponseReceived,
     Role,
@@ -20,9 +20,9 @@ from fairway.protocol import (
 from fairway.world.clock import Clock
 from fairway.world.net import Net
 
-AnswerT = TypeVar("AnswerT", bound=Message)
-Told: TypeAlias = "Callable[[Message, Sequence[Bytes]], None]"
-Answer: TypeAlias = "asyncio.Future[tuple[Message, Sequence[Bytes]]]"
+AnswerT = TypeVar("AnswerT", bound=ControlMessage)
+OnResponse: TypeAlias = "Callable[[ControlMessage, Sequence[Bytes]], None]"
+ResponseFuture: TypeAlias = "asyncio.Future[tuple[ControlMessage, Sequence[Bytes]]]"
 
 _DIAL_S = 5.0
 _NS = 1_000_000_000
@@ -33,24 +33,24 @@ class WireEnded(FairwayError):
     """The connection is over; the sentence says why."""
 
 
-class Asking(Protocol):
+class RequestChannel(Protocol):
     """Somebody who can be asked."""
 
-    async def ask(self, message: Message, answer: type[AnswerT]) -> tuple[AnswerT, Sequence[Bytes]]: ...
+    async def ask(self, message: ControlMessage, answer: type[AnswerT]) -> tuple[AnswerT, Sequence[Bytes]]: ...
 
-    def post(self, message: Message) -> Answer: ...
+    def post(self, message: ControlMessage) -> ResponseFuture: ...
 
 
-class Wire(asyncio.Protocol):
+class ReplicaConnection(asyncio.Protocol):
     """One connection, from one loop. It is not made anew: whoever owns it dials again."""
 
-    def __init__(self, clock: Clock, options: Options) -> None:
+    def __init__(self, clock: Clock, options: ConnectionOptions) -> None:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._connection = Connection(Role.CLIENT, clock.monotonic_ns(), options)
         self._transport: asyncio.Transport | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._asked: dict[int, Told | Answer] = {}
+        self._asked: dict[int, OnResponse | ResponseFuture] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._problem: FairwayError | None = None
         self._is_flush_due = False
@@ -58,7 +58,7 @@ class Wire(asyncio.Protocol):
         self.over: asyncio.Future[None] = self._loop.create_future()
 
     @classmethod
-    async def dial(cls, net: Net, clock: Clock, host: str, port: int, options: Options) -> Wire:
+    async def dial(cls, net: Net, clock: Clock, host: str, port: int, options: ConnectionOptions) -> ReplicaConnection:
         """`Unreachable`, or `WireEnded` where the handshake fails."""
         try:
             async with asyncio.timeout(_DIAL_S):
@@ -78,20 +78,20 @@ class Wire(asyncio.Protocol):
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    async def ask(self, message: Message, answer: type[AnswerT]) -> tuple[AnswerT, Sequence[Bytes]]:
+    async def ask(self, message: ControlMessage, answer: type[AnswerT]) -> tuple[AnswerT, Sequence[Bytes]]:
         """The answer; `Refused`, or `WireEnded` where none will come."""
         told, attached = await self.post(message)
         if not isinstance(told, answer):
             raise RemoteProtocolError(f"a {type(told).__name__} where a {answer.__name__} was asked for")
         return told, attached
 
-    def post(self, message: Message) -> Answer:
+    def post(self, message: ControlMessage) -> ResponseFuture:
         """Ask, and wait for the answer later."""
-        future: Answer = self._loop.create_future()
+        future: ResponseFuture = self._loop.create_future()
         self._send(message, future)
         return future
 
-    def send(self, message: Message, told: Told, attachments: Sequence[Bytes] = ()) -> None:
+    def send(self, message: ControlMessage, told: OnResponse, attachments: Sequence[Bytes] = ()) -> None:
         """The answer comes to `told`; a refusal ends the connection."""
         self._send(message, told, attachments)
 
@@ -137,7 +137,9 @@ class Wire(asyncio.Protocol):
 
     # --- within ------------------------------------------------------------------------------------------------------
 
-    def _send(self, message: Message, then: Told | Answer, attachments: Sequence[Bytes] = ()) -> None:
+    def _send(
+        self, message: ControlMessage, then: OnResponse | ResponseFuture, attachments: Sequence[Bytes] = ()
+    ) -> None:
         if self.is_over or not self._connection.is_open:
             self.check()
         correlation = self._connection.request(message, attachments)
@@ -146,7 +148,7 @@ class Wire(asyncio.Protocol):
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
 
-    def _answered(self, correlation: int, message: Message, attachments: Sequence[Bytes]) -> None:
+    def _answered(self, correlation: int, message: ControlMessage, attachments: Sequence[Bytes]) -> None:
         then = self._asked.pop(correlation, None)
         if isinstance(then, asyncio.Future):
             if not then.done():

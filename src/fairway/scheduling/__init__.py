@@ -18,9 +18,9 @@ Blind to storage and protocol. Everything runs on one loop's thread.
 
 from fairway.scheduling.account import Account
 from fairway.scheduling.actor import Actor
-from fairway.scheduling.order import Arrival, Order, VirtualTime
-from fairway.scheduling.processor import Expiry, Processor, Request, Verdict
-from fairway.scheduling.scheduler import Loop, Scheduler, SchedulerOptions, Tally
+from fairway.scheduling.order import Arrival, RunOrder, VirtualTime
+from fairway.scheduling.processor import Expiry, Processor, Request, TurnResult
+from fairway.scheduling.scheduler import Loop, Scheduler, SchedulerCounters, SchedulerOptions
 
 __all__ = [
     "Account",
@@ -28,12 +28,12 @@ __all__ = [
     "Arrival",
     "Expiry",
     "Loop",
-    "Order",
     "Processor",
     "Request",
+    "RunOrder",
     "Scheduler",
+    "SchedulerCounters",
     "SchedulerOptions",
-    "Tally",
-    "Verdict",
+    "TurnResult",
     "VirtualTime",
 ]

@@ -17,13 +17,13 @@ from fairway.errors import invariant
 from fairway.scheduling.mailbox import NEVER_NS, Mailbox
 
 
-class Run(enum.Enum):
+class RunState(enum.Enum):
     IDLE = "idle"
     READY = "ready"
     RUNNING = "running"
 
 
-IDLE, READY, RUNNING = Run  # reading a member through its class costs 0.1 µs on 3.11, and a turn only 1 µs
+IDLE, READY, RUNNING = RunState  # reading a member through its class costs 0.1 µs on 3.11, and a turn only 1 µs
 
 
 class Actor:

@@ -31,7 +31,7 @@ NEVER_NS = 1 << 63
 SWEEP_LETTERS = 256  # looked at in one step: 0.2 ms
 
 
-class Letter:
+class MailboxItem:
     """A request in a mailbox: who handles it, when it came, from when on an answer would be late, who pays.
 
     `start_ns` is set when it arrives, and again when it is woken; `expected_ns` is what its account has paid for it in
@@ -73,10 +73,10 @@ class Mailbox:
     __slots__ = ("_due_ns", "_order", "_swept", "arrived", "is_woken", "overdue", "waiting")
 
     def __init__(self) -> None:
-        self.arrived: dict[int, Letter] = {}  # by number, in the order of their coming
+        self.arrived: dict[int, MailboxItem] = {}  # by number, in the order of their coming
         self._order: list[tuple[float, int]] = []  # a heap of their starts and numbers; some may be gone
-        self.waiting: deque[Letter] = deque()
-        self.overdue: list[tuple[Letter, Expiry]] = []  # rare, and in no order
+        self.waiting: deque[MailboxItem] = deque()
+        self.overdue: list[tuple[MailboxItem, Expiry]] = []  # rare, and in no order
         self.is_woken = False
         self._swept = -1  # the number of the last one among the arrived that the sweep has seen; -1: it has not begun
         self._due_ns = NEVER_NS  # the first that will be due of those that it has seen
@@ -84,13 +84,13 @@ class Mailbox:
     def __len__(self) -> int:
         return len(self.arrived) + len(self.waiting) + len(self.overdue)
 
-    def put(self, letter: Letter) -> None:
+    def put(self, letter: MailboxItem) -> None:
         """It has arrived, or comes back to be handled further."""
         self.arrived[letter.number] = letter
         heappush(self._order, (letter.start_ns, letter.number))
         self._due_ns = min(self._due_ns, letter.late_ns)  # a sweep that is under way may have passed its place
 
-    def first(self) -> Letter | None:
+    def first(self) -> MailboxItem | None:
         """What `take` would give, if anything."""
         order, arrived = self._order, self.arrived
         while order and order[0][1] not in arrived:
@@ -100,13 +100,13 @@ class Mailbox:
         woken = self.waiting[0]
         return arrived[order[0][1]] if order and order[0][0] < woken.start_ns else woken
 
-    def defer(self, first: Letter, start_ns: float) -> None:
+    def defer(self, first: MailboxItem, start_ns: float) -> None:
         """The first letter starts later than it was said to: another one may be the first now."""
         first.start_ns = start_ns
         if not first.has_waited:
             heapreplace(self._order, (start_ns, first.number))
 
-    def take(self) -> Letter:
+    def take(self) -> MailboxItem:
         """The next to be handled. Give it back by `wait` or `again`."""
         letter = self.first()
         if letter is None:
@@ -121,17 +121,17 @@ class Mailbox:
                 self.is_woken = False  # nobody waits, and this one looks for itself
         return letter
 
-    def look_on(self, letter: Letter) -> None:
+    def look_on(self, letter: MailboxItem) -> None:
         """The letter that was taken is done with: if a wake-up was spent on it, the next may look too."""
         self.is_woken = self.is_woken or letter.has_waited
 
-    def again(self, letter: Letter) -> None:
+    def again(self, letter: MailboxItem) -> None:
         """Back to where it started: nothing of its connection goes before it."""
         self.look_on(letter)
         letter.has_waited = False
         self.put(letter)
 
-    def wait(self, letter: Letter) -> None:
+    def wait(self, letter: MailboxItem) -> None:
         """Nothing is there: it waits, and keeps its place if it has waited before."""
         letter.is_placed = False
         if letter.has_waited:
@@ -143,7 +143,7 @@ class Mailbox:
 
     def withdraw(self, is_meant: Callable[[Any], bool]) -> list[Any]:
         """Take requests out that wait, for somebody else to answer: a consumer leaves, its long polls end."""
-        taken, left = [], deque[Letter]()
+        taken, left = [], deque[MailboxItem]()
         for letter in self.waiting:
             if is_meant(letter.request):
                 taken.append(letter.request)
@@ -171,7 +171,7 @@ class Mailbox:
         due_ns, self._due_ns, self._swept = self._due_ns, NEVER_NS, -1
         return due_ns
 
-    def _is_over(self, letter: Letter, now_ns: int) -> bool:
+    def _is_over(self, letter: MailboxItem, now_ns: int) -> bool:
         due_ns = letter.due_ns()
         if now_ns >= due_ns or letter.request.is_cancelled:
             self.overdue.append((letter, letter.expiry()))
@@ -179,7 +179,7 @@ class Mailbox:
         self._due_ns = min(self._due_ns, due_ns)
         return False
 
-    def empty(self) -> Iterator[Letter]:
+    def empty(self) -> Iterator[MailboxItem]:
         """Take everything out."""
         for letter, _ in self.overdue:
             yield letter

@@ -30,7 +30,7 @@ from typing import Protocol
 
 from fairway.scheduling.account import Account
 from fairway.scheduling.actor import Actor
-from fairway.scheduling.mailbox import Letter
+from fairway.scheduling.mailbox import MailboxItem
 
 LEAD_NS_MAX = 100_000_000  # 0.1 s: so long a single charge (a disk that hangs for a minute) may hold an actor back
 CREDIT_NS = 1_000_000  # 1 ms, five slices: as long as a consumer's way to its next request (bench/slices)
@@ -41,7 +41,7 @@ AHEAD_NS = 2_000_000  # 2 ms, ten slices: a connection that is so far ahead of t
 _COST_SHARE = 0.1  # of the newest request in what one of its connection is expected to take
 
 
-class Order(Protocol):
+class RunOrder(Protocol):
     """What the scheduler asks of an order. The least rank is next; ties go to whoever became ready first."""
 
     @property
@@ -51,7 +51,7 @@ class Order(Protocol):
     def enter(self, actor: Actor) -> None:
         """The actor was idle, or is new, and becomes ready."""
 
-    def place(self, letter: Letter) -> None:
+    def place(self, letter: MailboxItem) -> None:
         """A request has come, or was woken: set its start."""
 
     def rank(self, actor: Actor) -> float:
@@ -60,7 +60,7 @@ class Order(Protocol):
     def charge(self, actor: Actor, charge_ns: float) -> None:
         """The actor has used this much time."""
 
-    def settle(self, letter: Letter, charge_ns: float) -> None:
+    def settle(self, letter: MailboxItem, charge_ns: float) -> None:
         """A request has used this much time."""
 
     def charge_account(self, account: Account, charge_ns: float) -> None:
@@ -91,7 +91,7 @@ class VirtualTime:
         credit_ns = self._credit_ns if actor.slices else 0  # a newcomer has not earned any
         actor.virtual_ns = max(actor.virtual_ns, self.minimum_ns - credit_ns)
 
-    def place(self, letter: Letter) -> None:
+    def place(self, letter: MailboxItem) -> None:
         letter.is_placed = True
         account = letter.account
         if account is None:
@@ -125,7 +125,7 @@ class VirtualTime:
             used_ns = max(actor.virtual_ns, self.minimum_ns + self._lead_ns_max / weight)
         actor.virtual_ns = used_ns
 
-    def settle(self, letter: Letter, charge_ns: float) -> None:
+    def settle(self, letter: MailboxItem, charge_ns: float) -> None:
         account = letter.account
         if account is not None:
             account.end_ns += charge_ns - letter.expected_ns
@@ -160,7 +160,7 @@ class Arrival:
     def enter(self, actor: Actor) -> None:
         pass
 
-    def place(self, letter: Letter) -> None:
+    def place(self, letter: MailboxItem) -> None:
         letter.is_placed = True
         letter.start_ns = letter.number
 
@@ -171,7 +171,7 @@ class Arrival:
     def charge(self, actor: Actor, charge_ns: float) -> None:
         actor.virtual_ns += charge_ns / actor.weight
 
-    def settle(self, letter: Letter, charge_ns: float) -> None:
+    def settle(self, letter: MailboxItem, charge_ns: float) -> None:
         pass
 
     def charge_account(self, account: Account, charge_ns: float) -> None:

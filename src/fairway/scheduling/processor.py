@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fairway.scheduling.actor import Actor
 
 
-class Verdict(enum.Enum):
+class TurnResult(enum.Enum):
     """What a processor made of a request."""
 
     DONE = "done"  # answered, or handed on to whoever will answer it: the scheduler forgets it
@@ -67,7 +67,7 @@ class Processor(Protocol[RequestT_contra]):
     A long poll registers for news, looks again, and returns WAIT: whatever comes from then on ends in `wake`.
     """
 
-    def process(self, request: RequestT_contra, actor: Actor) -> Verdict:
+    def process(self, request: RequestT_contra, actor: Actor) -> TurnResult:
         """Handle it. Called again for the same request after AGAIN, and after WAIT when the actor was woken."""
 
     def expire(self, request: RequestT_contra, expiry: Expiry) -> None:

@@ -27,14 +27,14 @@ from fairway.errors import Code, Misuse, Refused
 from fairway.scheduling.account import Account
 from fairway.scheduling.actor import IDLE, READY, RUNNING, Actor
 from fairway.scheduling.alarms import Alarms, TimerLoop
-from fairway.scheduling.mailbox import NEVER_NS, Letter
-from fairway.scheduling.order import Order, VirtualTime
-from fairway.scheduling.processor import Expiry, Processor, Request, Verdict
+from fairway.scheduling.mailbox import NEVER_NS, MailboxItem
+from fairway.scheduling.order import RunOrder, VirtualTime
+from fairway.scheduling.processor import Expiry, Processor, Request, TurnResult
 from fairway.world.clock import Clock
 
 RequestT = TypeVar("RequestT", bound=Request)
 
-DONE, WAIT, AGAIN = Verdict  # bound here for the same reason as the run states
+DONE, WAIT, AGAIN = TurnResult  # bound here for the same reason as the run states
 
 WEIGHT_MIN = 0.01
 WEIGHT_MAX = 100.0
@@ -66,7 +66,7 @@ class SchedulerOptions:
 
 
 @dataclass(slots=True)
-class Tally:
+class SchedulerCounters:
     """How requests ended."""
 
     done: int = 0
@@ -83,14 +83,14 @@ class Scheduler:
         clock: Clock,
         loop: Loop,
         options: SchedulerOptions | None = None,
-        order: Order | None = None,
+        order: RunOrder | None = None,
         after_turn: Callable[[], None] = lambda: None,
     ) -> None:
         """`after_turn` is called at the end of each turn, for what the turn's requests have begun together."""
         self._now_ns = clock.monotonic_ns
         self._loop = loop
         self._options = options if options is not None else SchedulerOptions()
-        self._order: Order = order if order is not None else VirtualTime()
+        self._order: RunOrder = order if order is not None else VirtualTime()
         # A slice ends by what it is charged: on a clock that stands still, too.
         slice_requests = self._options.slice_ns // max(1, self._options.floor_ns)
         self._slice_requests_max = max(1, min(slice_requests, self._order.slice_requests_max))
@@ -99,7 +99,7 @@ class Scheduler:
         self._weights: dict[Hashable, float] = {}  # those other than 1
         self._ready: list[tuple[float, int, Actor]] = []  # a heap; of a READY actor the entry `place` is meant
         self._ready_weight = 0.0  # of the READY actors, each once
-        self._handled: Letter | None = None  # the request that was handled last
+        self._handled: MailboxItem | None = None  # the request that was handled last
         self._numbers = count()
         self._crowded_until_ns = 0
         self._after_turn = after_turn
@@ -107,7 +107,7 @@ class Scheduler:
         self._is_kicked = False
         self._is_closed = False
         self.busy_ns = 0  # when an actor that is not in the background last had a slice
-        self.tally = Tally()
+        self.tally = SchedulerCounters()
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -129,7 +129,7 @@ class Scheduler:
         elif len(actor.mailbox) >= self._options.mailbox_requests_max:
             self._refuse_full(actor)
         late_ns = request.deadline_ns - self._options.answer_margin_ns
-        letter = Letter(request, processor, next(self._numbers), late_ns, request.account)
+        letter = MailboxItem(request, processor, next(self._numbers), late_ns, request.account)
         self._order.place(letter)
         actor.mailbox.put(letter)
         if late_ns < actor.alarm_ns:
@@ -393,7 +393,7 @@ class Scheduler:
             self._charge_letter(actor, actor.mailbox.first(), actor.owed_ns)
             actor.owed_ns = 0.0
 
-    def _charge_letter(self, actor: Actor, letter: Letter | None, charge_ns: float) -> None:
+    def _charge_letter(self, actor: Actor, letter: MailboxItem | None, charge_ns: float) -> None:
         """An actor of twice the weight has twice the time, also if all of it is one connection's. One of less weight
         costs its connections no more: they may have other business."""
         if letter is not None:
@@ -434,7 +434,7 @@ class Scheduler:
             actor.mailbox.again(letter)
         return verdict is not AGAIN
 
-    def _wait(self, actor: Actor, letter: Letter, now_ns: int) -> None:
+    def _wait(self, actor: Actor, letter: MailboxItem, now_ns: int) -> None:
         if letter.request.wait_until_ns <= now_ns:
             self._expire(letter, Expiry.WAITED)
             return
@@ -443,6 +443,6 @@ class Scheduler:
         if due_ns < actor.alarm_ns:
             self._alarms.set(actor, due_ns)
 
-    def _expire(self, letter: Letter, expiry: Expiry) -> None:
+    def _expire(self, letter: MailboxItem, expiry: Expiry) -> None:
         self.tally.expired[expiry] += 1
         letter.processor.expire(letter.request, expiry)

@@ -12,10 +12,10 @@ from fairway import limits
 from fairway.errors import Code, Refused
 from fairway.names import Subject
 from fairway.protocol.admin import BrokerState
-from fairway.protocol.messages import Message
-from fairway.protocol.routing import Asker, Copy, Govern, GroupRoute, Register, Route, Routed, SubjectRoute
-from fairway.scheduling import Actor, Expiry, Scheduler, Verdict
-from fairway.serving.requests import Asker as Session
+from fairway.protocol.messages import ControlMessage
+from fairway.protocol.routing import ClientRole, Copy, Govern, GroupRoute, Register, Route, Routed, SubjectRoute
+from fairway.scheduling import Actor, Expiry, Scheduler, TurnResult
+from fairway.serving.requests import Requester as Session
 from fairway.serving.requests import ServedRequest
 from fairway.serving.subject_order import SubjectOrder
 
@@ -30,7 +30,7 @@ _NOT_META = Refused(
 )
 _NO_DELAY = "this broker keeps no delayed messages: run `fairway up`"
 
-Asked = ServedRequest[Message]
+Asked = ServedRequest[ControlMessage]
 
 
 class LoneRoutes:
@@ -54,9 +54,9 @@ class LoneRoutes:
         self._where = where
         self._has_delay = has_delay
         self._is_alone = is_alone
-        self._latest: dict[tuple[Session, Asker, int], Asked] = {}  # who waits, by the number of the poll
+        self._latest: dict[tuple[Session, ClientRole, int], Asked] = {}  # who waits, by the number of the poll
 
-    def key_of(self, message: Message) -> tuple[str, ...]:
+    def key_of(self, message: ControlMessage) -> tuple[str, ...]:
         """The actor that serves it; `Refused` where nobody does."""
         if not isinstance(message, Route) or not self._is_alone:
             raise _NOT_META
@@ -64,25 +64,25 @@ class LoneRoutes:
             Subject.parse_any(name)
         return ("route", "wait") if message.known >= VERSION and message.wait_ms else ("route",)
 
-    def process(self, request: Asked, actor: Actor) -> Verdict:
+    def process(self, request: Asked, actor: Actor) -> TurnResult:
         route = request.message
         if not isinstance(route, Route):
             raise _NOT_META
         if route.known < VERSION or not route.wait_ms:
             if not self._subjects.refresh():
-                return Verdict.AGAIN
+                return TurnResult.AGAIN
             request.respond(self._answer(request, route))
-            return Verdict.DONE
+            return TurnResult.DONE
         poll = (request.session, route.asker, route.poll)
         before = self._latest.get(poll)
         if before is not None and before.correlation > request.correlation:
             request.respond(Routed(VERSION, [], []))
-            return Verdict.DONE
+            return TurnResult.DONE
         if before is not request:
             self._latest[poll] = request
             if before is not None:
                 self._scheduler.wake(actor.key)
-        return Verdict.WAIT
+        return TurnResult.WAIT
 
     def expire(self, request: Asked, expiry: Expiry) -> None:
         route = request.message
@@ -101,11 +101,11 @@ class LoneRoutes:
     def _answer(self, request: Asked, route: Route) -> Routed:
         if route.known >= VERSION:
             return Routed(VERSION, [], [])
-        is_tool = route.asker is Asker.TOOL
+        is_tool = route.asker is ClientRole.TOOL
         names = list(dict.fromkeys(route.subjects))
         if is_tool and not names:
             names = list(self._subjects.plain_after(route.after, _PAGE + 1))
-        is_delay_missing = route.asker is Asker.SCHEDULER and not self._has_delay
+        is_delay_missing = route.asker is ClientRole.SCHEDULER and not self._has_delay
         groups, why = ([], _NO_DELAY) if is_delay_missing else ([HERE], "")
         subjects = [SubjectRoute(name, groups, groups, why=why) for name in names[:_PAGE]]
         here = request.session.here or self._where()

@@ -12,17 +12,24 @@ from typing import Protocol, TypeAlias
 from fairway import batch
 from fairway.errors import Code, Refused
 from fairway.names import Subject
-from fairway.protocol import Message, RequestReceived
-from fairway.protocol.delaying import Cancel, History, Pending, Reschedule, Resend, Tally
+from fairway.protocol import ControlMessage, RequestReceived
+from fairway.protocol.delaying import Cancel, DelayTally, History, PendingListed, Reschedule, Resend
 from fairway.protocol.messages import Produce
-from fairway.scheduling import Actor, Expiry, Verdict
+from fairway.scheduling import Actor, Expiry, TurnResult
 from fairway.serving.exposition import Exposition
 from fairway.serving.memory import MemoryAccount
 from fairway.serving.requests import ServedRequest
 
-Asked: TypeAlias = ServedRequest[Message]
+DelayRequest: TypeAlias = ServedRequest[ControlMessage]
 
-QUESTIONS = (Cancel, Reschedule, Pending, Tally, History, Resend)  # a union written where it is asked costs 1 µs
+QUESTIONS = (
+    Cancel,
+    Reschedule,
+    PendingListed,
+    DelayTally,
+    History,
+    Resend,
+)  # a union written where it is asked costs 1 µs
 NO_DESK = Refused(
     Code.BAD_REQUEST,
     "this broker keeps no delayed messages: run `fairway up`, or give the client the address of a delay server, "
@@ -33,11 +40,11 @@ NO_DESK = Refused(
 class DelayDesk(Protocol):
     """Takes batches with due times, and questions about what is pending: a processor for the server's scheduler."""
 
-    def process(self, request: Asked, actor: Actor) -> Verdict: ...
+    def process(self, request: DelayRequest, actor: Actor) -> TurnResult: ...
 
-    def expire(self, request: Asked, expiry: Expiry) -> None: ...
+    def expire(self, request: DelayRequest, expiry: Expiry) -> None: ...
 
-    def fail(self, request: Asked, error: Exception) -> None: ...
+    def fail(self, request: DelayRequest, error: Exception) -> None: ...
 
     def show(self, out: Exposition) -> None:
         """The figures of what is behind it."""
@@ -58,6 +65,6 @@ def concerns_delay(received: RequestReceived) -> bool:
     return isinstance(message, QUESTIONS)
 
 
-def key_of(message: Message) -> Hashable:
+def key_of(message: ControlMessage) -> Hashable:
     """The actor that serves it: subjects do not crowd out one another, and questions hold up no messages."""
     return ("delay", Subject.parse(message.subject)) if isinstance(message, Produce) else ("delay",)

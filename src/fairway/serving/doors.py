@@ -5,7 +5,7 @@ from __future__ import annotations
 from fairway.errors import Misuse
 from fairway.serving.hall import Hall
 from fairway.serving.http import HttpDoor
-from fairway.world.net import Listener, Net
+from fairway.world.net import ListeningSocket, Net
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -26,8 +26,8 @@ class Doors:
         self._net = net
         self._hall = hall
         self._http = http
-        self._listener: Listener | None = None
-        self._http_listener: Listener | None = None
+        self._listener: ListeningSocket | None = None
+        self._http_listener: ListeningSocket | None = None
 
     async def open(self, host: str, port: int, http_port: int | None) -> None:
         if http_port is not None:

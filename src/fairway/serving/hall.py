@@ -11,13 +11,13 @@ from typing import Any
 
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused
-from fairway.protocol import Bytes, Message, Options, RequestReceived
+from fairway.protocol import Bytes, ConnectionOptions, ControlMessage, RequestReceived
 from fairway.scheduling import Account, Scheduler
 from fairway.serving.budget import Allowance, Budget
 from fairway.serving.frame_admission import FrameAdmission
 from fairway.serving.meters import Meters
-from fairway.serving.requests import Asker, ServedRequest
-from fairway.serving.session import Session
+from fairway.serving.requests import Requester, ServedRequest
+from fairway.serving.session import ServerSession
 from fairway.serving.turnstile import Turnstile
 from fairway.world.buffers import LazyBuffer
 from fairway.world.clock import Clock
@@ -38,7 +38,7 @@ class HallOptions:
     connections_max: int = limits.CONNECTIONS_MAX
     partial_bytes_max: int = 128 * limits.MIB  # of frames that have not come whole, on all connections
     unsent_bytes_max: int = 128 * limits.MIB  # of answers to clients that read slower than they ask
-    connection: Options = field(default_factory=Options)
+    connection: ConnectionOptions = field(default_factory=ConnectionOptions)
 
     def __post_init__(self) -> None:
         if min(self.partial_bytes_max, self.unsent_bytes_max) < self.connection.frame_bytes_max:
@@ -56,26 +56,26 @@ class Hall:
         options: HallOptions,
         meters: Meters,
         scheduler: Scheduler,
-        waiting: Allowance[Asker],
-        handle: Callable[[Session, RequestReceived], None],
+        waiting: Allowance[Requester],
+        handle: Callable[[ServerSession, RequestReceived], None],
     ) -> None:
         self.clock = clock
         self.handle = handle
         loop = asyncio.get_running_loop()
-        self.incoming: FrameAdmission[Session] = FrameAdmission(
+        self.incoming: FrameAdmission[ServerSession] = FrameAdmission(
             options.partial_bytes_max,
             clock,
             loop.call_later,
             weigh=lambda session: session.partial_bytes,
             listens=lambda session: session.is_listening,
-            go_on=Session.frame_granted,
-            dismiss=Session.dismiss,
+            go_on=ServerSession.frame_granted,
+            dismiss=ServerSession.dismiss,
         )
-        self.outgoing: Budget[Session] = Budget(
-            options.unsent_bytes_max, lambda session: session.unsent_bytes, Session.abort
+        self.outgoing: Budget[ServerSession] = Budget(
+            options.unsent_bytes_max, lambda session: session.unsent_bytes, ServerSession.abort
         )
-        self.turnstile: Turnstile[Session] = Turnstile(
-            clock, loop.call_soon, Session.go_on, lambda session: session.account.end_ns
+        self.turnstile: Turnstile[ServerSession] = Turnstile(
+            clock, loop.call_soon, ServerSession.go_on, lambda session: session.account.end_ns
         )
         self._scheduler = scheduler
         self._waiting = waiting
@@ -85,16 +85,16 @@ class Hall:
         self._call_later = loop.call_later
         self._call_soon = loop.call_soon
         self._call_from_any_thread = loop.call_soon_threadsafe
-        self._unflushed: list[Session] = []
+        self._unflushed: list[ServerSession] = []
         self._debris: list[Bytes] = []
         self._unused: list[LazyBuffer] = []
         self._is_sweeping = False
         self._orphans: deque[ServedRequest[Any]] = deque()
-        self._sessions: dict[Session, None] = {}
+        self._sessions: dict[ServerSession, None] = {}
         self._deserted = asyncio.Event()
         self._deserted.set()
         self._is_closing = False
-        self.on_closed: Callable[[Session], None] | None = None  # told of each session that has ended
+        self.on_closed: Callable[[ServerSession], None] | None = None  # told of each session that has ended
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -105,10 +105,10 @@ class Hall:
 
     # --- the sessions' host ------------------------------------------------------------------------------------------
 
-    def new_session(self) -> Session:
-        return Session(self, self._options.connection, self._call_later)
+    def new_session(self) -> ServerSession:
+        return ServerSession(self, self._options.connection, self._call_later)
 
-    def session_opened(self, session: Session) -> Refused | None:
+    def session_opened(self, session: ServerSession) -> Refused | None:
         self._sessions[session] = None
         self._deserted.clear()
         self._meters.connections += 1
@@ -122,7 +122,7 @@ class Hall:
             return Refused(Code.TOO_MANY_CONNECTIONS, sentence, retry_after_ms=_RETRY_AFTER_MS)
         return None
 
-    def session_closed(self, session: Session) -> None:
+    def session_closed(self, session: ServerSession) -> None:
         self._sessions.pop(session, None)
         self.incoming.forget(session)
         self.outgoing.forget(session)
@@ -137,7 +137,7 @@ class Hall:
     def ready_weight(self) -> float:
         return self._scheduler.ready_weight
 
-    def _orphan(self, session: Session) -> None:
+    def _orphan(self, session: ServerSession) -> None:
         """Requests that wait somewhere, and whose asker is gone, are withdrawn a few in each turn of the loop. The
         scheduler knows that they are cancelled; only memory is at stake."""
         if session.waiting and not self._orphans:
@@ -164,7 +164,7 @@ class Hall:
         self._refusals_end_ns = max(self._refusals_end_ns, now_ns) + elapsed_ns * limits.REFUSALS_SHARE
         return (self._refusals_end_ns - now_ns) // 1_000_000
 
-    def answered(self, message: Message, attachments: Sequence[Bytes]) -> None:
+    def answered(self, message: ControlMessage, attachments: Sequence[Bytes]) -> None:
         self._meters.answered(message, attachments)
 
     def refused(self, code: Code) -> None:
@@ -198,7 +198,7 @@ class Hall:
         self._is_sweeping = False
         self._sweep_soon()
 
-    def flush_soon(self, session: Session) -> None:
+    def flush_soon(self, session: ServerSession) -> None:
         if not self._unflushed:
             self._scheduler.call_first(self._flush)
         self._unflushed.append(session)

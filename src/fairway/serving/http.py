@@ -21,7 +21,7 @@ CONNECTION_S_MAX = 10.0  # from the connection to the last byte of the answer, h
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
-class Page(NamedTuple):
+class HttpResponse(NamedTuple):
     """What is answered."""
 
     status: int
@@ -29,9 +29,9 @@ class Page(NamedTuple):
     content_type: str = "text/plain; charset=utf-8"
 
 
-EXHAUSTED = Page(503, "too many requests wait: clients are refused as busy\n")
+EXHAUSTED = HttpResponse(503, "too many requests wait: clients are refused as busy\n")
 
-Pages: TypeAlias = Mapping[str, Callable[[], Page]]
+Pages: TypeAlias = Mapping[str, Callable[[], HttpResponse]]
 
 
 class HttpDoor:
@@ -94,7 +94,7 @@ class HttpSession(asyncio.Protocol):
         if blank:
             self._write(transport, self._answer(head))
         elif len(self._head) > HEAD_BYTES_MAX:
-            self._write(transport, Page(400, f"a request has at most {HEAD_BYTES_MAX} bytes\n"))
+            self._write(transport, HttpResponse(400, f"a request has at most {HEAD_BYTES_MAX} bytes\n"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.closed(self)
@@ -105,28 +105,28 @@ class HttpSession(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _write(self, transport: asyncio.Transport, page: Page) -> None:
+    def _write(self, transport: asyncio.Transport, page: HttpResponse) -> None:
         self._door.answered(self)
         transport.write(_encode(page))
         transport.close()
 
-    def _answer(self, head: bytes) -> Page:
+    def _answer(self, head: bytes) -> HttpResponse:
         words = head.split(b"\r\n", 1)[0].split(b" ")
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-            return Page(400, "this is no request of HTTP/1.1\n")
+            return HttpResponse(400, "this is no request of HTTP/1.1\n")
         method, target, _ = words
         if method != b"GET":
-            return Page(405, "only GET is answered here\n")
+            return HttpResponse(405, "only GET is answered here\n")
         page = self._door.pages.get(target.partition(b"?")[0].decode("ascii", "replace"))
         if page is None:
-            return Page(404, f"there are only {', '.join(self._door.pages)}\n")
+            return HttpResponse(404, f"there are only {', '.join(self._door.pages)}\n")
         try:
             return page()
         except FairwayError as error:  # whoever looks must be told what is wrong
-            return Page(503, f"{error}\n")
+            return HttpResponse(503, f"{error}\n")
 
 
-def _encode(page: Page) -> bytes:
+def _encode(page: HttpResponse) -> bytes:
     body = page.text.encode("utf-8")
     allow = "Allow: GET\r\n" if page.status == 405 else ""
     head = (

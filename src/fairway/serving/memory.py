@@ -16,7 +16,7 @@ from fairway import limits
 from fairway.serving.budget import Allowance
 from fairway.serving.exposition import Exposition
 from fairway.serving.hall import Hall
-from fairway.serving.requests import Asker
+from fairway.serving.requests import Requester
 from fairway.storage.store import Store
 from fairway.world.service import resident_bytes
 
@@ -38,7 +38,7 @@ class MemoryAccount(NamedTuple):
         return self.held_bytes() >= self.bytes_max
 
 
-def server_accounts(ceiling_bytes: int, hall: Hall, waiting: Allowance[Asker]) -> list[MemoryAccount]:
+def server_accounts(ceiling_bytes: int, hall: Hall, waiting: Allowance[Requester]) -> list[MemoryAccount]:
     """Those that every server has: the process with its ceiling, connections, and what these hold."""
     return [
         MemoryAccount("process", ceiling_bytes, resident_bytes),

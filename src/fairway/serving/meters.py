@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fairway.errors import Code
-from fairway.protocol import Bytes, Message
+from fairway.protocol import Bytes, ControlMessage
 from fairway.protocol.admin import Scanned
 from fairway.protocol.messages import Produced, Pulled, Settled
 from fairway.world.clock import Clock
@@ -63,7 +63,7 @@ class Meters:
     def refused(self, code: Code) -> None:
         self.refusals[code] += 1
 
-    def answered(self, message: Message, attachments: Sequence[Bytes]) -> None:
+    def answered(self, message: ControlMessage, attachments: Sequence[Bytes]) -> None:
         """Count by what was answered: every answer passes here, whichever part of the broker gave it."""
         if isinstance(message, Produced):
             self.duplicate_messages += message.count if message.is_duplicate else 0

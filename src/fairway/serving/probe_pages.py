@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from fairway.errors import FairwayError
 from fairway.serving.exposition import CONTENT_TYPE, Exposition
-from fairway.serving.http import HttpDoor, Page, Pages
-from fairway.world.net import Listener, Net
+from fairway.serving.http import HttpDoor, HttpResponse, Pages
+from fairway.world.net import ListeningSocket, Net
 
 METRICS, LIVE, READY = "/metrics", "/livez", "/readyz"
 
@@ -31,7 +31,7 @@ class ProbePages:
         self._last: str | None = None
         self.pages: Pages = {METRICS: self._metrics, LIVE: self._live, READY: self._ready}
         self._door = HttpDoor(self.pages)
-        self._listener: Listener | None = None
+        self._listener: ListeningSocket | None = None
 
     async def listen(self, host: str, port: int | None) -> int | None:
         """Where it listens; None: nowhere, as was wanted."""
@@ -55,18 +55,18 @@ class ProbePages:
             self._listener.close()
         self._door.close()
 
-    def _metrics(self) -> Page:
+    def _metrics(self) -> HttpResponse:
         if self._server is not None:
             return self._server[METRICS]()
-        return Page(200, self._last if self._last is not None else _nothing_known(), CONTENT_TYPE)
+        return HttpResponse(200, self._last if self._last is not None else _nothing_known(), CONTENT_TYPE)
 
-    def _live(self) -> Page:
-        return Page(200, "alive\n") if self._server is None else self._server[LIVE]()
+    def _live(self) -> HttpResponse:
+        return HttpResponse(200, "alive\n") if self._server is None else self._server[LIVE]()
 
-    def _ready(self) -> Page:
+    def _ready(self) -> HttpResponse:
         if self._server is not None:
             return self._server[READY]()
-        return Page(503, f"the data directory is closed: {self._why()}\n")
+        return HttpResponse(503, f"the data directory is closed: {self._why()}\n")
 
 
 def _text(server: Pages) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fairway.batch.secret import checked
 from fairway.protocol.messages import Produce, Produced
-from fairway.storage.message_log import Receipt
+from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store
 
 
@@ -13,7 +13,7 @@ def checked_secret(message: Produce) -> bytes:
     return checked(message.secret, "stream")
 
 
-def produced(receipt: Receipt, store: Store) -> Produced:
+def produced(receipt: AppendReceipt, store: Store) -> Produced:
     """The answer, once the receipt counts."""
     return Produced(
         receipt.first_sequence,

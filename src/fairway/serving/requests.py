@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from fairway import limits
 from fairway.errors import BadName, Code, FairwayError, Misuse, Refused, RemoteProtocolError, StorageFault
-from fairway.protocol import Bytes, Message, RequestReceived
+from fairway.protocol import Bytes, ControlMessage, RequestReceived
 from fairway.protocol.admin import Describe, RemoveGroup, RemoveSubject, Scan, Seek, Switch, Weigh
 from fairway.protocol.messages import Heartbeat, Leave, Produce, Pull
 from fairway.protocol.routing import Register, Route
@@ -20,7 +20,7 @@ from fairway.scheduling import Account, Expiry, Processor, Scheduler
 from fairway.serving.budget import Allowance
 from fairway.world.buffers import LazyBuffer
 
-MessageT = TypeVar("MessageT", bound=Message)
+MessageT = TypeVar("MessageT", bound=ControlMessage)
 
 # What a decoded control message holds at its worst: lists of ranges 40 times its bytes, lists of names 10 times. One
 # without lists holds its own names; fields of later versions are not kept.
@@ -38,7 +38,7 @@ _UNREAD = Refused(Code.BUSY, "answers wait on this connection: read them before 
 _LATE = Refused(Code.EXPIRED, "the request could not be answered in time: the broker is busy", retry_after_ms=50)
 
 
-class Asker(Protocol):
+class Requester(Protocol):
     """The session that a request came from."""
 
     address: str
@@ -57,7 +57,7 @@ class Asker(Protocol):
     def frame_bytes_max(self) -> int:
         """The largest frame that it takes."""
 
-    def respond(self, correlation: int, message: Message, attachments: Sequence[Bytes] = ()) -> None: ...
+    def respond(self, correlation: int, message: ControlMessage, attachments: Sequence[Bytes] = ()) -> None: ...
 
     def refuse(self, correlation: int, refused: Refused) -> None: ...
 
@@ -72,7 +72,7 @@ class ServedRequest(Generic[MessageT]):
 
     def __init__(
         self,
-        session: Asker,
+        session: Requester,
         correlation: int,
         message: MessageT,
         attachments: tuple[Bytes, ...] = (),
@@ -130,7 +130,7 @@ class ServedRequest(Generic[MessageT]):
         if withdraw is not None:
             withdraw()
 
-    def respond(self, message: Message, attachments: Sequence[Bytes] = ()) -> None:
+    def respond(self, message: ControlMessage, attachments: Sequence[Bytes] = ()) -> None:
         self.end()
         self.session.respond(self.correlation, message, attachments)
 
@@ -138,13 +138,13 @@ class ServedRequest(Generic[MessageT]):
         self.end()
         self.session.refuse(self.correlation, refused)
 
-    def settle(self, outcome: FairwayError | None, answer: Message | Refused) -> None:
+    def settle(self, outcome: FairwayError | None, answer: ControlMessage | Refused) -> None:
         """Answer when the log has spoken: so if all is durable, with the refusal if nothing was appended.
 
         A poisoned store answers nothing any more: whether the bytes are on disk is unknown, and silence says so.
         """
         told = answer if outcome is None else outcome
-        if isinstance(told, Message):
+        if isinstance(told, ControlMessage):
             self.respond(told)
         elif isinstance(told, Refused):
             self.refuse(told)
@@ -177,10 +177,10 @@ class ServedRequest(Generic[MessageT]):
 
 
 def admit(
-    session: Asker,
+    session: Requester,
     received: RequestReceived,
     message: MessageT,
-    waiting: Allowance[Asker],
+    waiting: Allowance[Requester],
     *,
     deadline_ns: int,
     wait_until_ns: int = 0,

@@ -23,9 +23,9 @@ from fairway.limits import KIB, LARGE_FRAME_BYTES, MIB
 from fairway.protocol import (
     Bytes,
     Connection,
+    ConnectionOptions,
+    ControlMessage,
     FrameTooLarge,
-    Message,
-    Options,
     RefusalSent,
     RequestReceived,
     Role,
@@ -59,11 +59,11 @@ class Host(Protocol):
     """What a session needs of its broker."""
 
     clock: Clock
-    incoming: FrameAdmission[Session]  # parts of frames
-    outgoing: Budget[Session]  # answers that have not left
-    turnstile: Turnstile[Session]  # those who send more than a helping
+    incoming: FrameAdmission[ServerSession]  # parts of frames
+    outgoing: Budget[ServerSession]  # answers that have not left
+    turnstile: Turnstile[ServerSession]  # those who send more than a helping
 
-    def handle(self, session: Session, received: RequestReceived) -> None:
+    def handle(self, session: ServerSession, received: RequestReceived) -> None:
         """Take a request in; raises `Refused` or `Misuse` where it cannot."""
 
     @property
@@ -77,12 +77,12 @@ class Host(Protocol):
     def rest_ms(self, elapsed_ns: int) -> int:
         """How long one rests whose requests were refused outright, if that took so long."""
 
-    def session_opened(self, session: Session) -> Refused | None:
+    def session_opened(self, session: ServerSession) -> Refused | None:
         """A reason to turn it away, or None. May cut it off."""
 
-    def session_closed(self, session: Session) -> None: ...
+    def session_closed(self, session: ServerSession) -> None: ...
 
-    def answered(self, message: Message, attachments: Sequence[Bytes]) -> None:
+    def answered(self, message: ControlMessage, attachments: Sequence[Bytes]) -> None:
         """For the figures."""
 
     def refused(self, code: Code) -> None: ...
@@ -93,14 +93,14 @@ class Host(Protocol):
     def discard_buffer(self, buffer: LazyBuffer) -> None:
         """The same for the buffer of a large frame that nobody uses any more; called on any thread."""
 
-    def flush_soon(self, session: Session) -> None:
+    def flush_soon(self, session: ServerSession) -> None:
         """Have its `flush` called in the loop's next turn."""
 
 
-class Session(asyncio.Protocol):
+class ServerSession(asyncio.Protocol):
     """The broker's end of one connection."""
 
-    def __init__(self, host: Host, options: Options, call_later: Callable[..., asyncio.TimerHandle]) -> None:
+    def __init__(self, host: Host, options: ConnectionOptions, call_later: Callable[..., asyncio.TimerHandle]) -> None:
         self._host = host
         self._call_later = call_later
         self._read_ns = host.clock.monotonic_ns()  # when it was last read
@@ -220,7 +220,7 @@ class Session(asyncio.Protocol):
         self._heed_bounds()
         return self._is_reading
 
-    def respond(self, correlation: int, message: Message, attachments: Sequence[Bytes] = ()) -> None:
+    def respond(self, correlation: int, message: ControlMessage, attachments: Sequence[Bytes] = ()) -> None:
         if self.is_gone:
             return
         try:

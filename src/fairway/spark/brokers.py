@@ -11,38 +11,38 @@ from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned, Se
 from fairway.protocol.messages import Done, Join, Joined, Leave, Whence
 from fairway.spark.calling import Ticket
 from fairway.spark.options import LATEST, Where
-from fairway.spark.places import Place, caller_to
+from fairway.spark.places import ServerGroupAddress, caller_to
 from fairway.spark.reading import awaited, explained
 
 MEMBER: Final = "spark"  # who makes the group, and leaves it at once: progress is kept by seeking
 POLLS_MAX: Final = 64  # subjects that an idle stream waits for; others are looked at once per poll
 
 
-class Extent(NamedTuple):
+class SubjectExtent(NamedTuple):
     """What is stored of a subject."""
 
     first: int
     end: int
 
 
-class Log(NamedTuple):
+class LogId(NamedTuple):
     """Which log it is."""
 
     id: int
     epoch: int
 
 
-class Broker:
+class BrokerSession:
     """A driver's conversation with one broker group: with the copy that is read, and where a group is made or moved
     with the master."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ServerGroupAddress) -> None:
         self._place = place
         self.caller = caller_to(place)
         self._steering = self.caller if not place.is_replica else caller_to(place.of_master)
         self._polls: dict[str, Ticket] = {}
         self._absent: set[str] = set()  # subjects that cannot be waited for: nothing was sent to them here
-        self.log = Log(0, 0)
+        self.log = LogId(0, 0)
 
     def close(self) -> None:
         self.caller.close()
@@ -50,15 +50,15 @@ class Broker:
 
     # --- subjects ----------------------------------------------------------------------------------------------------
 
-    def extents(self, asked: str | None = None) -> dict[str, Extent]:
+    def extents(self, asked: str | None = None) -> dict[str, SubjectExtent]:
         """Of every subject, or of one of them."""
-        found: dict[str, Extent] = {}
+        found: dict[str, SubjectExtent] = {}
         after = ""
         while True:
             page = self.described(self.caller.put(Describe(Depth.SUBJECTS, asked, None, after)))
             if page is None:
                 return {}
-            found.update({each.name: Extent(each.first_sequence, each.committed_end) for each in page.subjects})
+            found.update({each.name: SubjectExtent(each.first_sequence, each.committed_end) for each in page.subjects})
             if not page.next:
                 return found
             after = page.next
@@ -71,7 +71,7 @@ class Broker:
             if refused.code is Code.NO_SUCH_SUBJECT:
                 return None
             raise
-        self.log = Log(page.broker.log_id, page.broker.epoch)
+        self.log = LogId(page.broker.log_id, page.broker.epoch)
         return page
 
     # --- places ------------------------------------------------------------------------------------------------------

@@ -13,21 +13,30 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
-from fairway.client.url import Address
+from fairway.client.url import BrokerAddress
 from fairway.errors import Code, FairwayError, InvariantViolated, Refused, Unreachable
-from fairway.protocol import Bytes, Connection, Message, Options, RefusalReceived, ResponseReceived, Role, Why
-from fairway.protocol.backoff import Backoff
+from fairway.protocol import (
+    Bytes,
+    Connection,
+    ConnectionOptions,
+    ControlMessage,
+    RefusalReceived,
+    ResponseReceived,
+    Role,
+    Why,
+)
+from fairway.protocol.backoff import RetryDelays
 from fairway.protocol.handshake import INBOX
 from fairway.world import host
 from fairway.world.clock import Clock, RealClock
 from fairway.world.rng import RealRng
-from fairway.world.wire import Wire, WireCut
+from fairway.world.wire import BlockingConnection, WireCut
 
-AnswerT = TypeVar("AnswerT", bound=Message)
+AnswerT = TypeVar("AnswerT", bound=ControlMessage)
 
 NS = 1_000_000_000
 LATER = frozenset({Code.BUSY, Code.EXPIRED, Code.DRAINING, Code.TOO_MANY_CONNECTIONS})  # the same may be granted later
-_OPTIONS = Options(name="fairway-spark", features=(INBOX,))
+_OPTIONS = ConnectionOptions(name="fairway-spark", features=(INBOX,))
 _FIRST_MS, _MOST_MS = 50, 2_000  # between attempts
 _BLINK_S = 0.001  # for a look at a connection that has nothing to say, perhaps
 
@@ -47,7 +56,7 @@ class Finder(Protocol):
     def remedy(self) -> str:
         """What they can do when nobody answers there."""
 
-    def addresses(self) -> Sequence[Address]:
+    def addresses(self) -> Sequence[BrokerAddress]:
         """To be tried in this order, now; `Unreachable` says why there is nobody."""
 
 
@@ -55,14 +64,14 @@ class Fixed:
     """These addresses, whatever happens: one broker, or any of several servers that all know the same."""
 
     def __init__(
-        self, addresses: Sequence[Address], scheme: str = "fairway://", who: str = "broker", remedy: str = ""
+        self, addresses: Sequence[BrokerAddress], scheme: str = "fairway://", who: str = "broker", remedy: str = ""
     ) -> None:
         self._addresses = tuple(addresses)
         self.who = who
         self.where = scheme + ",".join(map(str, self._addresses))
         self.remedy = remedy or f"Is it running there (`fairway up --data data --port {self._addresses[0].port}`)?"
 
-    def addresses(self) -> Sequence[Address]:
+    def addresses(self) -> Sequence[BrokerAddress]:
         return self._addresses
 
 
@@ -71,7 +80,7 @@ class Ticket:
 
     __slots__ = ("attachments", "correlation", "message", "outcome")
 
-    def __init__(self, message: Message, attachments: Sequence[Bytes]) -> None:
+    def __init__(self, message: ControlMessage, attachments: Sequence[Bytes]) -> None:
         self.message = message
         self.attachments = attachments
         self.correlation = 0
@@ -88,8 +97,8 @@ class Caller:
         self._finder = finder
         self._patience_ns = int(patience_s * NS)
         self._clock = clock or RealClock()
-        self._backoff = Backoff(RealRng(), first_ms=_FIRST_MS, most_ms=_MOST_MS)
-        self._wire: Wire | None = None
+        self._backoff = RetryDelays(RealRng(), first_ms=_FIRST_MS, most_ms=_MOST_MS)
+        self._wire: BlockingConnection | None = None
         self._connection: Connection | None = None
         self._open: dict[int, Ticket] = {}  # by correlation id
         self._unsent: list[Ticket] = []
@@ -99,15 +108,15 @@ class Caller:
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    def ask(self, message: Message, answer_type: type[AnswerT]) -> AnswerT:
+    def ask(self, message: ControlMessage, answer_type: type[AnswerT]) -> AnswerT:
         """Ask, and wait; a broker that is busy is asked again. Raises `Refused` or `Unreachable`."""
         return self.ask_for_batches(message, answer_type)[0]
 
-    def ask_for_batches(self, message: Message, answer_type: type[AnswerT]) -> tuple[AnswerT, Sequence[Bytes]]:
+    def ask_for_batches(self, message: ControlMessage, answer_type: type[AnswerT]) -> tuple[AnswerT, Sequence[Bytes]]:
         """The same, with what was attached."""
         return self.take(self.put(message), answer_type)
 
-    def put(self, message: Message, attachments: Sequence[Bytes] = ()) -> Ticket:
+    def put(self, message: ControlMessage, attachments: Sequence[Bytes] = ()) -> Ticket:
         """Send a request as soon as may be."""
         ticket = Ticket(message, attachments)
         if not self._open and not self._unsent:
@@ -213,9 +222,9 @@ class Caller:
             raise FairwayError(f"the broker at {self.where} ended the connection: {closed.sentence}")
         raise WireCut(closed.sentence)
 
-    def _connected(self) -> tuple[Wire, Connection]:
+    def _connected(self) -> tuple[BlockingConnection, Connection]:
         if self._wire is None or self._connection is None:
-            self._wire = Wire.dial(self._finder.addresses())
+            self._wire = BlockingConnection.dial(self._finder.addresses())
             self._connection = Connection(Role.CLIENT, self._clock.monotonic_ns(), _OPTIONS)
         return self._wire, self._connection
 
@@ -262,7 +271,7 @@ class Caller:
         return self._finder.where
 
     @property
-    def wire(self) -> Wire | None:
+    def wire(self) -> BlockingConnection | None:
         """None: it is not connected."""
         return self._wire
 
@@ -312,4 +321,4 @@ def wait_any_of(waits: Sequence[tuple[Caller, Sequence[Ticket]]], timeout_s: flo
         if left_ns <= 0:
             return False
         wires = [caller.wire for caller, _ in waits if caller.wire is not None]
-        Wire.wait_any(wires, min(left_ns, NS) / NS)
+        BlockingConnection.wait_any(wires, min(left_ns, NS) / NS)

@@ -33,12 +33,12 @@ from fairway.batch.check import open_columns
 from fairway.errors import Code, FairwayError, InvariantViolated, Misuse, Refused
 from fairway.names import Subject
 from fairway.protocol import Bytes
-from fairway.protocol.delaying import Pending, PendingMessage, PendingPage, Stretch, Tallied, Tally, Which
+from fairway.protocol.delaying import DelayTally, PendingListed, PendingMessage, PendingPage, Stretch, Tallied, Which
 from fairway.protocol.messages import Whence
 from fairway.spark import schema
 from fairway.spark.calling import Caller
 from fairway.spark.options import PATIENCE_S, count_of, known, named, place_of, url_of
-from fairway.spark.places import Place, caller_to, delay_places
+from fairway.spark.places import ServerGroupAddress, caller_to, delay_places
 from fairway.spark.schema import TIMESTAMP
 from fairway.world.wire import spare_the_collector
 
@@ -135,7 +135,7 @@ class DelayedSource(DataSource):
 class Walk(NamedTuple):
     """What one task asks for, page after page."""
 
-    place: Place
+    place: ServerGroupAddress
     which: Which
     columns: tuple[tuple[str, bool], ...]
 
@@ -205,7 +205,7 @@ def _frames(caller: Caller, walk: Walk) -> Iterator[pa.RecordBatch]:
     has_contents = any(name in _CONTENTS for name, _ in walk.columns)
     after, messages, batches = "", list[PendingMessage](), list[Bytes]()
     while True:
-        asked = Pending(walk.which, after, limits.PENDING_PAGE_MAX, has_contents)
+        asked = PendingListed(walk.which, after, limits.PENDING_PAGE_MAX, has_contents)
         try:
             page, attached = caller.ask_for_batches(asked, PendingPage)
         except Refused as refused:
@@ -248,7 +248,7 @@ def _tally(caller: Caller, which: Which) -> Tallied:
     """How many are due when, as finely as the server counts."""
     for width_ms in _WIDTHS_MS:
         try:
-            return caller.ask(Tally(which, width_ms), Tallied)
+            return caller.ask(DelayTally(which, width_ms), Tallied)
         except Refused as refused:
             is_too_fine = refused.code is Code.BAD_REQUEST and width_ms < _WIDTHS_MS[-1]
             if not is_too_fine:

@@ -23,10 +23,10 @@ from fairway.spark.calling import NS, Caller
 from fairway.spark.event_options import EventOptions, is_meant
 from fairway.spark.event_schema import arrow_schema
 from fairway.spark.options import Where
-from fairway.spark.places import Place, caller_to, some_delay_places
+from fairway.spark.places import ServerGroupAddress, caller_to, some_delay_places
 from fairway.spark.reading import DataLoss, cut_short, lost, other_log
 from fairway.spark.schema import TIMESTAMP
-from fairway.spark.splits import Range
+from fairway.spark.splits import ScanRange
 from fairway.world.clock import RealClock
 from fairway.world.wire import spare_the_collector
 
@@ -57,7 +57,7 @@ Places = Mapping[str, LogPlace]  # one for each log of each group; none where de
 class DelayJob(NamedTuple):
     """What is the same for all tasks of a read."""
 
-    places: Mapping[str, Place]  # by group
+    places: Mapping[str, ServerGroupAddress]  # by group
     log_ids: Mapping[str, int]
     columns: tuple[tuple[str, bool], ...]
     subjects: tuple[str, ...]
@@ -69,13 +69,13 @@ class DelayJob(NamedTuple):
 class DelaySplit(InputPartition):
     """What one task reads: a stretch of one log."""
 
-    def __init__(self, job: DelayJob, wanted: Range) -> None:
+    def __init__(self, job: DelayJob, wanted: ScanRange) -> None:
         super().__init__(wanted)
         self.job = job
         self.wanted = wanted
 
 
-def places_of(options: EventOptions) -> dict[str, Place]:
+def places_of(options: EventOptions) -> dict[str, ServerGroupAddress]:
     """Of the delay servers whose events are wanted, by group; the name of the only one is empty."""
     places = some_delay_places(options.read.url, options.read.patience_s, "option delayed")
     return {"": places[0]} if len(places) == 1 else {each.broker_group: each for each in places}
@@ -139,7 +139,7 @@ class DelayLooker:
         return end, counted
 
 
-def ranges(begins: Places, ends: Places) -> list[Range]:
+def ranges(begins: Places, ends: Places) -> list[ScanRange]:
     """What lies between, in each log; all of one that is another one by now, or new to the query. It is the same log if
     it has the same id: its group may be called otherwise than before."""
     known = {(_split(name)[1], at.log_id): at.position for name, at in begins.items()}
@@ -147,7 +147,7 @@ def ranges(begins: Places, ends: Places) -> list[Range]:
     for name, end in ends.items():
         start = known.get((_split(name)[1], end.log_id), 0)
         if start < end.position:
-            found.append(Range(name, start, end.position, 1.0))
+            found.append(ScanRange(name, start, end.position, 1.0))
     return found
 
 
@@ -158,7 +158,7 @@ def renamed(then: Places, now: Places) -> dict[str, LogPlace]:
     return {names.get((_split(name)[1], at.log_id), name): at for name, at in then.items()}
 
 
-def read(job: DelayJob, wanted: Range) -> Iterator[pa.RecordBatch]:
+def read(job: DelayJob, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
     """The rows of a stretch of one log."""
     spare_the_collector()
     group = _split(wanted.subject)[0]

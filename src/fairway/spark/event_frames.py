@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from fairway.client.happenings import PRODUCED, SOUGHT, detail_of, event_of
-from fairway.client.trail_names import Ids, Names
+from fairway.client.trail_names import Ids, NameResolver
 from fairway.spark.event_schema import arrow_schema
 from fairway.spark.schema import TIMESTAMP
-from fairway.storage.action_log import RANGE_BYTES, Spot, walk
+from fairway.storage.action_log import RANGE_BYTES, ActionHeader, walk
 from fairway.storage.record import Record
 
 FRAME_ROWS: Final = 16_000
@@ -29,7 +29,7 @@ Columns = tuple[tuple[str, bool], ...]
 Resolve = Callable[[Ids], None]
 
 
-class Wanted(NamedTuple):
+class EventFilter(NamedTuple):
     """Which events are wanted at all; None: any."""
 
     groups: frozenset[str] | None
@@ -39,7 +39,9 @@ class Wanted(NamedTuple):
 class ActionFramer:
     """Takes records of the action log, gives frames."""
 
-    def __init__(self, broker_group: str, columns: Columns, wanted: Wanted, names: Names, resolve: Resolve) -> None:
+    def __init__(
+        self, broker_group: str, columns: Columns, wanted: EventFilter, names: NameResolver, resolve: Resolve
+    ) -> None:
         self._broker_group = broker_group
         self._schema = arrow_schema(columns)
         self._wanted = wanted
@@ -48,7 +50,7 @@ class ActionFramer:
         self._clear()
 
     def _clear(self) -> None:
-        self._spots: list[Spot] = []
+        self._spots: list[ActionHeader] = []
         self._positions: list[int] = []
         self._details: list[bytes] = []
         self._ranges: list[bytes] = []

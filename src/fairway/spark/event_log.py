@@ -17,7 +17,7 @@ WHAT: Final = "actions"
 _ACCEPT: Final = 'or accept the loss with option("failOnDataLoss", "false")'
 
 
-class Trail(trail.Trail):
+class SparkActionLogReader(trail.ActionLogReader):
     """Reads the action log in order. Strict: what is missing or damaged is an error, else it is passed over."""
 
     def __init__(self, caller: Caller, log_id: int | None, *, is_strict: bool) -> None:

@@ -9,29 +9,29 @@ from fairway.errors import Misuse
 from fairway.protocol.admin import Depth, Describe, Described
 from fairway.protocol.messages import Whence
 from fairway.protocol.tracing import Index, Indexed, Retrace, Retraced
-from fairway.spark.brokers import Broker, Extent
+from fairway.spark.brokers import BrokerSession, SubjectExtent
 from fairway.spark.calling import Ticket, wait_any_of
-from fairway.spark.event_log import Trail
+from fairway.spark.event_log import SparkActionLogReader
 from fairway.spark.event_options import HELD, EventOptions, is_meant
 from fairway.spark.event_reading import ACTIONS, ENTRIES_MAX, awaited_actions
 from fairway.spark.looking import Lookout
 from fairway.spark.options import Where
-from fairway.spark.places import BROKER_GROUP, Part, Place
-from fairway.spark.splits import SPLIT_BYTES, Range
+from fairway.spark.places import BROKER_GROUP, ServerGroupAddress, SubjectPart
+from fairway.spark.splits import SPLIT_BYTES, ScanRange
 from fairway.storage.action_log import walk
 from fairway.storage.index_file import ENTRY_BYTES
-from fairway.storage.record import Kind
+from fairway.storage.record import RecordKind
 
 # Of a message, in an index: a batch has some ten. Wrong by far does little harm: tasks are larger or smaller.
 _MESSAGE_BYTES: Final = ENTRY_BYTES / 10
 
 
-class EventBroker(Broker):
+class EventBroker(BrokerSession):
     """A driver's conversation with one broker group, about its action log too."""
 
-    def __init__(self, place: Place, *, is_strict: bool) -> None:
+    def __init__(self, place: ServerGroupAddress, *, is_strict: bool) -> None:
         super().__init__(place)
-        self._trail = Trail(self.caller, None, is_strict=is_strict)
+        self._trail = SparkActionLogReader(self.caller, None, is_strict=is_strict)
         self._watch: Ticket | None = None
 
     def actions(self) -> Retraced:
@@ -60,7 +60,7 @@ class EventBroker(Broker):
         They are counted here, so the driver reads as much of the log as the micro-batch will."""
         counted = 0
         for each in self._trail.records(begin, end):
-            more = sum(spot.ranges or 1 for spot in walk(each.body)) if each.header.kind == Kind.ACTIONS else 0
+            more = sum(spot.ranges or 1 for spot in walk(each.body)) if each.header.kind == RecordKind.ACTIONS else 0
             if counted and counted + more > rows:
                 return each.header.position, counted
             counted += more
@@ -77,13 +77,13 @@ class EventBroker(Broker):
             at, entries = found.next_sequence, entries - max(found.entries, 1)
         return min(at, end)
 
-    def pieces(self, begin: int, end: int, min_partitions: int | None) -> list[Range]:
+    def pieces(self, begin: int, end: int, min_partitions: int | None) -> list[ScanRange]:
         """A stretch of the action log, cut where records begin."""
         size = min(SPLIT_BYTES, (end - begin) // (min_partitions or 1) + 1)
         ranges = []
         while begin < end:
             edge = self.boundary(begin + size, end)
-            ranges.append(Range(ACTIONS, begin, edge, 1.0, self._place.broker_group))
+            ranges.append(ScanRange(ACTIONS, begin, edge, 1.0, self._place.broker_group))
             begin = edge
         return ranges
 
@@ -102,16 +102,20 @@ class EventLooker(Lookout[EventBroker]):
         super().__init__(options.read, lambda place: EventBroker(place, is_strict=options.read.fail_on_data_loss))
         self._has_delayed = options.has_delayed
 
-    def extents(self) -> dict[Part, Extent]:
+    def extents(self) -> dict[SubjectPart, SubjectExtent]:
         # One that was named may have nothing but delayed messages yet, and is no mistake then.
         stored = self._everything() if self._has_delayed else super().extents()
         return {part: stored[part] for part in sorted(stored) if is_meant(part.subject, self._options.subjects)}
 
-    def _everything(self) -> dict[Part, Extent]:
+    def _everything(self) -> dict[SubjectPart, SubjectExtent]:
         groups = [BROKER_GROUP] if self.atlas is None else list(self.atlas.groups())
-        return {Part(name, group): extent for group in groups for name, extent in self.broker(group).extents().items()}
+        return {
+            SubjectPart(name, group): extent
+            for group in groups
+            for name, extent in self.broker(group).extents().items()
+        }
 
-    def groups(self, parts: Mapping[Part, Extent]) -> list[str]:
+    def groups(self, parts: Mapping[SubjectPart, SubjectExtent]) -> list[str]:
         """The broker groups that hold any of this; of one broker that is the one there is."""
         return [BROKER_GROUP] if self.atlas is None else sorted({part.broker_group for part in parts})
 
@@ -141,5 +145,5 @@ class EventLooker(Lookout[EventBroker]):
             wait_any_of(waits, wait_ms / 1_000)
 
 
-def of_subject(subject: str, begin: int, end: int, broker_group: str) -> Range:
-    return Range(subject, begin, end, _MESSAGE_BYTES, broker_group)
+def of_subject(subject: str, begin: int, end: int, broker_group: str) -> ScanRange:
+    return ScanRange(subject, begin, end, _MESSAGE_BYTES, broker_group)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fairway.errors import BadName, Misuse
-from fairway.names import MOMENTS, Group
+from fairway.names import MOMENTS, GroupName
 from fairway.protocol.messages import Whence
 from fairway.spark.options import ReadOptions, Where, count_of, flag_of, is_pattern, known, read_options
 
@@ -65,7 +65,7 @@ def event_options(raw: Mapping[str, str]) -> EventOptions:
 
 def _parsed(option: str, raw: str) -> str:
     try:
-        return str(Group.parse(raw))
+        return str(GroupName.parse(raw))
     except BadName as error:
         raise Misuse(f"option {option}: {error}") from None
 

@@ -8,18 +8,18 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from fairway.client.trail_names import Names, Resolver
+from fairway.client.trail_names import NameResolver, Resolver
 from fairway.errors import Refused
 from fairway.protocol.messages import Whence
 from fairway.protocol.tracing import Index, Indexed, Retrace, Retraced
 from fairway.spark.calling import NS, Caller
-from fairway.spark.event_frames import ActionFramer, Columns, Wanted, produced
-from fairway.spark.event_log import WHAT, Trail, asking
+from fairway.spark.event_frames import ActionFramer, Columns, EventFilter, produced
+from fairway.spark.event_log import WHAT, SparkActionLogReader, asking
 from fairway.spark.event_options import is_meant
-from fairway.spark.places import Place, caller_to
+from fairway.spark.places import ServerGroupAddress, caller_to
 from fairway.spark.reading import awaited, explained, lost
-from fairway.spark.splits import Range
-from fairway.storage.record import Kind
+from fairway.spark.splits import ScanRange
+from fairway.storage.record import RecordKind
 from fairway.world.wire import spare_the_collector
 
 ACTIONS: Final = ""  # in place of a subject, in a range: it is positions of the action log
@@ -30,7 +30,7 @@ _WAIT_MS: Final = 1_000  # in one question
 class EventJob(NamedTuple):
     """What is the same for all tasks that read one broker group."""
 
-    place: Place
+    place: ServerGroupAddress
     actions_id: int
     messages_id: int
     columns: Columns
@@ -42,7 +42,7 @@ class EventJob(NamedTuple):
 class EventSplit(InputPartition):
     """What one task reads."""
 
-    def __init__(self, job: EventJob, ranges: tuple[Range, ...]) -> None:
+    def __init__(self, job: EventJob, ranges: tuple[ScanRange, ...]) -> None:
         super().__init__(ranges)
         self.job = job
         self.ranges = ranges
@@ -71,22 +71,24 @@ def awaited_actions(caller: Caller, end: int, log_id: int | None, wait_s: float)
         at, wait_ms = found, min(left_ms, _WAIT_MS)
 
 
-def _actions(caller: Caller, job: EventJob, wanted: Range) -> Iterator[pa.RecordBatch]:
+def _actions(caller: Caller, job: EventJob, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
     if job.place.waits_s:
         awaited_actions(caller, wanted.end, job.actions_id, job.place.waits_s)
-    trail = Trail(caller, job.actions_id, is_strict=job.is_strict)
-    names = Names()
-    resolver = Resolver(asking(caller), Trail(caller, job.actions_id, is_strict=False), names, wanted.begin)
-    meant = Wanted(job.groups, lambda name: is_meant(name, job.subjects))
+    trail = SparkActionLogReader(caller, job.actions_id, is_strict=job.is_strict)
+    names = NameResolver()
+    resolver = Resolver(
+        asking(caller), SparkActionLogReader(caller, job.actions_id, is_strict=False), names, wanted.begin
+    )
+    meant = EventFilter(job.groups, lambda name: is_meant(name, job.subjects))
     framer = ActionFramer(wanted.broker_group, job.columns, meant, names, resolver.resolve)
     for each in trail.records(wanted.begin, wanted.end):
         resolver.meet(each)
-        if each.header.kind == Kind.ACTIONS:
+        if each.header.kind == RecordKind.ACTIONS:
             yield from framer.add(each)
     yield from framer.rest()
 
 
-def _produced(caller: Caller, job: EventJob, wanted: Range) -> Iterator[pa.RecordBatch]:
+def _produced(caller: Caller, job: EventJob, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
     if job.place.waits_s:
         awaited(caller, wanted.subject, wanted.end, job.messages_id, job.place.waits_s)
     at = wanted.begin

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from fairway.errors import Misuse
 from fairway.protocol.messages import Whence
 from fairway.spark import event_delay, event_reading, event_schema, offsets, reading, splits
-from fairway.spark.brokers import Extent
+from fairway.spark.brokers import SubjectExtent
 from fairway.spark.event_delay import DelayJob, DelayLooker, LogPlace, Places
 from fairway.spark.event_frames import Columns
 from fairway.spark.event_log import WHAT
@@ -35,8 +35,8 @@ from fairway.spark.event_offsets import NAME, EventOffset, LogsPlace, between, m
 from fairway.spark.event_options import EventOptions, event_options
 from fairway.spark.event_reading import EventJob, EventSplit
 from fairway.spark.options import EARLIEST, LATEST, Where
-from fairway.spark.places import Part, Place
-from fairway.spark.splits import Range
+from fairway.spark.places import ServerGroupAddress, SubjectPart
+from fairway.spark.splits import ScanRange
 from fairway.storage.index_file import ENTRY_BYTES
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ class EventReader(DataSourceReader):
             looker.close()
         return [*itertools.chain.from_iterable(made), *self._delayed()]
 
-    def _of_group(self, looker: EventLooker, group: str, extents: Mapping[Part, Extent]) -> list[InputPartition]:
+    def _of_group(
+        self, looker: EventLooker, group: str, extents: Mapping[SubjectPart, SubjectExtent]
+    ) -> list[InputPartition]:
         broker, options = looker.broker(group), self._options
         actions_id = broker.actions().log_id
         begin, end = broker.position(options.starting), broker.position(options.ending)
@@ -152,7 +154,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial.to_json()
 
     def _beginning(self, group: str, seen: LogsPlace, starting: Where) -> LogsPlace:
-        parts = [Part(name, group) for name in seen.sequences]
+        parts = [SubjectPart(name, group) for name in seen.sequences]
         begins = self._look.resolve(dict.fromkeys(parts, starting))
         return seen._replace(
             position=self._look.broker(group).position(starting),
@@ -345,7 +347,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _of_group(self, group: str, begin: LogsPlace, until: LogsPlace, is_strict: bool) -> list[InputPartition]:
         pieces = self._look.broker(group).pieces(begin.position, until.position, self._options.read.min_partitions)
-        new = [Part(name, group) for name in sorted(until.sequences.keys() - begin.sequences.keys())]
+        new = [SubjectPart(name, group) for name in sorted(until.sequences.keys() - begin.sequences.keys())]
         firsts = self._look.resolve(dict.fromkeys(new, EARLIEST))
         begins = {**{part.subject: at for part, at in firsts.items()}, **begin.sequences}
         ranges = [of_subject(name, begins[name], at, group) for name, at in until.sequences.items()]
@@ -370,14 +372,14 @@ def _none_of(logs: LogsPlace) -> LogsPlace:
     return logs._replace(position=0, sequences={})
 
 
-def _busy(begin: EventOffset, end: EventOffset) -> dict[Part, int]:
+def _busy(begin: EventOffset, end: EventOffset) -> dict[SubjectPart, int]:
     """How much each subject has waiting."""
     found = {}
     for group, each in end.groups.items():
         start = begin.groups.get(group) or _none_of(each)
         for name, at in each.sequences.items():
             if at > start.sequences.get(name, 0):
-                found[Part(name, group)] = at - start.sequences.get(name, 0)
+                found[SubjectPart(name, group)] = at - start.sequences.get(name, 0)
     return found
 
 
@@ -388,7 +390,7 @@ def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 def _job(
-    options: EventOptions, columns: Columns, place: Place, ids: tuple[int, int], *, is_strict: bool
+    options: EventOptions, columns: Columns, place: ServerGroupAddress, ids: tuple[int, int], *, is_strict: bool
 ) -> EventJob:  # fmt: skip
     return EventJob(
         place, *ids, columns, options.groups, options.read.subjects, is_strict and options.read.fail_on_data_loss
@@ -420,7 +422,7 @@ def _since_ms(starting: Where) -> int:
     return starting.value if starting.whence is Whence.TIME else 0
 
 
-def _splits(job: EventJob, ranges: list[Range], actions: list[Range]) -> list[InputPartition]:
+def _splits(job: EventJob, ranges: list[ScanRange], actions: list[ScanRange]) -> list[InputPartition]:
     """One task for each piece of the action log; a single small piece shares a task with what was produced."""
     tasks = splits.cut(ranges, None)
     if tasks and len(actions) == 1 and actions[0].size <= _SMALL_BYTES:

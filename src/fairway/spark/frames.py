@@ -41,7 +41,7 @@ class Sieve(NamedTuple):
     is_keyed: bool = False  # only those with a key
 
 
-class _Part(NamedTuple):
+class _BatchPart(NamedTuple):
     """One batch, or the wanted stretch of it."""
 
     arrays: pa.RecordBatch | None  # None: a small batch of payloads alone, which is `data` and nothing else
@@ -66,7 +66,7 @@ class Framer:
         self._names = [name for name, _ in columns]
         self._schema = arrow_schema(columns)
         self._sieve = sieve
-        self._parts: list[_Part] = []
+        self._parts: list[_BatchPart] = []
         self._rows = self._size = 0
 
     def add(self, data: Bytes, first_sequence: int, appended_ms: int, begin: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -88,7 +88,7 @@ class Framer:
             if frame.num_rows:
                 yield frame
 
-    def _frame(self, parts: list[_Part]) -> pa.RecordBatch:
+    def _frame(self, parts: list[_BatchPart]) -> pa.RecordBatch:
         counts = np.array([part.rows for part in parts], np.int64)
         columns = _Derived(self, parts, counts, int(counts.sum()))
         frame = pa.RecordBatch.from_arrays([columns.column(name) for name in self._names], schema=self._schema)
@@ -116,7 +116,7 @@ class Framer:
 class _Derived:
     """The columns of one frame."""
 
-    def __init__(self, framer: Framer, parts: list[_Part], counts: Any, rows: int) -> None:
+    def __init__(self, framer: Framer, parts: list[_BatchPart], counts: Any, rows: int) -> None:
         self._framer = framer
         self._parts = parts
         self._counts = counts
@@ -173,12 +173,12 @@ class _Derived:
         return ids.text_column(producers, sequences)
 
 
-def _part(data: Bytes, first_sequence: int, appended_ms: int, begin: int, end: int) -> _Part:
+def _part(data: Bytes, first_sequence: int, appended_ms: int, begin: int, end: int) -> _BatchPart:
     if type(data) is bytes and len(data) < PLAIN_BYTES:
         header = check(data)
         is_bare = not header.flags and not header.codec and header.header_length == HEADER_BYTES
         if is_bare and begin <= first_sequence and first_sequence + header.count <= end:
-            return _Part(
+            return _BatchPart(
                 None, data, header.count, header.raw_length, first_sequence, header.producer_id,
                 header.first_sequence, appended_ms, header.created_ms, header.created_ms == 0, None,
             )  # fmt: skip
@@ -192,7 +192,7 @@ def _part(data: Bytes, first_sequence: int, appended_ms: int, begin: int, end: i
         explicit = np.frombuffer(section.explicit_ids(data, header) or b"", np.uint64).reshape(-1, 2)[low : low + count]
     if count < header.count:
         arrays = arrays.slice(low, max(count, 0))
-    return _Part(
+    return _BatchPart(
         arrays,
         b"",
         max(count, 0),
@@ -207,17 +207,17 @@ def _part(data: Bytes, first_sequence: int, appended_ms: int, begin: int, end: i
     )
 
 
-def _is_plain(part: _Part) -> bool:
+def _is_plain(part: _BatchPart) -> bool:
     return part.arrays is None
 
 
-def _columns(name: str, parts: list[_Part]) -> list[pa.Array]:
+def _columns(name: str, parts: list[_BatchPart]) -> list[pa.Array]:
     """A column of parts that are all plain, or none of which is."""
     arrays = [part.arrays.column(name) for part in parts if part.arrays is not None]
     return arrays or [_plain(name, parts)]
 
 
-def _plain(name: str, parts: list[_Part]) -> pa.Array:
+def _plain(name: str, parts: list[_BatchPart]) -> pa.Array:
     """A column of many small batches at once: to make arrays of each would take six times as long."""
     counts = np.array([part.rows for part in parts], np.int64)
     if name == "created_at":

@@ -12,22 +12,22 @@ from fairway.client import url
 from fairway.errors import Misuse
 from fairway.limits import MIB
 from fairway.protocol.admin import Depth, Describe, Scan
-from fairway.spark.brokers import Broker, Extent, Log, dry
+from fairway.spark.brokers import BrokerSession, LogId, SubjectExtent, dry
 from fairway.spark.calling import wait_any_of
 from fairway.spark.options import ReadOptions, Where, is_pattern
-from fairway.spark.places import BROKER_GROUP, Atlas, Part, Place
-from fairway.spark.splits import Range
+from fairway.spark.places import BROKER_GROUP, Atlas, ServerGroupAddress, SubjectPart
+from fairway.spark.splits import ScanRange
 from fairway.world import host
 
 SAMPLE_BYTES: Final = 64 * MIB  # looked at, not read, to learn how large messages are
 
-BrokerT = TypeVar("BrokerT", bound=Broker)
+BrokerT = TypeVar("BrokerT", bound=BrokerSession)
 
 
 class Lookout(Generic[BrokerT]):
     """One driver's conversations."""
 
-    def __init__(self, options: ReadOptions, meet: Callable[[Place], BrokerT]) -> None:
+    def __init__(self, options: ReadOptions, meet: Callable[[ServerGroupAddress], BrokerT]) -> None:
         self._options = options
         self._meet = meet
         self._brokers: dict[str, BrokerT] = {}
@@ -52,20 +52,20 @@ class Lookout(Generic[BrokerT]):
         return self.broker(BROKER_GROUP).caller.where if self.atlas is None else self.atlas.where
 
     @property
-    def logs(self) -> dict[str, Log]:
+    def logs(self) -> dict[str, LogId]:
         """Of the broker groups that were asked so far."""
         return {group: each.log for group, each in self._brokers.items() if each.log.id}
 
-    def place(self, group: str) -> Place:
+    def place(self, group: str) -> ServerGroupAddress:
         return self._options.place(group)
 
     # --- subjects ----------------------------------------------------------------------------------------------------
 
-    def extents(self) -> dict[Part, Extent]:
+    def extents(self) -> dict[SubjectPart, SubjectExtent]:
         """The subjects that the options mean, in the order of their names."""
         return self._alone() if self.atlas is None else self._in_cluster(self.atlas)
 
-    def _alone(self) -> dict[Part, Extent]:
+    def _alone(self) -> dict[SubjectPart, SubjectExtent]:
         broker, names = self.broker(BROKER_GROUP), self._options.names
         alone = self._options.subjects[0] if len(self._options.subjects) == 1 else None
         stored = broker.extents(None if alone is None or is_pattern(alone) else alone)
@@ -75,22 +75,22 @@ class Lookout(Generic[BrokerT]):
             if name not in stored:
                 raise unknown(name, broker.extents(), self.where)
         wanted = set(names) | {name for name in stored if self._is_matched(name)}
-        return {Part(name): stored[name] for name in sorted(wanted)}
+        return {SubjectPart(name): stored[name] for name in sorted(wanted)}
 
-    def _in_cluster(self, atlas: Atlas) -> dict[Part, Extent]:
+    def _in_cluster(self, atlas: Atlas) -> dict[SubjectPart, SubjectExtent]:
         """A broker group that is to hold a subject and has nothing of it yet holds an empty one."""
         names = self._options.names
         held = atlas.holders(names) if names else {}
         for name in names:
             if not held.get(name):
                 raise unknown(name, atlas.all_holders(), self.where)
-        found = self._named([Part(name, group) for name in names for group in held[name]])
+        found = self._named([SubjectPart(name, group) for name in names for group in held[name]])
         self._check_known(atlas, found)
         if self._options.patterns:
             found |= self._matched(atlas)
         return {part: found[part] for part in sorted(found)}
 
-    def _check_known(self, atlas: Atlas, found: Mapping[Part, Extent]) -> None:
+    def _check_known(self, atlas: Atlas, found: Mapping[SubjectPart, SubjectExtent]) -> None:
         """A broker alone, asked as a meta server is, takes any name for that of a subject."""
         stored = {part.subject for part, extent in found.items() if extent.end}
         empty = [part.subject for part in found if part.subject not in stored]
@@ -99,7 +99,7 @@ class Lookout(Generic[BrokerT]):
             if name.rpartition(":")[2] not in listed:
                 raise unknown(name, listed, self.where)
 
-    def _named(self, parts: Iterable[Part]) -> dict[Part, Extent]:
+    def _named(self, parts: Iterable[SubjectPart]) -> dict[SubjectPart, SubjectExtent]:
         tickets = [
             (part, self.broker(part.broker_group).caller.put(Describe(Depth.SUBJECTS, part.subject))) for part in parts
         ]
@@ -107,18 +107,20 @@ class Lookout(Generic[BrokerT]):
         for part, ticket in tickets:
             page = self.broker(part.broker_group).described(ticket)
             states = [] if page is None else [each for each in page.subjects if each.name == part.subject]
-            found[part] = Extent(states[0].first_sequence, states[0].committed_end) if states else Extent(0, 0)
+            found[part] = (
+                SubjectExtent(states[0].first_sequence, states[0].committed_end) if states else SubjectExtent(0, 0)
+            )
         return found
 
-    def _matched(self, atlas: Atlas) -> dict[Part, Extent]:
+    def _matched(self, atlas: Atlas) -> dict[SubjectPart, SubjectExtent]:
         """Of the brokers' own subjects, which a pattern may mean, meta servers know nothing."""
         held = {name: groups for name, groups in atlas.all_holders().items() if self._is_matched(name)}
         wants_internal = any(":" in pattern for pattern in self._options.patterns)
         groups = list(atlas.groups()) if wants_internal else [each for of in held.values() for each in of]
-        found = {Part(name, group): Extent(0, 0) for name, of in held.items() for group in of}
+        found = {SubjectPart(name, group): SubjectExtent(0, 0) for name, of in held.items() for group in of}
         for group in sorted(set(groups)):
             stored = self.broker(group).extents()
-            found |= {Part(name, group): stored[name] for name in stored if self._is_matched(name)}
+            found |= {SubjectPart(name, group): stored[name] for name in stored if self._is_matched(name)}
         return found
 
     def _is_matched(self, name: str) -> bool:
@@ -126,7 +128,7 @@ class Lookout(Generic[BrokerT]):
 
     # --- places ------------------------------------------------------------------------------------------------------
 
-    def resolve(self, places: Mapping[Part, Where]) -> dict[Part, int]:
+    def resolve(self, places: Mapping[SubjectPart, Where]) -> dict[SubjectPart, int]:
         """The sequences that these places stand for now."""
         tickets = {
             part: self.broker(part.broker_group).caller.put(Scan(part.subject, place.whence, place.value, None, 0))
@@ -137,7 +139,7 @@ class Lookout(Generic[BrokerT]):
             for part, ticket in tickets.items()
         }
 
-    def measured(self, ranges: Iterable[Range]) -> list[Range]:
+    def measured(self, ranges: Iterable[ScanRange]) -> list[ScanRange]:
         """The same, with about how many bytes each message has."""
         tickets = [
             (each, self.broker(each.broker_group).caller.put(dry(each.subject, each.begin, each.end, SAMPLE_BYTES)))
@@ -151,17 +153,17 @@ class Lookout(Generic[BrokerT]):
             measured.append(each._replace(message_bytes=mean))
         return measured
 
-    def reach(self, part: Part, begin: int, end: int, bytes_max: int) -> int:
+    def reach(self, part: SubjectPart, begin: int, end: int, bytes_max: int) -> int:
         """The sequence up to which there are so many bytes; whole batches, and at least one."""
         return self.broker(part.broker_group).reach(part.subject, begin, end, bytes_max)
 
-    def awaited(self, part: Part, end: int) -> int:
+    def awaited(self, part: SubjectPart, end: int) -> int:
         """Where a subject ends that was seen to end later; 0: nobody but the one that said so can know."""
         return self.broker(part.broker_group).awaited(part.subject, end)
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
-    def wait(self, ends: Mapping[Part, int], wait_ms: int) -> None:
+    def wait(self, ends: Mapping[SubjectPart, int], wait_ms: int) -> None:
         """Until something is stored behind one of these ends, or so long."""
         of: dict[str, dict[str, int]] = {}
         for part, end in ends.items():
@@ -174,20 +176,20 @@ class Lookout(Generic[BrokerT]):
 
     # --- the query's group -------------------------------------------------------------------------------------------
 
-    def hold(self, part: Part, group: str, place: Where) -> int:
+    def hold(self, part: SubjectPart, group: str, place: Where) -> int:
         """Where the group stands on the subject; one that is new is made, and stands at `place` from then on."""
         return self.broker(part.broker_group).hold(part.subject, group, place)
 
-    def progress(self, part: Part, group: str, sequence: int) -> None:
+    def progress(self, part: SubjectPart, group: str, sequence: int) -> None:
         """The query is done with everything below `sequence`."""
         self.broker(part.broker_group).progress(part.subject, group, sequence)
 
 
-class Looker(Lookout[Broker]):
+class Looker(Lookout[BrokerSession]):
     """What a driver asks for the sake of messages."""
 
     def __init__(self, options: ReadOptions) -> None:
-        super().__init__(options, Broker)
+        super().__init__(options, BrokerSession)
 
 
 def unknown(name: str, stored: Iterable[str], where: str) -> Misuse:

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
 from fairway.errors import Misuse
-from fairway.spark.brokers import Log
-from fairway.spark.places import BROKER_GROUP, Part
+from fairway.spark.brokers import LogId
+from fairway.spark.places import BROKER_GROUP, SubjectPart
 
 ALONE: Final = 1  # of one broker
 CLUSTER: Final = 2
@@ -28,8 +28,8 @@ T = TypeVar("T")
 class Offset(NamedTuple):
     """A place in the logs of broker groups."""
 
-    logs: Mapping[str, Log]  # by broker group
-    sequences: Mapping[Part, int]
+    logs: Mapping[str, LogId]  # by broker group
+    sequences: Mapping[SubjectPart, int]
 
     def to_json(self) -> dict[str, Any]:
         if set(self.logs) != {BROKER_GROUP}:
@@ -54,25 +54,25 @@ def parse(said: Mapping[str, Any]) -> Offset:
     """What `to_json` wrote, as it comes back from a checkpoint."""
     version = said.get("fairway")
     if version == ALONE:
-        log = Log(int(said["log"], 16), int(said["epoch"]))
-        return Offset({BROKER_GROUP: log}, {Part(name): at for name, at in said["subjects"].items()})
+        log = LogId(int(said["log"], 16), int(said["epoch"]))
+        return Offset({BROKER_GROUP: log}, {SubjectPart(name): at for name, at in said["subjects"].items()})
     if version != CLUSTER:
         raise Misuse(
             f"the checkpoint has an offset of version {version}: this release reads {ALONE} and {CLUSTER}; "
             "upgrade fairway"
         )
-    logs = {group: Log(int(log, 16), int(epoch)) for group, (log, epoch) in said["logs"].items()}
-    sequences = {Part(name, group): at for name, of in said["subjects"].items() for group, at in of.items()}
+    logs = {group: LogId(int(log, 16), int(epoch)) for group, (log, epoch) in said["logs"].items()}
+    sequences = {SubjectPart(name, group): at for name, of in said["subjects"].items() for group, at in of.items()}
     return Offset(logs, sequences)
 
 
-def mapped(offset: Offset, logs: Mapping[str, Log], where: str) -> Offset:
+def mapped(offset: Offset, logs: Mapping[str, LogId], where: str) -> Offset:
     """An offset of a broker that was named by its address, in terms of the cluster that it belongs to by now; or the
     other way round. `logs` are those that there are."""
     names = renamed({group: log.id for group, log in offset.logs.items()}, _ids(logs), where)
     return Offset(
         {names[group]: log for group, log in offset.logs.items()},
-        {Part(subject, names[group]): at for (subject, group), at in offset.sequences.items()},
+        {SubjectPart(subject, names[group]): at for (subject, group), at in offset.sequences.items()},
     )
 
 
@@ -97,7 +97,7 @@ def renamed(then: Mapping[str, int], now: Mapping[str, int], where: str) -> dict
     )
 
 
-def _ids(logs: Mapping[str, Log]) -> dict[str, int]:
+def _ids(logs: Mapping[str, LogId]) -> dict[str, int]:
     return {group: log.id for group, log in logs.items()}
 
 

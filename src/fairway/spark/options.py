@@ -13,9 +13,9 @@ from typing import Any, Final
 from fairway.client import url as urls
 from fairway.errors import BadName, Misuse
 from fairway.limits import KIB, MIB
-from fairway.names import Group, Subject
+from fairway.names import GroupName, Subject
 from fairway.protocol.messages import Whence
-from fairway.spark.places import Part, Place
+from fairway.spark.places import ServerGroupAddress, SubjectPart
 
 DEFAULT_URL: Final = f"{urls.SCHEME}127.0.0.1:{urls.DEFAULT_PORT}"
 PATIENCE_S: Final = 60  # a broker that restarts is back much sooner; then the task fails, and Spark tries it elsewhere
@@ -59,13 +59,13 @@ class Places:
     within: Mapping[str, Mapping[str, Where]] = field(default_factory=dict)  # by subject and broker group
     elsewhere: Where = EARLIEST  # of a subject in a broker group that is not among those named
 
-    def place(self, part: Part) -> Where:
+    def place(self, part: SubjectPart) -> Where:
         named = self.within.get(part.subject)
         if named is not None:
             return named.get(part.broker_group, self.elsewhere)
         return self.of.get(part.subject, self.common)
 
-    def check(self, option: str, parts: Iterable[Part]) -> None:
+    def check(self, option: str, parts: Iterable[SubjectPart]) -> None:
         """A sequence means nothing where there are several broker groups, each of which counts for itself."""
         groups: dict[str, list[str]] = {}
         for part in parts:
@@ -73,7 +73,7 @@ class Places:
                 groups.setdefault(part.subject, []).append(part.broker_group)
         for subject, held in groups.items():
             if len(held) > 1:
-                sequence = self.place(Part(subject, held[0])).value
+                sequence = self.place(SubjectPart(subject, held[0])).value
                 raise Misuse(
                     f"option {option}: {subject} is in broker groups {', '.join(held)}, each of which has sequences of "
                     f'its own: say one for each, {{"{subject}": {{"{held[0]}": {sequence}}}}}'
@@ -101,9 +101,9 @@ class ReadOptions:
     has_ending: bool
     is_replica: bool = False
 
-    def place(self, broker_group: str) -> Place:
+    def place(self, broker_group: str) -> ServerGroupAddress:
         """Where that broker group is read."""
-        return Place(self.url, self.patience_s, broker_group, self.is_replica)
+        return ServerGroupAddress(self.url, self.patience_s, broker_group, self.is_replica)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -220,7 +220,7 @@ def named(option: str, raw: str, parse: object) -> str:
 
 
 def _group(options: Mapping[str, str]) -> str | None:
-    return named("group", options["group"], Group.parse) if "group" in options else None
+    return named("group", options["group"], GroupName.parse) if "group" in options else None
 
 
 def _keys(options: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -263,7 +263,7 @@ def _within(name: str, places: Mapping[str, Any]) -> dict[str, Where]:
     return {group: place_of(name, str(place)) for group, place in places.items()}
 
 
-def explicit(places: Mapping[Part, int]) -> str:
+def explicit(places: Mapping[SubjectPart, int]) -> str:
     """Sequences as the options `starting` and `ending` take them, each in its broker group."""
     said: dict[str, dict[str, int]] = {}
     for part, sequence in places.items():

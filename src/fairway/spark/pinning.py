@@ -24,7 +24,7 @@ from fairway.errors import Code, FairwayError, Refused
 from fairway.protocol.messages import Produce
 from fairway.protocol.routing import SubjectRoute
 from fairway.spark.calling import NS, Caller
-from fairway.spark.places import Atlas, Place, caller_to, delay_places
+from fairway.spark.places import Atlas, ServerGroupAddress, caller_to, delay_places
 from fairway.spark.sending import Sending, explained, is_passing
 from fairway.world import host
 
@@ -34,14 +34,16 @@ _REMEMBERED: Final = frozenset({Code.SEQUENCE_GAP, Code.SEQUENCE_CONFLICT})
 _NOT_HERE: Final = frozenset({Code.NO_SUCH_SUBJECT, Code.NO_SUCH_GROUP, Code.BAD_NAME})
 
 
-class Ways:
+class GroupConnections:
     """The conversations of one task: one for each group of servers that it sends to."""
 
     def __init__(self, url: str, patience_s: int) -> None:
         self._url = url
         self._patience_s = patience_s
         self._atlas = Atlas(url, patience_s) if urls.parse_any(url).meta else None
-        self._sendings: dict[tuple[Place, bool], Sending] = {}  # and whether an earlier run has begun to send there
+        self._sendings: dict[
+            tuple[ServerGroupAddress, bool], Sending
+        ] = {}  # and whether an earlier run has begun to send there
         self._asked: dict[str, Caller] = {}  # which groups remember what
 
     def sending(self, stream_id: int, request: Produce, probe: Callable[[], bytes], *, is_due: bool) -> Sending:
@@ -54,14 +56,14 @@ class Ways:
         elif is_due:
             place = delay_places(self._url, self._patience_s)[0]
         else:
-            place = Place(self._url, self._patience_s)
+            place = ServerGroupAddress(self._url, self._patience_s)
         found = self._sendings.get((place, is_pinned))
         if found is None:
             found = self._sendings[place, is_pinned] = Sending(place, is_pinned=is_pinned)
         return found
 
-    def _place(self, group: str) -> Place:
-        return Place(self._url, self._patience_s, group)
+    def _place(self, group: str) -> ServerGroupAddress:
+        return ServerGroupAddress(self._url, self._patience_s, group)
 
     def _caller(self, group: str) -> Caller:
         found = self._asked.get(group)

@@ -1,8 +1,8 @@
 """Where broker groups are: one that is named by its address, copies of one, or those that meta servers know of.
 
-A `Place` is all that a task needs to find its broker group, whoever leads it by then. A task that loses its connection
-or is told that somebody else leads looks again, and goes on with the same question: all copies of a group have the same
-log, and a new master has everything that was committed under the one before.
+A `ServerGroupAddress` is all that a task needs to find its broker group, whoever leads it by then. A task that loses
+its connection or is told that somebody else leads looks again, and goes on with the same question: all copies of a
+group have the same log, and a new master has everything that was committed under the one before.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from fairway.client import url as urls
-from fairway.client.url import Address
+from fairway.client.url import BrokerAddress
 from fairway.errors import Code, FairwayError, Misuse, Refused, Unreachable
 from fairway.limits import ROUTE_SUBJECTS_MAX
 from fairway.protocol.admin import Depth, Describe, Described
-from fairway.protocol.routing import Asker, GroupRoute, Route, Routed, SubjectRoute
+from fairway.protocol.routing import ClientRole, GroupRoute, Route, Routed, SubjectRoute
 from fairway.spark.calling import Caller, Finder, Fixed
 
 BROKER_GROUP: Final = "default"  # of a broker that is named by its address
@@ -31,14 +31,14 @@ _SHOWS: Final = "`fairway cluster` shows who lives."
 _log = logging.getLogger("fairway.spark")
 
 
-class Part(NamedTuple):
+class SubjectPart(NamedTuple):
     """A subject, as far as one broker group holds it: its sequences are those of that group."""
 
     subject: str
     broker_group: str = BROKER_GROUP
 
 
-class Place(NamedTuple):
+class ServerGroupAddress(NamedTuple):
     """Where one group of servers is, for as long as a job takes."""
 
     url: str
@@ -58,41 +58,41 @@ class Place(NamedTuple):
         return min(self.patience_s, _WAITS_S) if self.has_copies else 0
 
     @property
-    def of_master(self) -> Place:
+    def of_master(self) -> ServerGroupAddress:
         return self._replace(is_replica=False)
 
 
-def caller_to(place: Place) -> Caller:
+def caller_to(place: ServerGroupAddress) -> Caller:
     """A conversation with the group that is there."""
     return Caller(_finder(place), place.patience_s)
 
 
-def _finder(place: Place) -> Finder:
+def _finder(place: ServerGroupAddress) -> Finder:
     target = urls.parse_any(place.url)
     if target.meta:
         return _Routed(target.meta, place.broker_group, place.is_replica)
     return Fixed(target.brokers) if len(target.brokers) == 1 else _Listed(target.brokers, place.is_replica)
 
 
-def broker_places(url: str, patience_s: int) -> list[Place]:
+def broker_places(url: str, patience_s: int) -> list[ServerGroupAddress]:
     """All broker groups."""
     if not urls.parse_any(url).meta:
-        return [Place(url, patience_s)]
+        return [ServerGroupAddress(url, patience_s)]
     with Atlas(url, patience_s) as atlas:
-        return [Place(url, patience_s, name) for name in sorted(atlas.groups())]
+        return [ServerGroupAddress(url, patience_s, name) for name in sorted(atlas.groups())]
 
 
-def delay_places(url: str, patience_s: int) -> list[Place]:
+def delay_places(url: str, patience_s: int) -> list[ServerGroupAddress]:
     """The groups of delay servers; behind the broker's own port, unless the URL or a meta server names others."""
     target = urls.parse_any(url)
     if not target.meta:
         at = ",".join(map(str, target.delay or target.brokers))
-        return [Place(f"{urls.SCHEME}{at}", patience_s)]
+        return [ServerGroupAddress(f"{urls.SCHEME}{at}", patience_s)]
     with Atlas(url, patience_s) as atlas:
-        return [Place(url, patience_s, name) for name in atlas.delay_groups()]
+        return [ServerGroupAddress(url, patience_s, name) for name in atlas.delay_groups()]
 
 
-def some_delay_places(url: str, patience_s: int, what: str) -> list[Place]:
+def some_delay_places(url: str, patience_s: int, what: str) -> list[ServerGroupAddress]:
     """The same for what cannot do without one."""
     places = delay_places(url, patience_s)
     if not places:
@@ -106,16 +106,16 @@ def some_delay_places(url: str, patience_s: int, what: str) -> list[Place]:
 class _Listed:
     """Copies of one broker group, by their addresses: which of them leads, they say themselves."""
 
-    def __init__(self, addresses: Sequence[Address], is_replica: bool) -> None:
+    def __init__(self, addresses: Sequence[BrokerAddress], is_replica: bool) -> None:
         self._addresses = tuple(addresses)
         self._is_replica = is_replica
         self.who = "broker"
         self.where = urls.SCHEME + ",".join(map(str, self._addresses))
         self.remedy = "Is one of them running, and does it lead?"
 
-    def addresses(self) -> Sequence[Address]:
-        masters: list[Address] = []
-        replicas: list[Address] = []
+    def addresses(self) -> Sequence[BrokerAddress]:
+        masters: list[BrokerAddress] = []
+        replicas: list[BrokerAddress] = []
         problems = []
         for each in self._addresses:
             try:
@@ -131,7 +131,7 @@ class _Listed:
         return masters
 
 
-def _leads(address: Address) -> bool:
+def _leads(address: BrokerAddress) -> bool:
     with Caller(Fixed([address]), _LOOK_S) as caller:
         return caller.ask(Describe(Depth.SUBJECTS, items_max=1), Described).broker.is_master
 
@@ -144,7 +144,7 @@ def _remark_without(replicas: Iterable[object], where: str) -> None:
 class _Routed:
     """A group that meta servers know by its name."""
 
-    def __init__(self, metas: Sequence[Address], name: str, is_replica: bool) -> None:
+    def __init__(self, metas: Sequence[BrokerAddress], name: str, is_replica: bool) -> None:
         self._metas = Fixed(metas, urls.META_SCHEME, _META)
         self._name = name
         self._is_replica = is_replica
@@ -152,9 +152,9 @@ class _Routed:
         self.where = f"group {name} of {self._metas.where}"
         self.remedy = _SHOWS
 
-    def addresses(self) -> Sequence[Address]:
+    def addresses(self) -> Sequence[BrokerAddress]:
         with Caller(self._metas, _LOOK_S) as caller:
-            routed = caller.ask(Route(Asker.TOOL, [], after=_BEHIND_ALL), Routed)
+            routed = caller.ask(Route(ClientRole.TOOL, [], after=_BEHIND_ALL), Routed)
         route = next((each for each in routed.groups if each.name == self._name), None)
         if route is None:
             raise Unreachable(f"the meta server knows no group {self._name}")
@@ -163,7 +163,7 @@ class _Routed:
             _remark_without(found, self.where)
         if not route.master and not found:
             raise Unreachable(route.why or f"group {self._name} has no master")
-        return [Address.parse(each) for each in (*found, route.master) if each]
+        return [BrokerAddress.parse(each) for each in (*found, route.master) if each]
 
 
 # --- what meta servers know -------------------------------------------------------------------------------------------
@@ -177,13 +177,13 @@ class Atlas(Caller):
         super().__init__(Fixed(urls.parse_any(url).meta, urls.META_SCHEME, _META, remedy), patience_s)
 
     def groups(self, kind: str = BROKER) -> dict[str, GroupRoute]:
-        routed = self._routed(Route(Asker.TOOL, [], after=_BEHIND_ALL))
+        routed = self._routed(Route(ClientRole.TOOL, [], after=_BEHIND_ALL))
         return {each.name: each for each in routed.groups if each.kind == kind}
 
     def delay_groups(self) -> list[str]:
         """Those who keep delayed messages; a broker alone does it itself, and says so of any subject."""
         known = sorted(self.groups(DELAY))
-        return known or self._routed(Route(Asker.SCHEDULER, [_ANY])).subjects[0].groups
+        return known or self._routed(Route(ClientRole.SCHEDULER, [_ANY])).subjects[0].groups
 
     def _routed(self, route: Route) -> Routed:
         try:
@@ -197,7 +197,7 @@ class Atlas(Caller):
         """By subject, the broker groups that hold messages of it; none of one that there is not."""
         found: dict[str, list[str]] = {}
         for at in range(0, len(subjects), ROUTE_SUBJECTS_MAX):
-            asked = Route(Asker.TOOL, list(subjects[at : at + ROUTE_SUBJECTS_MAX]))
+            asked = Route(ClientRole.TOOL, list(subjects[at : at + ROUTE_SUBJECTS_MAX]))
             found |= {each.name: each.groups for each in self._routed(asked).subjects}
         return found
 
@@ -206,7 +206,7 @@ class Atlas(Caller):
         found: dict[str, list[str]] = {}
         after, has_more = "", True
         while has_more:
-            routed = self._routed(Route(Asker.TOOL, [], after=after))
+            routed = self._routed(Route(ClientRole.TOOL, [], after=after))
             found |= {each.name: each.groups for each in routed.subjects}
             after = max(found, default="")
             has_more = routed.has_more
@@ -214,5 +214,5 @@ class Atlas(Caller):
 
     def receivers(self, subject: str, *, is_due: bool) -> SubjectRoute:
         """Where messages for a subject may go: to brokers, or for later delivery to delay servers."""
-        asker = Asker.SCHEDULER if is_due else Asker.PRODUCER
+        asker = ClientRole.SCHEDULER if is_due else ClientRole.PRODUCER
         return self._routed(Route(asker, [subject], may_create=True)).subjects[0]

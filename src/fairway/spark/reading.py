@@ -15,7 +15,7 @@ from fairway.protocol.messages import Whence
 from fairway.spark.calling import NS, Caller, Ticket
 from fairway.spark.frames import Framer
 from fairway.spark.places import caller_to
-from fairway.spark.splits import Job, Range, Split
+from fairway.spark.splits import ReadJob, ReadSplit, ScanRange
 from fairway.world import host
 from fairway.world.wire import spare_the_collector
 
@@ -28,7 +28,7 @@ class DataLoss(FairwayError):
     """Messages that were asked for are gone; the sentence names them and the remedy."""
 
 
-def read(split: Split) -> Iterator[pa.RecordBatch]:
+def read(split: ReadSplit) -> Iterator[pa.RecordBatch]:
     """The rows of a task, as Arrow."""
     spare_the_collector()
     with caller_to(split.job.place) as caller:
@@ -36,7 +36,7 @@ def read(split: Split) -> Iterator[pa.RecordBatch]:
             yield from _read_range(caller, split.job, each)
 
 
-def _read_range(caller: Caller, job: Job, wanted: Range) -> Iterator[pa.RecordBatch]:
+def _read_range(caller: Caller, job: ReadJob, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
     framer = Framer(wanted.subject, wanted.broker_group, job.columns, job.sieve)
     at = wanted.begin
     ticket: Ticket | None = _ask(caller, job, wanted, at)
@@ -55,7 +55,7 @@ def _read_range(caller: Caller, job: Job, wanted: Range) -> Iterator[pa.RecordBa
     yield from framer.rest()
 
 
-def _taken(caller: Caller, job: Job, wanted: Range, ticket: Ticket) -> tuple[Scanned, Sequence[Bytes]]:
+def _taken(caller: Caller, job: ReadJob, wanted: ScanRange, ticket: Ticket) -> tuple[Scanned, Sequence[Bytes]]:
     try:
         return caller.take(ticket, Scanned)
     except Refused as refused:
@@ -82,14 +82,14 @@ def awaited(caller: Caller, subject: str, end: int, log_id: int | None, wait_s: 
             return found
 
 
-def _check(job: Job, wanted: Range, at: int, scanned: Scanned, reached: int) -> None:
+def _check(job: ReadJob, wanted: ScanRange, at: int, scanned: Scanned, reached: int) -> None:
     if job.fail_on_data_loss and scanned.first_sequence > at:
         raise lost(wanted.subject, at, min(scanned.first_sequence, wanted.end))
     if job.fail_on_data_loss and reached < wanted.end:
         raise cut_short(wanted.subject, reached, wanted.end)
 
 
-def _ask(caller: Caller, job: Job, wanted: Range, at: int) -> Ticket:
+def _ask(caller: Caller, job: ReadJob, wanted: ScanRange, at: int) -> Ticket:
     return caller.put(
         Scan(wanted.subject, Whence.SEQUENCE, at, wanted.end, SCAN_BYTES, job.log_id, 0, list(job.sieve.tags))
     )

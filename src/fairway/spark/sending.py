@@ -10,7 +10,7 @@ from fairway.names import Subject
 from fairway.protocol.events import ResponseReceived
 from fairway.protocol.messages import Produce, Produced
 from fairway.spark.calling import LATER, Ticket
-from fairway.spark.places import Place, caller_to
+from fairway.spark.places import ServerGroupAddress, caller_to
 
 IN_FLIGHT: Final = 8  # batches; the broker gathers them into one sync
 # Why a broker takes nothing for one group alone.
@@ -29,7 +29,7 @@ class NotTheSame(FairwayError):
 class Sending:
     """Batches under way to one group of servers, in order."""
 
-    def __init__(self, place: Place, *, is_pinned: bool = False) -> None:
+    def __init__(self, place: ServerGroupAddress, *, is_pinned: bool = False) -> None:
         """`is_pinned`: an earlier run of the task has stored some of it there, so the rest goes there, too."""
         self._caller = caller_to(place)
         self._is_pinned = is_pinned

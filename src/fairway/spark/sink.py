@@ -27,11 +27,11 @@ from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructT
 from fairway import batch, limits
 from fairway.batch.secret import derived_secret
 from fairway.errors import FairwayError, Misuse
-from fairway.names import Group, Subject
+from fairway.names import GroupName, Subject
 from fairway.protocol.messages import Produce
 from fairway.spark.encoding import Encoder
 from fairway.spark.options import WriteOptions
-from fairway.spark.pinning import PROBE_SEQUENCE, Ways
+from fairway.spark.pinning import PROBE_SEQUENCE, GroupConnections
 from fairway.spark.sending import NotTheSame, Sending
 from fairway.world.clock import RealClock
 from fairway.world.rng import RealRng
@@ -55,14 +55,14 @@ _CARRIED: Final = ("payload", "key", "tags", "headers", "created_at")
 
 
 @dataclass
-class Stored(WriterCommitMessage):
+class StoredBatches(WriterCommitMessage):
     """What a task has stored."""
 
     messages: int
     duplicates: int  # of them, those that an earlier run had stored
 
 
-class Identity(NamedTuple):
+class TaskIdentity(NamedTuple):
     """Who a task is, whenever and wherever it runs."""
 
     query: str
@@ -86,7 +86,7 @@ class Identity(NamedTuple):
 class _Route:
     """The rows of one task to one subject, due at once or later."""
 
-    def __init__(self, identity: Identity, subject: str, is_due: bool, created_ms: int) -> None:
+    def __init__(self, identity: TaskIdentity, subject: str, is_due: bool, created_ms: int) -> None:
         self.subject = subject
         self.is_due = is_due
         self._identity = identity
@@ -153,19 +153,19 @@ class _Route:
 class _Writing:
     """One task."""
 
-    def __init__(self, options: WriteOptions, columns: list[str], identity: Identity, created_ms: int) -> None:
+    def __init__(self, options: WriteOptions, columns: list[str], identity: TaskIdentity, created_ms: int) -> None:
         self._options = options
         self._identity = identity
         self._created_ms = created_ms
         carried = [*_CARRIED, "id"] if options.keep_ids else list(_CARRIED)
         self._carried = [name for name in carried if name in columns]
         self._has_subjects = options.subject is None
-        self._group = None if options.group is None else Group(options.group)
+        self._group = None if options.group is None else GroupName(options.group)
         self._has_due = "due_at" in columns
         self._routes: dict[tuple[str, bool], _Route] = {}
 
-    def write(self, frames: Iterator[pa.RecordBatch]) -> Stored:
-        ways = Ways(self._options.url, self._options.patience_s)
+    def write(self, frames: Iterator[pa.RecordBatch]) -> StoredBatches:
+        ways = GroupConnections(self._options.url, self._options.patience_s)
         try:
             for route, data in self._batches(frames):
                 if route.sending is None:
@@ -173,7 +173,7 @@ class _Writing:
                     route.sending = ways.sending(route.stream_id, request, route.probe, is_due=route.is_due)
                 secret = self._identity.secret(batch.peek(data).producer_id)
                 route.sending.send(route.subject, data, secret)
-            return Stored(*ways.finish())
+            return StoredBatches(*ways.finish())
         finally:
             ways.close()
 
@@ -248,10 +248,10 @@ def _checked(schema: StructType, options: WriteOptions) -> list[str]:
     return list(names)
 
 
-def _task(query: str, batch: int) -> Identity:
+def _task(query: str, batch: int) -> TaskIdentity:
     spare_the_collector()
     context = TaskContext.get()
-    return Identity(query, batch, context.partitionId() if context is not None else 0)
+    return TaskIdentity(query, batch, context.partitionId() if context is not None else 0)
 
 
 class MicroBatch(NamedTuple):
@@ -284,7 +284,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._write_id = options.write_id or f"once-{RealRng().bits(128):032x}"
         self._created_ms = 0 if options.write_id else RealClock().wall_ms()
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredBatches:
         batch = _micro_batch() if self._options.write_id is None else None
         if batch is None:
             identity = _task(f"write\0{self._write_id}", 0)
@@ -313,7 +313,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._options = options
         self._columns = _checked(schema, options)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredBatches:
         batch = _micro_batch()
         if batch is None:
             raise FairwayError(

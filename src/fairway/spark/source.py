@@ -10,13 +10,13 @@ from pyspark.sql.types import StructType
 
 from fairway.protocol.messages import Whence
 from fairway.spark import reading, schema, splits
-from fairway.spark.brokers import Extent
+from fairway.spark.brokers import SubjectExtent
 from fairway.spark.filters import IS_PUSHED_BY_SCAN, Narrowing
 from fairway.spark.frames import Sieve
 from fairway.spark.looking import Looker
 from fairway.spark.options import ReadOptions, Where, read_options, write_options
-from fairway.spark.places import Part
-from fairway.spark.splits import Job, Range, Split
+from fairway.spark.places import SubjectPart
+from fairway.spark.splits import ReadJob, ReadSplit, ScanRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,12 +79,14 @@ class BatchReader(DataSourceReader):
         )
         is_strict = self._options.fail_on_data_loss
         jobs = {
-            group: Job(self._options.place(group), log.id, self._columns, sieve, is_strict)
+            group: ReadJob(self._options.place(group), log.id, self._columns, sieve, is_strict)
             for group, log in logs.items()
         }
-        return [Split(jobs[each[0].broker_group], each) for each in splits.cut(ranges, self._options.min_partitions)]
+        return [
+            ReadSplit(jobs[each[0].broker_group], each) for each in splits.cut(ranges, self._options.min_partitions)
+        ]
 
-    def _ranges(self, looker: Looker) -> list[Range]:
+    def _ranges(self, looker: Looker) -> list[ScanRange]:
         narrowing = self._narrowing
         extents = looker.extents()
         if narrowing.subjects is not None:
@@ -102,15 +104,17 @@ class BatchReader(DataSourceReader):
                 begin = extent.first
             begin = max(begin, narrowing.begin)
             end = end if narrowing.end is None else min(end, narrowing.end)
-            ranges.append(Range(part.subject, begin, max(begin, end), broker_group=part.broker_group))
+            ranges.append(ScanRange(part.subject, begin, max(begin, end), broker_group=part.broker_group))
         return self._within_times(looker, ranges)
 
-    def _resolved(self, looker: Looker, extents: dict[Part, Extent], option: str) -> dict[Part, int]:
+    def _resolved(
+        self, looker: Looker, extents: dict[SubjectPart, SubjectExtent], option: str
+    ) -> dict[SubjectPart, int]:
         places = self._options.starting if option == "starting" else self._options.ending
         places.check(option, extents)
         return looker.resolve({part: places.place(part) for part in extents})
 
-    def _within_times(self, looker: Looker, ranges: list[Range]) -> list[Range]:
+    def _within_times(self, looker: Looker, ranges: list[ScanRange]) -> list[ScanRange]:
         """Cut off what was stored too early or too late; effective times of storing never decrease."""
         begin_ms, end_ms = self._narrowing.begin_ms, self._narrowing.end_ms
         parts = [each.part for each in ranges]
@@ -123,7 +127,7 @@ class BatchReader(DataSourceReader):
         return [each for each in ranges if each.end > each.begin]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Split):
+        if not isinstance(partition, ReadSplit):
             return iter(())  # there was nothing to read, and Spark asks all the same
         return reading.read(partition)
 

@@ -22,13 +22,13 @@ from pyspark.sql.types import StructType
 
 from fairway.errors import Misuse
 from fairway.spark import offsets, reading, schema, splits
-from fairway.spark.brokers import Extent, Log
+from fairway.spark.brokers import LogId, SubjectExtent
 from fairway.spark.frames import Sieve
 from fairway.spark.looking import Looker
 from fairway.spark.offsets import Offset
 from fairway.spark.options import EARLIEST, LATEST, ReadOptions
-from fairway.spark.places import Part
-from fairway.spark.splits import Job, Range, Split
+from fairway.spark.places import SubjectPart
+from fairway.spark.splits import ReadJob, ReadSplit, ScanRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,9 +44,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._columns = schema.columns_of(schema_)
         self._looker: Looker | None = None
         self._initial: Offset | None = None
-        self._target: Mapping[Part, Extent] | None = None  # where Trigger.AvailableNow ends
-        self._seen: Mapping[Part, Extent] = {}
-        self._noted: dict[Part, int] = {}  # where the group stands, as far as we have moved it
+        self._target: Mapping[SubjectPart, SubjectExtent] | None = None  # where Trigger.AvailableNow ends
+        self._seen: Mapping[SubjectPart, SubjectExtent] = {}
+        self._noted: dict[SubjectPart, int] = {}  # where the group stands, as far as we have moved it
 
     @property
     def _look(self) -> Looker:
@@ -64,7 +64,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._initial = Offset(self._look.logs, begins)
         return self._initial.to_json()
 
-    def _begins(self, extents: Mapping[Part, Extent]) -> dict[Part, int]:
+    def _begins(self, extents: Mapping[SubjectPart, SubjectExtent]) -> dict[SubjectPart, int]:
         """Where a query without a checkpoint begins. LATEST is held on the broker from the first time on: were it
         resolved anew after a first batch that failed, what came in between would be passed over."""
         starting, group = self._options.starting, self._options.group
@@ -117,11 +117,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _wait_ms(self) -> int:
         return self._options.poll_ms
 
-    def _extents(self) -> Mapping[Part, Extent]:
+    def _extents(self) -> Mapping[SubjectPart, SubjectExtent]:
         self._seen = self._look.extents()
         return self._seen
 
-    def _checked(self, begin: Offset, extents: Mapping[Part, Extent]) -> Offset:
+    def _checked(self, begin: Offset, extents: Mapping[SubjectPart, SubjectExtent]) -> Offset:
         """The place to go on from: the checkpoint's, unless a log is not what it was and the user accepts that. That
         the same log has a later epoch is a change of masters, or a restart, and no loss."""
         others = _others(begin, self._look.logs)
@@ -134,7 +134,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             sequences[part] = self._resumed(part, sequences.get(part, extent.first), extent)
         return Offset({**begin.logs, **{group: self._look.logs[group] for group in others}}, sequences)
 
-    def _resumed(self, part: Part, at: int, extent: Extent) -> int:
+    def _resumed(self, part: SubjectPart, at: int, extent: SubjectExtent) -> int:
         is_strict = self._options.fail_on_data_loss
         if at < extent.first:
             if is_strict:
@@ -147,7 +147,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise reading.cut_short(part.subject, end, at)
         return min(at, end)
 
-    def _note_progress(self, done: Offset, extents: Mapping[Part, Extent]) -> None:
+    def _note_progress(self, done: Offset, extents: Mapping[SubjectPart, SubjectExtent]) -> None:
         group = self._options.group
         if group is None:
             return
@@ -159,7 +159,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._look.progress(part, group, sequence)
                 self._noted[part] = sequence
 
-    def _ends(self, begin: Offset, extents: Mapping[Part, Extent], limit: ReadLimit) -> dict[Part, int]:
+    def _ends(
+        self, begin: Offset, extents: Mapping[SubjectPart, SubjectExtent], limit: ReadLimit
+    ) -> dict[SubjectPart, int]:
         """Where the next micro-batch ends, for each subject in each broker group."""
         target = self._target
         if target is not None:
@@ -178,7 +180,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = self._within_bytes(sequences, ends, bytes_max)
         return ends
 
-    def _within_bytes(self, begins: Mapping[Part, int], ends: Mapping[Part, int], bytes_max: int) -> dict[Part, int]:
+    def _within_bytes(
+        self, begins: Mapping[SubjectPart, int], ends: Mapping[SubjectPart, int], bytes_max: int
+    ) -> dict[SubjectPart, int]:
         """Cut down to so many bytes, shared among the subjects; whole batches, at least one of each."""
         busy = [part for part, end in ends.items() if end > begins.get(part, 0)]
         share = max(bytes_max // max(len(busy), 1), 1)
@@ -195,15 +199,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = {part: at for part, at in begin.sequences.items() if part.broker_group not in others}
         firsts = self._look.resolve({part: EARLIEST for part in until.sequences if part not in known})
         ranges = [
-            Range(part.subject, known[part] if part in known else firsts[part], at, broker_group=part.broker_group)
+            ScanRange(part.subject, known[part] if part in known else firsts[part], at, broker_group=part.broker_group)
             for part, at in until.sequences.items()
         ]
         measured = self._look.measured([each for each in ranges if each.end > each.begin])
         tasks = splits.cut(measured, self._options.min_partitions)
-        return [Split(self._job(each[0].broker_group, until, others), each) for each in tasks]
+        return [ReadSplit(self._job(each[0].broker_group, until, others), each) for each in tasks]
 
-    def _job(self, group: str, until: Offset, others: frozenset[str]) -> Job:
-        return Job(
+    def _job(self, group: str, until: Offset, others: frozenset[str]) -> ReadJob:
+        return ReadJob(
             self._look.place(group),
             until.logs[group].id,
             self._columns,
@@ -212,7 +216,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return reading.read(partition) if isinstance(partition, Split) else iter(())
+        return reading.read(partition) if isinstance(partition, ReadSplit) else iter(())
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: `latestOffset` has noted it, and Spark says this one batch late."""
@@ -223,12 +227,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._looker = None
 
 
-def _others(begin: Offset, now: Mapping[str, Log]) -> frozenset[str]:
+def _others(begin: Offset, now: Mapping[str, LogId]) -> frozenset[str]:
     """Broker groups that have another log than they had."""
     return frozenset(group for group, log in begin.logs.items() if group in now and now[group].id != log.id)
 
 
-def _backlogs(begin: Offset, extents: Mapping[Part, Extent]) -> dict[Part, int]:
+def _backlogs(begin: Offset, extents: Mapping[SubjectPart, SubjectExtent]) -> dict[SubjectPart, int]:
     """How much each subject has waiting."""
     waiting = {part: extent.end - begin.sequences.get(part, extent.first) for part, extent in extents.items()}
     return {part: count for part, count in waiting.items() if count > 0}

@@ -25,7 +25,7 @@ from fairway.sql.outbox import Outbox
 from fairway.sql.plain import insert, statement
 from fairway.sql.relay import AioRelay, Relay
 from fairway.sql.relaying import RelayOptions
-from fairway.sql.rows import OutboxState, SetAside
+from fairway.sql.rows import OutboxState, RefusedBatch
 from fairway.sql.tables import outbox_table
 
 __all__ = [
@@ -34,9 +34,9 @@ __all__ = [
     "Fence",
     "Outbox",
     "OutboxState",
+    "RefusedBatch",
     "Relay",
     "RelayOptions",
-    "SetAside",
     "SqlElection",
     "SqlInbox",
     "insert",

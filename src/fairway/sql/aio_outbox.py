@@ -31,9 +31,9 @@ from fairway.sql.outbox import AWAY_S, CLOSE_S, RETRY_ROWS_MAX, OutboxCounts, Se
 from fairway.sql.posts import AnyAioPost, aio_post_to
 from fairway.sql.relay import DATABASE_TROUBLE, TROUBLE_S, AioRelay, first_line, heard
 from fairway.sql.relaying import RelayOptions
-from fairway.sql.rows import OutboxState, SetAside, check_engine
+from fairway.sql.rows import OutboxState, RefusedBatch, check_engine
 from fairway.sql.tables import NAME, outbox_table
-from fairway.sql.writing import Parcels, Writer
+from fairway.sql.writing import OutboxWriter, Parcels
 from fairway.world.clock import Clock, RealClock
 from fairway.world.net import Net, RealNet
 from fairway.world.rng import RealRng, Rng
@@ -81,7 +81,7 @@ class AioOutbox:
         self._is_closed = False
         self._is_deleting = False
         self._deleting_trouble: str | None = None
-        self._writer = Writer(
+        self._writer = OutboxWriter(
             engine.sync_engine,
             self.table,
             self._clock,
@@ -129,7 +129,7 @@ class AioOutbox:
         post = None if self._post is None else self._post.trouble
         return self._deleting_trouble or post or (None if self._relay is None else self._relay.trouble)
 
-    async def set_aside(self, limit: int = 100) -> list[SetAside]:
+    async def set_aside(self, limit: int = 100) -> list[RefusedBatch]:
         """What brokers have refused for good, oldest first."""
         async with self._own_engine.connect() as connection:
             return await connection.run_sync(self._writer.rows.set_aside, limit)

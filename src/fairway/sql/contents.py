@@ -14,7 +14,7 @@ from fairway.sql.tables import NAME, PARKED_MS, outbox_table
 PAGE_ROWS: Final = 100  # at once in memory, each with a batch of as many bytes as somebody gave it
 
 
-class Kept(NamedTuple):
+class OutboxContent(NamedTuple):
     """A row: one batch."""
 
     subject: str
@@ -24,7 +24,7 @@ class Kept(NamedTuple):
 
 def contents(
     engine: Engine, table: str = NAME, schema: str | None = None, *, page_rows: int = PAGE_ROWS
-) -> Iterator[Kept]:
+) -> Iterator[OutboxContent]:
     """By id, in transactions of a page each: what is written or deleted meanwhile may be among it or not. `Misuse` if
     there is no such table."""
     of = outbox_table(sa.MetaData(), table, schema)
@@ -38,7 +38,9 @@ def contents(
             page = connection.execute(wanted.where(columns.id > after).order_by(columns.id).limit(page_rows)).all()
         for each in page:
             is_aside = each.wake_ms >= PARKED_MS
-            yield Kept(str(each.subject), bytes(each.body), (each.error or "it was refused") if is_aside else None)
+            yield OutboxContent(
+                str(each.subject), bytes(each.body), (each.error or "it was refused") if is_aside else None
+            )
         if len(page) < page_rows:
             return
         after = str(page[-1].id)

@@ -24,11 +24,11 @@ from typing import NamedTuple
 from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData, Table, Update, select, update
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 
-from fairway.career.election import Listener
+from fairway.career.election import ElectionListener
 from fairway.career.law import Confirmation
 from fairway.career.secretary import Secretary
 from fairway.errors import FairwayError, Misuse
-from fairway.names import Group
+from fairway.names import GroupName
 from fairway.sql.inserting import insert_unless_there
 from fairway.sql.making import ascii_text, make
 from fairway.world.clock import Clock, RealClock
@@ -74,7 +74,7 @@ class SqlElection(Secretary):
             raise Misuse(f"lease_ms={lease_ms}: at least {LEASE_MS_MIN}")
         super().__init__()
         self._engine = engine
-        self._career = str(Group.parse(career))
+        self._career = str(GroupName.parse(career))
         self._lease_ms = lease_ms
         self._clock = clock or RealClock()
         self._rng = rng or RealRng()
@@ -103,7 +103,7 @@ class SqlElection(Secretary):
 
     # --- the form ----------------------------------------------------------------------------------------------------
 
-    def _attend(self, listener: Listener) -> float | None:
+    def _attend(self, listener: ElectionListener) -> float | None:
         try:
             if self._is_elected:
                 self._confirm(listener)
@@ -133,7 +133,7 @@ class SqlElection(Secretary):
 
     # --- looking, taking, confirming ---------------------------------------------------------------------------------
 
-    def _look(self, listener: Listener) -> None:
+    def _look(self, listener: ElectionListener) -> None:
         with self._engine.begin() as connection:
             row = self._read(connection)
         if row.holder == self._word:  # taken by a statement whose answer was lost: see whether it still is ours
@@ -190,7 +190,7 @@ class SqlElection(Secretary):
             columns.career == self._career, columns.token == token, columns.holder == self._word
         )
 
-    def _confirm(self, listener: Listener) -> None:
+    def _confirm(self, listener: ElectionListener) -> None:
         asked_ns = self._clock.monotonic_ns()
         if self._hits(self._beat(self._token)):
             self._is_suspended = False
@@ -213,7 +213,7 @@ class SqlElection(Secretary):
         self._seen = None
         self._word = f"{self._rng.bits(96):024x}"
 
-    def _fail(self, listener: Listener, error: DBAPIError) -> None:
+    def _fail(self, listener: ElectionListener, error: DBAPIError) -> None:
         self._is_running = False
         failure = NoElection(f"the election of {self._career}: {error.orig}. `create()` makes its table")
         failure.__cause__ = error

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from fairway import limits
 from fairway.errors import Deposed, Misuse
-from fairway.names import Group
+from fairway.names import GroupName
 from fairway.sql.inserting import AsyncBound, Bound, connection_of, insert_one
 from fairway.sql.making import ascii_text, make, make_async
 
@@ -48,7 +48,7 @@ class Fence:
 
     def check(self, connection: Bound, career: str, token: int) -> None:
         """Go on only if no later leader has been here: otherwise `Deposed`, which is to roll the transaction back."""
-        Group.parse(career)  # the same alphabet
+        GroupName.parse(career)  # the same alphabet
         if not 0 <= token <= _TOKEN_MAX:
             raise Misuse(f"token {token} of career {career}: a token is from 0 to 2**63 - 1")
         self._pass(connection_of(connection), career, token)

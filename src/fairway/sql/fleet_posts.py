@@ -16,19 +16,19 @@ from fairway.client.aio_way import AioWay
 from fairway.client.core import ClientOptions, Goal, meta_server
 from fairway.client.fleet import Fleet
 from fairway.client.sync_way import SyncWay
-from fairway.client.url import Address
+from fairway.client.url import BrokerAddress
 from fairway.client.ways import WayT
 from fairway.lookup.homes import home
-from fairway.protocol.handshake import Options
+from fairway.protocol.handshake import ConnectionOptions
 from fairway.protocol.line import Line, LineOptions
-from fairway.sql.posting import Fate, Parcel, Posting, offer
-from fairway.sql.streams import Route
+from fairway.sql.posting import OutboxBatch, Posting, SendOutcome, offer
+from fairway.sql.streams import StreamRoute
 from fairway.world.clock import Clock
 from fairway.world.link import Link
 from fairway.world.net import Net
 from fairway.world.rng import Rng
 
-LINE_OPTIONS: Final = LineOptions(hello=Options(name="fairway-outbox"))
+LINE_OPTIONS: Final = LineOptions(hello=ConnectionOptions(name="fairway-outbox"))
 _OPTIONS: Final = ClientOptions(line=LINE_OPTIONS)
 GOODBYE_S: Final = 1.0
 
@@ -76,14 +76,14 @@ class Legs(Generic[WayT]):
 
     # --- Picker ------------------------------------------------------------------------------------------------------
 
-    def home(self, route: Route, key: Callable[[], str | None]) -> str | None:
+    def home(self, route: StreamRoute, key: Callable[[], str | None]) -> str | None:
         spot = self.fleet.spot(route.subject, is_due=route.is_due)
         names = spot.names
         if not spot.is_ordered or len(names) < 2 or (mine := key()) is None:
             return None
         return names[home(mine, names)]
 
-    def pick(self, route: Route) -> str | None:
+    def pick(self, route: StreamRoute) -> str | None:
         names = self.fleet.spot(route.subject, is_due=route.is_due).names
         self._turn += 1
         by_turns = [names[(self._turn + step) % len(names)] for step in range(len(names))]
@@ -93,20 +93,20 @@ class Legs(Generic[WayT]):
         leg = self._legs.get(name)
         return leg is not None and leg.way.core.line.is_open
 
-    def is_lost(self, route: Route, group: str) -> bool:
+    def is_lost(self, route: StreamRoute, group: str) -> bool:
         spot = self.fleet.spot(route.subject, is_due=route.is_due)
         return bool(spot.ways) and group not in self._legs  # a cluster that knows no place may be about to learn them
 
     # --- parcels -----------------------------------------------------------------------------------------------------
 
-    def sorted(self, parcels: Sequence[Parcel]) -> list[tuple[_Leg[WayT], list[Parcel]]]:
+    def sorted(self, parcels: Sequence[OutboxBatch]) -> list[tuple[_Leg[WayT], list[OutboxBatch]]]:
         """By where they go. Those that no way is known for are settled."""
-        found: dict[str, list[Parcel]] = {}
+        found: dict[str, list[OutboxBatch]] = {}
         for parcel in parcels:
             if parcel.group in self._legs:
                 found.setdefault(parcel.group, []).append(parcel)
             elif parcel.fate is None:
-                parcel.settle(Fate.LATER, f"no meta server has said where broker group {parcel.group} is")
+                parcel.settle(SendOutcome.LATER, f"no meta server has said where broker group {parcel.group} is")
         return [(self._legs[name], some) for name, some in found.items()]
 
 
@@ -115,7 +115,7 @@ class FleetPost:
 
     def __init__(
         self,
-        addresses: tuple[Address, ...],
+        addresses: tuple[BrokerAddress, ...],
         clock: Clock,
         rng: Rng,
         at_exit: Callable[[], None],
@@ -143,7 +143,7 @@ class FleetPost:
     def trouble(self) -> str | None:
         return self._legs.trouble
 
-    def put(self, parcels: Sequence[tuple[Parcel, bool]]) -> None:
+    def put(self, parcels: Sequence[tuple[OutboxBatch, bool]]) -> None:
         for (way, posting), mine in self._legs.sorted([parcel for parcel, _ in parcels]):
             link = way.link
             with link.lock:
@@ -153,7 +153,7 @@ class FleetPost:
             if is_due:
                 link.pump()
 
-    def wait(self, parcels: Sequence[Parcel], timeout_s: float) -> bool:
+    def wait(self, parcels: Sequence[OutboxBatch], timeout_s: float) -> bool:
         end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
         for (way, _), mine in self._legs.sorted(parcels):
             way.link.wait(partial(_are_settled, mine), way.left_s(end_ns))
@@ -182,7 +182,7 @@ class AioFleetPost:
     """The same on a loop; to be made there."""
 
     def __init__(
-        self, addresses: tuple[Address, ...], clock: Clock, rng: Rng, net: Net, *, linger_s: float = 0.0
+        self, addresses: tuple[BrokerAddress, ...], clock: Clock, rng: Rng, net: Net, *, linger_s: float = 0.0
     ) -> None:
         self._clock = clock
         new_way = partial(_new_aio_way, net, clock, rng)
@@ -198,13 +198,13 @@ class AioFleetPost:
     def trouble(self) -> str | None:
         return self._legs.trouble
 
-    def put(self, parcels: Sequence[tuple[Parcel, bool]]) -> None:
+    def put(self, parcels: Sequence[tuple[OutboxBatch, bool]]) -> None:
         for (way, posting), mine in self._legs.sorted([parcel for parcel, _ in parcels]):
             for parcel in mine:
                 offer(parcel, posting, way.core.line)
             way.link.stir()
 
-    async def wait(self, parcels: Sequence[Parcel], timeout_s: float) -> bool:
+    async def wait(self, parcels: Sequence[OutboxBatch], timeout_s: float) -> bool:
         end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
         for (way, _), mine in self._legs.sorted(parcels):
             await way.link.wait(partial(_are_settled, mine), way.left_s(end_ns))
@@ -232,7 +232,7 @@ def _new_aio_way(net: Net, clock: Clock, rng: Rng, goal: Goal) -> AioWay:
     return AioWay(goal, _OPTIONS, net, clock, rng)
 
 
-def _are_settled(parcels: Sequence[Parcel]) -> bool:
+def _are_settled(parcels: Sequence[OutboxBatch]) -> bool:
     return all(parcel.fate is not None for parcel in parcels)
 
 

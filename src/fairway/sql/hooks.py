@@ -18,7 +18,7 @@ from fairway.sql.riding import Rider, Riding
 _NAME: Final = "_fairway_hooks"
 
 
-class Listener(Protocol):
+class TransactionListener(Protocol):
     """`info` is what SQLAlchemy keeps with a connection to the database, as long as that lives."""
 
     def before_commit(self, info: dict[Any, Any], connection: Any, *, may_ride: bool) -> Rider | None:
@@ -42,7 +42,7 @@ class Hooks:
     """The wrapped methods of one dialect, which belongs to one engine and those derived from it."""
 
     def __init__(self, dialect: Dialect) -> None:
-        self.listeners: tuple[Listener, ...] = ()
+        self.listeners: tuple[TransactionListener, ...] = ()
         self._commit = dialect.do_commit
         self._rollback = dialect.do_rollback
         self._savepoint = dialect.do_savepoint

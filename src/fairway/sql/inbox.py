@@ -30,7 +30,7 @@ from fairway.client.core import Duration, seconds_of
 from fairway.client.idempotence import By, Guarded, Handler, Naming, Sheaf, name_of, parameters_of
 from fairway.errors import Misuse
 from fairway.protocol.delivery import Message
-from fairway.sql.inbox_rows import InboxRows, Place
+from fairway.sql.inbox_rows import InboxRows, InboxScope
 from fairway.sql.inserting import AsyncBound, Bound, connection_of
 from fairway.sql.making import make, make_async
 from fairway.world.clock import Clock, RealClock
@@ -40,7 +40,7 @@ from fairway.world.timekeeper import AGE_HOLD_MS, Timekeeper
 KEEP: Final = timedelta(days=30)
 _EXPIRE_EVERY: Final = 500  # messages recorded; each time up to 1,000 old rows go, so the table does not grow for ever
 _SCOPES: Final = ("session", "connection")
-_TRIAL: Final = Place("trial", "trial")
+_TRIAL: Final = InboxScope("trial", "trial")
 _FAILED: Final = "fairway.inbox.failed"  # in a connection's `info`: a statement has failed since the transaction began
 
 _log = logging.getLogger("fairway.inbox")
@@ -130,7 +130,9 @@ class SqlInbox:
 
         True: do it in the same transaction, commit, then ack. The table must be there: call `create` at the start.
         """
-        fresh = self._record(connection_of(connection), Place(message.subject, message.group), [self._name(message)])
+        fresh = self._record(
+            connection_of(connection), InboxScope(message.subject, message.group), [self._name(message)]
+        )
         return bool(fresh)
 
     async def once_async(self, connection: AsyncBound, message: Message) -> bool:
@@ -140,7 +142,7 @@ class SqlInbox:
     def _name(self, message: Message) -> str:
         return self._naming.of(message)
 
-    def _record(self, connection: Connection, place: Place, names: Sequence[str]) -> set[str]:
+    def _record(self, connection: Connection, place: InboxScope, names: Sequence[str]) -> set[str]:
         now_ms = max(self._aging.now_ms(), self._clock.wall_ms())  # a clock that is behind makes no row old either
         fresh = self._rows.record(connection, place, names, now_ms)
         self.counts.recorded += len(fresh)
@@ -165,7 +167,7 @@ class SqlInbox:
 
     def _handle(self, handler: Handler, scope: str, is_batch: bool, messages: Sequence[Message]) -> None:
         sheaf = Sheaf(messages, self._naming)
-        place = Place(messages[0].subject, messages[0].group)
+        place = InboxScope(messages[0].subject, messages[0].group)
         if not self._is_made:
             self.create()
         with self._transaction() as (connection, transaction):
@@ -181,7 +183,7 @@ class SqlInbox:
 
     async def _handle_async(self, handler: Handler, scope: str, is_batch: bool, messages: Sequence[Message]) -> None:
         sheaf = Sheaf(messages, self._naming)
-        place = Place(messages[0].subject, messages[0].group)
+        place = InboxScope(messages[0].subject, messages[0].group)
         if not self._is_made:
             await self.create_async()
         async with self._transaction_async() as (connection, transaction):
@@ -195,11 +197,11 @@ class SqlInbox:
             with _tolerating_a_busy_database():
                 await self._expire_some_async()
 
-    def _begin(self, connection: Connection, place: Place, sheaf: Sheaf) -> set[str]:
+    def _begin(self, connection: Connection, place: InboxScope, sheaf: Sheaf) -> set[str]:
         connection.info.pop(_FAILED, None)
         return self._record(connection, place, sheaf.names)
 
-    def _conclude(self, connection: Connection, handler: Handler, place: Place, sheaf: Sheaf) -> None:
+    def _conclude(self, connection: Connection, handler: Handler, place: InboxScope, sheaf: Sheaf) -> None:
         """Before the commit. After some errors a database has rolled everything back, whatever the handler thinks."""
         if connection.info.pop(_FAILED, False) and not self._rows.are_there(connection, place, sheaf.held_names):
             raise Misuse(

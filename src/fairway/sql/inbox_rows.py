@@ -34,7 +34,7 @@ from fairway.sql.making import ascii_text
 EXPIRE_ROWS: Final = 1_000  # in one transaction: some ms, in which nobody waits for long
 
 
-class Place(NamedTuple):
+class InboxScope(NamedTuple):
     """Whose messages: names are unique within it."""
 
     subject: str
@@ -58,7 +58,7 @@ class InboxRows:
             mariadb_engine="InnoDB",
         )
 
-    def record(self, connection: Connection, place: Place, names: Sequence[str], now_ms: int) -> set[str]:
+    def record(self, connection: Connection, place: InboxScope, names: Sequence[str], now_ms: int) -> set[str]:
         """Those of the names that were not there. Sorted names keep two transactions from waiting for each other."""
         rows = [self._row(place, name, now_ms) for name in names]
         if len(rows) > 1 and connection.dialect.insert_returning:
@@ -66,12 +66,12 @@ class InboxRows:
             return set(connection.execute(statement, rows).scalars())
         return {row["message"] for row in rows if insert_one(connection, self.table, row)}
 
-    def remove(self, connection: Connection, place: Place, names: Sequence[str]) -> None:
+    def remove(self, connection: Connection, place: InboxScope, names: Sequence[str]) -> None:
         """They are not done after all."""
         if names:
             connection.execute(delete(self.table).where(self._is_of(place), self.table.c.message.in_(names)))
 
-    def are_there(self, connection: Connection, place: Place, names: Sequence[str]) -> bool:
+    def are_there(self, connection: Connection, place: InboxScope, names: Sequence[str]) -> bool:
         """Whether what was recorded in this transaction still is."""
         held = select(func.count()).where(self._is_of(place), self.table.c.message.in_(names))
         return connection.execute(held).scalar_one() == len(names)
@@ -84,7 +84,7 @@ class InboxRows:
         doomed = recorded < before_ms if last is None else recorded <= last
         return connection.execute(delete(self.table).where(doomed)).rowcount
 
-    def _row(self, place: Place, name: str, now_ms: int) -> dict[str, Any]:
+    def _row(self, place: InboxScope, name: str, now_ms: int) -> dict[str, Any]:
         return {
             "subject": place.subject,
             "consumer_group": place.group,
@@ -92,5 +92,5 @@ class InboxRows:
             "recorded_ms": now_ms,
         }
 
-    def _is_of(self, place: Place) -> ColumnElement[bool]:
+    def _is_of(self, place: InboxScope) -> ColumnElement[bool]:
         return and_(self.table.c.subject == place.subject, self.table.c.consumer_group == place.group)

@@ -14,8 +14,8 @@ from fairway.client.core import Duration
 from fairway.client.delaying import due_of, is_far
 from fairway.errors import Misuse
 from fairway.names import Subject
-from fairway.protocol.filling import Columns, check_extras, check_size
-from fairway.sql.streams import Route, Stream, Streams
+from fairway.protocol.filling import MessageColumns, check_extras, check_size
+from fairway.sql.streams import OutboxStream, StreamRoute, Streams
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
 
@@ -23,10 +23,10 @@ BATCH_BYTES_MAX: Final = 1 * limits.MIB  # a larger message has a batch of its o
 UNSTAMPED: Final = (1, 0)  # in the body of a batch whose stream a relay chooses
 
 
-class Letter(NamedTuple):
+class OutboxMessage(NamedTuple):
     """One message."""
 
-    route: Route
+    route: StreamRoute
     is_alone: bool  # it may be refused: nobody else is to be refused with it
     payload: bytes
     key: str | None
@@ -39,7 +39,7 @@ class Letter(NamedTuple):
 class Lone(NamedTuple):
     """A message that has a row to itself, and its place: several that follow one another may travel together."""
 
-    letter: Letter
+    letter: OutboxMessage
     stream: int
     place: int
     created_ms: int
@@ -48,7 +48,7 @@ class Lone(NamedTuple):
         return self.stream == other.stream and self.place + 1 == other.place
 
 
-class Row:
+class OutboxRow:
     """One batch, as it stands in the table."""
 
     __slots__ = (
@@ -92,8 +92,8 @@ class Row:
         )  # fmt: skip
 
     @property
-    def route(self) -> Route:
-        return Route(self.subject, self.is_due)
+    def route(self) -> StreamRoute:
+        return StreamRoute(self.subject, self.is_due)
 
     @property
     def shown(self) -> bytes:
@@ -139,7 +139,7 @@ def letter(
     after: Duration | None,
     at: datetime | None,
     bytes_max: int | None = None,
-) -> Letter:
+) -> OutboxMessage:
     """A message that can be sent; raises BadName, TypeError or Misuse, with the remedy."""
     data = payload if type(payload) is bytes else batch.as_bytes(payload)
     due_ms = 0 if after is None and at is None else due_of(after, at, clock)
@@ -156,18 +156,18 @@ def letter(
         )
     route = _routes.get(subject) or _new_route(subject)
     if due_ms:
-        return Letter(
+        return OutboxMessage(
             route._replace(is_due=True), is_far(due_ms, clock), data, key, own_tags, own_headers, id, due_ms
         )  # fmt: skip
-    return Letter(route, False, data, key, own_tags, own_headers, id, 0)
+    return OutboxMessage(route, False, data, key, own_tags, own_headers, id, 0)
 
 
-_routes: dict[str, Route] = {}  # by subjects that were parsed before; a program has a few hundred at most
+_routes: dict[str, StreamRoute] = {}  # by subjects that were parsed before; a program has a few hundred at most
 
 
-def _new_route(subject: str) -> Route:
+def _new_route(subject: str) -> StreamRoute:
     name = str(Subject.parse(subject))
-    route = Route(name, False)
+    route = StreamRoute(name, False)
     if len(_routes) < limits.SUBJECTS_MAX:
         _routes[name] = route
     return route
@@ -179,30 +179,32 @@ def _new_route(subject: str) -> Route:
 class Picker(Protocol):
     """Who knows in a cluster where messages go."""
 
-    def pick(self, route: Route) -> str | None:
+    def pick(self, route: StreamRoute) -> str | None:
         """A group of brokers that takes messages of that subject now; None: nobody knows one."""
 
-    def home(self, route: Route, key: Callable[[], str | None]) -> str | None:
+    def home(self, route: StreamRoute, key: Callable[[], str | None]) -> str | None:
         """The one that a key belongs to, in a subject whose keys have their places."""
 
-    def is_lost(self, route: Route, group: str) -> bool:
+    def is_lost(self, route: StreamRoute, group: str) -> bool:
         """Whether the cluster no longer has a group that may have something."""
 
 
 class Nobody:
     """Knows nothing: a relay is to find out."""
 
-    def pick(self, route: Route) -> str | None:
+    def pick(self, route: StreamRoute) -> str | None:
         return None
 
-    def home(self, route: Route, key: Callable[[], str | None]) -> str | None:
+    def home(self, route: StreamRoute, key: Callable[[], str | None]) -> str | None:
         return None
 
-    def is_lost(self, route: Route, group: str) -> bool:
+    def is_lost(self, route: StreamRoute, group: str) -> bool:
         return False
 
 
-def sealed(letters: Sequence[Letter], streams: Streams, created_ms: int, wake_ms: int) -> list[tuple[Row, Stream]]:
+def sealed(
+    letters: Sequence[OutboxMessage], streams: Streams, created_ms: int, wake_ms: int
+) -> list[tuple[OutboxRow, OutboxStream]]:
     """Rows for the messages of one transaction, each with the stream it is given a place in.
 
     The streams are the caller's until the outcome is known; each is given to as many rows as there are.
@@ -213,8 +215,8 @@ def sealed(letters: Sequence[Letter], streams: Streams, created_ms: int, wake_ms
         row = _alone(only, created_ms, wake_ms, stream.producer_id, stream.next)
         row.secret = stream.secret
         return [(row, stream)]
-    found: list[tuple[Row, Stream]] = []
-    taken: dict[Route, tuple[Stream, int]] = {}
+    found: list[tuple[OutboxRow, OutboxStream]] = []
+    taken: dict[StreamRoute, tuple[OutboxStream, int]] = {}
     for route, part in _parts(letters):
         stream, place = taken.get(route) or (streams.take(route), -1)
         if place < 0:
@@ -227,11 +229,11 @@ def sealed(letters: Sequence[Letter], streams: Streams, created_ms: int, wake_ms
 
 
 def placed(
-    letters: Sequence[Letter], streams: Streams, created_ms: int, wake_ms: int, picker: Picker
-) -> list[tuple[Row, Stream | None]]:
+    letters: Sequence[OutboxMessage], streams: Streams, created_ms: int, wake_ms: int, picker: Picker
+) -> list[tuple[OutboxRow, OutboxStream | None]]:
     """The same in a cluster: each row has a group of brokers too. Without a stream: a relay chooses, when it can."""
-    by_group: dict[str | None, list[Letter]] = {}
-    picked: dict[Route, str | None] = {}  # what has no place of its own stays together
+    by_group: dict[str | None, list[OutboxMessage]] = {}
+    picked: dict[StreamRoute, str | None] = {}  # what has no place of its own stays together
     for each in letters:
         group = None if each.key is None else picker.home(each.route, partial(_itself, each.key))
         if group is None:
@@ -241,7 +243,7 @@ def placed(
         is_alone = each.is_alone or (group is None and each.key is not None)  # it may turn out to have one
         route = each.route if group is None else each.route._replace(group=group)
         by_group.setdefault(group, []).append(each._replace(route=route, is_alone=is_alone))
-    found: list[tuple[Row, Stream | None]] = []
+    found: list[tuple[OutboxRow, OutboxStream | None]] = []
     for group, some in by_group.items():
         if group is None:
             found += [(row, None) for row in unstamped(some, created_ms)]
@@ -256,7 +258,7 @@ def _itself(key: str | None) -> str | None:
     return key
 
 
-def _alone(only: Letter, created_ms: int, wake_ms: int, producer_id: int, place: int) -> Row:
+def _alone(only: OutboxMessage, created_ms: int, wake_ms: int, producer_id: int, place: int) -> OutboxRow:
     """A row of one message: half the time of what is made for many."""
     (subject, is_due, _), _, payload, key, tags, headers, born, due_ms = only
     body = batch.encode(
@@ -264,7 +266,7 @@ def _alone(only: Letter, created_ms: int, wake_ms: int, producer_id: int, place:
         keys=None if key is None else (key,), tags=(tags,) if tags else None,
         headers=None if headers is None else (headers,), due_ms=(due_ms,) if is_due else None,
     )  # fmt: skip
-    row = Row(str(born), wake_ms, subject, 1, created_ms, producer_id, place, body)
+    row = OutboxRow(str(born), wake_ms, subject, 1, created_ms, producer_id, place, body)
     if not is_due:
         row.lone = Lone(only, producer_id, place, created_ms)
     return row
@@ -280,14 +282,14 @@ def together(some: Sequence[Lone]) -> bytes:
     )  # fmt: skip
 
 
-def together_again(rows: Sequence[Row]) -> bytes | None:
+def together_again(rows: Sequence[OutboxRow]) -> bytes | None:
     """The batch that these rows made, each of one message, if they travelled as one; None: they cannot have."""
     some: list[Lone] = []
     for row in rows:
         if row.messages != 1 or row.is_due or row.stream is None or row.place is None:
             return None
         opened = batch.decode(row.body)
-        made = Letter(
+        made = OutboxMessage(
             row.route, False, opened.payloads[0], opened.key(0), tuple(opened.tags(0)), opened.headers(0) or None,
             opened.id(0), 0,
         )  # fmt: skip
@@ -296,24 +298,26 @@ def together_again(rows: Sequence[Row]) -> bytes | None:
     return together(some) if len(some) > 1 and is_row else None
 
 
-def unstamped(letters: Sequence[Letter], created_ms: int) -> list[Row]:
+def unstamped(letters: Sequence[OutboxMessage], created_ms: int) -> list[OutboxRow]:
     """The same for rows whose stream is a relay's affair."""
     return [_row(route, part, created_ms, created_ms, None, None) for route, part in _parts(letters)]
 
 
-def _row(route: Route, part: Columns, created_ms: int, wake_ms: int, stream: int | None, place: int | None) -> Row:
+def _row(
+    route: StreamRoute, part: MessageColumns, created_ms: int, wake_ms: int, stream: int | None, place: int | None
+) -> OutboxRow:
     producer_id, first = UNSTAMPED if stream is None or place is None else (stream, place)
     ids = part.ids or ()
     body = part.encode(producer_id, first, created_ms, Codec.NONE)
-    return Row(str(ids[0]), wake_ms, route.subject, len(part.payloads), created_ms, stream, place, body)
+    return OutboxRow(str(ids[0]), wake_ms, route.subject, len(part.payloads), created_ms, stream, place, body)
 
 
-def _parts(letters: Sequence[Letter]) -> Iterator[tuple[Route, Columns]]:
+def _parts(letters: Sequence[OutboxMessage]) -> Iterator[tuple[StreamRoute, MessageColumns]]:
     """The batches, in the order in which their first messages were given."""
     if len(letters) == 1:
         yield letters[0].route, _columns(letters)
         return
-    by_route: dict[tuple[Route, int], list[Letter]] = {}
+    by_route: dict[tuple[StreamRoute, int], list[OutboxMessage]] = {}
     for number, each in enumerate(letters):
         by_route.setdefault((each.route, number if each.is_alone else -1), []).append(each)
     for (route, _), of_route in by_route.items():
@@ -321,10 +325,10 @@ def _parts(letters: Sequence[Letter]) -> Iterator[tuple[Route, Columns]]:
             yield route, part
 
 
-def _columns(letters: Sequence[Letter]) -> Columns:
+def _columns(letters: Sequence[OutboxMessage]) -> MessageColumns:
     """What nobody has is left out."""
     _, _, payloads, keys, tags, headers, ids, dues = zip(*letters, strict=True)
-    return Columns(
+    return MessageColumns(
         payloads,
         None if keys.count(None) == len(keys) else keys,
         tags if any(tags) else None,

@@ -31,14 +31,14 @@ from fairway.sql.engines import apart, own
 from fairway.sql.inserting import Bound
 from fairway.sql.letters import Nobody, Picker
 from fairway.sql.making import make
-from fairway.sql.posting import Fate, Parcel
+from fairway.sql.posting import OutboxBatch, SendOutcome
 from fairway.sql.posts import AnyPost, post_to
 from fairway.sql.relay import DATABASE_TROUBLE, TROUBLE_S, Relay, first_line
 from fairway.sql.relaying import RelayOptions
-from fairway.sql.rows import OutboxState, SetAside, check_engine
-from fairway.sql.streams import Stream
+from fairway.sql.rows import OutboxState, RefusedBatch, check_engine
+from fairway.sql.streams import OutboxStream
 from fairway.sql.tables import NAME, outbox_table
-from fairway.sql.writing import Parcels, Writer
+from fairway.sql.writing import OutboxWriter, Parcels
 from fairway.world.bell import Bell
 from fairway.world.clock import Clock, RealClock
 from fairway.world.gate import Lock
@@ -73,7 +73,7 @@ class Sender:
         self.stored: deque[str] = deque(maxlen=UNDELETED_MAX)
         self._wake = wake
 
-    def parcels(self, committed: Parcels) -> list[tuple[Parcel, bool]]:
+    def parcels(self, committed: Parcels) -> list[tuple[OutboxBatch, bool]]:
         found = []
         for row, stream in committed:
             self.counts.committed += row.messages
@@ -82,14 +82,14 @@ class Sender:
                 continue
             settled = partial(self._settled, row.id, row.messages, stream)
             group = row.group or ""
-            parcel = Parcel(
+            parcel = OutboxBatch(
                 row.subject, row.body, settled, is_resent=True, group=group, lone=row.lone, secret=row.shown
             )  # fmt: skip
             found.append((parcel, row.is_due))
         return found
 
-    def _settled(self, id: str, messages: int, stream: Stream, parcel: Parcel) -> None:
-        if parcel.fate is Fate.STORED:
+    def _settled(self, id: str, messages: int, stream: OutboxStream, parcel: OutboxBatch) -> None:
+        if parcel.fate is SendOutcome.STORED:
             self.counts.sent += messages
             self.counts.repeats += messages if parcel.is_repeat else 0
             self.stored.append(id)
@@ -141,7 +141,7 @@ class Outbox:
         self._running: _Running | None = None
         self._orphans: list[_Running] = []  # of the process that this one was forked from: nobody is to touch them
         self._is_closed = False
-        self._writer = Writer(
+        self._writer = OutboxWriter(
             engine,
             self.table,
             self._clock,
@@ -193,7 +193,7 @@ class Outbox:
         running = self._running
         return None if running is None else running.trouble
 
-    def set_aside(self, limit: int = 100) -> list[SetAside]:
+    def set_aside(self, limit: int = 100) -> list[RefusedBatch]:
         """What brokers have refused for good, oldest first."""
         with self._own_engine.connect() as connection:
             return self._writer.rows.set_aside(connection, limit)

@@ -24,7 +24,7 @@ from fairway.errors import Code, InvariantViolated, Refused, StoredRange
 from fairway.protocol.conflict import TAKEN, is_receipt
 from fairway.protocol.line import Line
 from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.session import Ask, Lost, Outcome
+from fairway.protocol.session import Ask, ConnectionLost, RequestOutcome
 from fairway.sql.letters import Lone, together
 
 PARCELS_MAX: Final = 10_000  # that wait or are under way; what comes beyond is left to relays
@@ -34,12 +34,12 @@ BUNDLE_MAX: Final = 100
 BUNDLE_BYTES_MAX: Final = 1 << 20
 
 
-class Fate(enum.Enum):
+class SendOutcome(enum.Enum):
     """How a parcel ended."""
 
     STORED = "stored"  # now, or before
     LATER = "later"  # the same may be granted another time; or nobody knows
-    TAKEN = "taken"  # something else is at its place, or something that nobody knows: see `Parcel.stored`
+    TAKEN = "taken"  # something else is at its place, or something that nobody knows: see `OutboxBatch.stored`
     GAP = "gap"  # a batch that comes before it in its stream is not stored, or the broker has forgotten the stream
     REFUSED = "refused"  # it will never be granted
 
@@ -48,14 +48,14 @@ _LATER: Final = frozenset(
     {Code.BUSY, Code.READ_ONLY, Code.NOT_MASTER, Code.EXPIRED, Code.DRAINING, Code.TOO_MANY_CONNECTIONS}
 )
 _FATES: Final = {
-    **dict.fromkeys(TAKEN, Fate.TAKEN),
-    Code.SEQUENCE_GAP: Fate.GAP,
-    Code.UNKNOWN_PRODUCER: Fate.GAP,  # never heard of, or forgotten
-    **dict.fromkeys(_LATER, Fate.LATER),
+    **dict.fromkeys(TAKEN, SendOutcome.TAKEN),
+    Code.SEQUENCE_GAP: SendOutcome.GAP,
+    Code.UNKNOWN_PRODUCER: SendOutcome.GAP,  # never heard of, or forgotten
+    **dict.fromkeys(_LATER, SendOutcome.LATER),
 }
 
 
-class Parcel:
+class OutboxBatch:
     """One batch under way. `settled` is called once, by whoever drives the line, and must not wait."""
 
     __slots__ = (
@@ -66,7 +66,7 @@ class Parcel:
         self,
         subject: str,
         data: bytes,
-        settled: Callable[[Parcel], None] | None = None,
+        settled: Callable[[OutboxBatch], None] | None = None,
         *,
         is_resent: bool = False,
         group: str = "",
@@ -80,7 +80,7 @@ class Parcel:
         self.settled = settled
         self.lone = lone  # where it may travel with others
         self.is_resent = is_resent  # again, where a connection was lost
-        self.fate: Fate | None = None
+        self.fate: SendOutcome | None = None
         self.sentence = ""
         self.is_repeat = False  # the broker had it before
         self.stored: tuple[StoredRange, ...] | None = None  # what has its place, as far as the broker knows
@@ -94,26 +94,26 @@ class Parcel:
     def size_bytes(self) -> int:
         return len(self.data)
 
-    def fate_of(self, refused: Refused) -> Fate:
+    def fate_of(self, refused: Refused) -> SendOutcome:
         """What a refusal means."""
         if is_receipt(refused, self.data):
-            return Fate.STORED
+            return SendOutcome.STORED
         self.stored = refused.stored
-        return _FATES.get(refused.code, Fate.REFUSED)
+        return _FATES.get(refused.code, SendOutcome.REFUSED)
 
-    def settle(self, fate: Fate, sentence: str = "") -> None:
+    def settle(self, fate: SendOutcome, sentence: str = "") -> None:
         self.fate = fate
         self.sentence = sentence
         if self.settled is not None:
             self.settled(self)
 
 
-class Bundle(Parcel):
+class Bundle(OutboxBatch):
     """Several that travel as one batch."""
 
     __slots__ = ("_parts",)
 
-    def __init__(self, parts: Sequence[Parcel]) -> None:
+    def __init__(self, parts: Sequence[OutboxBatch]) -> None:
         data = together([part.lone for part in parts if part.lone is not None])
         super().__init__(parts[0].subject, data, is_resent=True, group=parts[0].group, secret=parts[0].secret)
         self._parts = parts
@@ -126,24 +126,24 @@ class Bundle(Parcel):
     def size_bytes(self) -> int:
         return sum(len(part.data) for part in self._parts)
 
-    def fate_of(self, refused: Refused) -> Fate:
-        return Fate.STORED if is_receipt(refused, self.data) else Fate.LATER
+    def fate_of(self, refused: Refused) -> SendOutcome:
+        return SendOutcome.STORED if is_receipt(refused, self.data) else SendOutcome.LATER
 
-    def settle(self, fate: Fate, sentence: str = "") -> None:
+    def settle(self, fate: SendOutcome, sentence: str = "") -> None:
         self.fate = fate
         for part in self._parts:
             part.is_repeat = self.is_repeat
             part.settle(fate, sentence)
 
 
-def offer(parcel: Parcel, posting: Posting, line: Line) -> None:
+def offer(parcel: OutboxBatch, posting: Posting, line: Line) -> None:
     """One more, if there is room; and a connection, for one that does not wait for it."""
     if not (parcel.is_resent or line.is_open):
-        parcel.settle(Fate.LATER, line.trouble or "no broker answers")
+        parcel.settle(SendOutcome.LATER, line.trouble or "no broker answers")
     elif posting.has_room(len(parcel.data)):
         posting.put(parcel)
     else:
-        parcel.settle(Fate.LATER, "too much is under way already")
+        parcel.settle(SendOutcome.LATER, "too much is under way already")
 
 
 class Posting:
@@ -154,16 +154,16 @@ class Posting:
         self._leave_ns = 0  # when what waits may leave
         self._is_counting = False  # down to then: something has just left
         self._is_held = False  # what waits could leave, but for a connection, or for room on it
-        self._waiting: deque[Parcel] = deque()
-        self._under_way: dict[Parcel, None] = {}
-        self._lost: list[Parcel] = []  # with the last connection, in order
+        self._waiting: deque[OutboxBatch] = deque()
+        self._under_way: dict[OutboxBatch, None] = {}
+        self._lost: list[OutboxBatch] = []  # with the last connection, in order
         self._size_bytes = 0
         self.unsettled = 0  # of those that were given
 
     def has_room(self, size_bytes: int) -> bool:
         return self.unsettled < PARCELS_MAX and self._size_bytes + size_bytes <= PARCEL_BYTES_MAX
 
-    def put(self, parcel: Parcel) -> None:
+    def put(self, parcel: OutboxBatch) -> None:
         self._waiting.append(parcel)
         self._size_bytes += len(parcel.data)
         self.unsettled += 1
@@ -171,7 +171,7 @@ class Posting:
     def give_up(self, sentence: str) -> None:
         """What is not answered by now is somebody else's affair."""
         for parcel in [*self._lost, *self._under_way, *self._waiting]:
-            self._end(parcel, Fate.LATER, sentence)
+            self._end(parcel, SendOutcome.LATER, sentence)
         self._lost = []
         self._under_way.clear()
         self._waiting.clear()
@@ -204,7 +204,7 @@ class Posting:
             request = Produce(parcel.subject, is_pinned=bool(parcel.group), secret=parcel.secret)
             yield Ask(request, (parcel.data,), parcel)
 
-    def _next(self) -> Parcel:
+    def _next(self) -> OutboxBatch:
         """The next one of those that wait, with those that can travel with it."""
         waiting = self._waiting
         last = waiting.popleft()
@@ -219,23 +219,23 @@ class Posting:
             parts.append(last)
         return Bundle(parts) if len(parts) > 1 else parts[0]
 
-    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
-        if not isinstance(token, Parcel):
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
+        if not isinstance(token, OutboxBatch):
             raise InvariantViolated(f"an answer to {token!r}, which was never sent")
         if token not in self._under_way:
             return  # it was given up meanwhile
         del self._under_way[token]
-        if isinstance(outcome, Lost) and token.is_resent:
+        if isinstance(outcome, ConnectionLost) and token.is_resent:
             self._lost.append(token)
-        elif isinstance(outcome, Lost):
-            self._end(token, Fate.LATER, outcome.sentence)
+        elif isinstance(outcome, ConnectionLost):
+            self._end(token, SendOutcome.LATER, outcome.sentence)
         elif isinstance(outcome, Refused):
             fate = token.fate_of(outcome)
-            token.is_repeat = fate is Fate.STORED
+            token.is_repeat = fate is SendOutcome.STORED
             self._end(token, fate, str(outcome))
         elif isinstance(outcome.message, Produced):
             token.is_repeat = outcome.message.is_duplicate
-            self._end(token, Fate.STORED)
+            self._end(token, SendOutcome.STORED)
         else:
             raise InvariantViolated(f"PRODUCE was answered with {outcome!r}")
 
@@ -246,13 +246,13 @@ class Posting:
             return None
         return self._leave_ns if self._is_counting or self._waiting else None
 
-    def _end(self, parcel: Parcel, fate: Fate, sentence: str = "") -> None:
+    def _end(self, parcel: OutboxBatch, fate: SendOutcome, sentence: str = "") -> None:
         self._size_bytes -= parcel.size_bytes
         self.unsettled -= parcel.count
         parcel.settle(fate, sentence)
 
 
-def _may_follow(one: Parcel, other: Parcel) -> bool:
+def _may_follow(one: OutboxBatch, other: OutboxBatch) -> bool:
     if one.lone is None or other.lone is None or one.group != other.group:
         return False
     return one.lone.is_followed_by(other.lone)

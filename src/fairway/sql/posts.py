@@ -12,11 +12,11 @@ from functools import partial
 from typing import Protocol
 
 from fairway.client import url as urls
-from fairway.client.url import Address, Target
+from fairway.client.url import BrokerAddress, ClientTarget
 from fairway.protocol.line import Line
 from fairway.sql.fleet_posts import LINE_OPTIONS, AioFleetPost, FleetPost
 from fairway.sql.letters import Picker
-from fairway.sql.posting import Parcel, Posting, offer
+from fairway.sql.posting import OutboxBatch, Posting, offer
 from fairway.world.clock import Clock
 from fairway.world.link import Link
 from fairway.world.loop_link import LoopLink
@@ -41,10 +41,10 @@ class AnyPost(Protocol):
     def trouble(self) -> str | None:
         """Why something cannot be sent now."""
 
-    def put(self, parcels: Sequence[tuple[Parcel, bool]]) -> None:
+    def put(self, parcels: Sequence[tuple[OutboxBatch, bool]]) -> None:
         """Send these, each with whether it is due later. Those that cannot be taken are settled at once."""
 
-    def wait(self, parcels: Sequence[Parcel], timeout_s: float) -> bool:
+    def wait(self, parcels: Sequence[OutboxBatch], timeout_s: float) -> bool:
         """Whether all of them are settled by then."""
 
     def wait_quiet(self, timeout_s: float) -> bool:
@@ -69,9 +69,9 @@ class AnyAioPost(Protocol):
     @property
     def trouble(self) -> str | None: ...
 
-    def put(self, parcels: Sequence[tuple[Parcel, bool]]) -> None: ...
+    def put(self, parcels: Sequence[tuple[OutboxBatch, bool]]) -> None: ...
 
-    async def wait(self, parcels: Sequence[Parcel], timeout_s: float) -> bool: ...
+    async def wait(self, parcels: Sequence[OutboxBatch], timeout_s: float) -> bool: ...
 
     async def wait_quiet(self, timeout_s: float) -> bool: ...
 
@@ -99,7 +99,7 @@ def aio_post_to(url: str, clock: Clock, rng: Rng, net: Net, *, linger_s: float =
 class _Lane:
     """A line with its session."""
 
-    def __init__(self, addresses: Sequence[Address], clock: Clock, rng: Rng, linger_s: float) -> None:
+    def __init__(self, addresses: Sequence[BrokerAddress], clock: Clock, rng: Rng, linger_s: float) -> None:
         self.addresses = addresses
         self.line = Line(rng, LINE_OPTIONS, now_ns=clock.monotonic_ns())
         self.posting = Posting(int(linger_s * 1e9))
@@ -112,7 +112,7 @@ class Post:
     picker: Picker | None = None
 
     def __init__(
-        self, target: Target, clock: Clock, rng: Rng, at_exit: Callable[[], None], *, linger_s: float = 0.0
+        self, target: ClientTarget, clock: Clock, rng: Rng, at_exit: Callable[[], None], *, linger_s: float = 0.0
     ) -> None:
         self._clock = clock
         new_way = partial(self._new_way, rng, at_exit, linger_s)
@@ -121,7 +121,7 @@ class Post:
         self._ways = list(dict.fromkeys([self._direct, self._delay]))
 
     def _new_way(
-        self, rng: Rng, at_exit: Callable[[], None], linger_s: float, addresses: Sequence[Address]
+        self, rng: Rng, at_exit: Callable[[], None], linger_s: float, addresses: Sequence[BrokerAddress]
     ) -> _ThreadWay:
         return _ThreadWay(_Lane(addresses, self._clock, rng, linger_s), self._clock, at_exit)
 
@@ -133,7 +133,7 @@ class Post:
     def trouble(self) -> str | None:
         return next((way.lane.line.trouble for way in self._ways if way.lane.line.trouble), None)
 
-    def put(self, parcels: Sequence[tuple[Parcel, bool]]) -> None:
+    def put(self, parcels: Sequence[tuple[OutboxBatch, bool]]) -> None:
         if self._delay is self._direct:
             self._direct.put([parcel for parcel, _ in parcels])
             return
@@ -142,7 +142,7 @@ class Post:
             if mine:
                 way.put(mine)
 
-    def wait(self, parcels: Sequence[Parcel], timeout_s: float) -> bool:
+    def wait(self, parcels: Sequence[OutboxBatch], timeout_s: float) -> bool:
         end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
         for way in self._ways:
             left_s = max(end_ns - self._clock.monotonic_ns(), 0) / 1e9
@@ -168,7 +168,7 @@ class _ThreadWay:
         self.link = Link(lane.line, lane.addresses, clock, at_exit=at_exit)
         self.link.start()
 
-    def put(self, parcels: Sequence[Parcel]) -> None:
+    def put(self, parcels: Sequence[OutboxBatch]) -> None:
         link, lane = self.link, self.lane
         with link.lock:
             for parcel in parcels:
@@ -199,7 +199,7 @@ class AioPost:
 
     picker: Picker | None = None
 
-    def __init__(self, target: Target, clock: Clock, rng: Rng, net: Net, *, linger_s: float = 0.0) -> None:
+    def __init__(self, target: ClientTarget, clock: Clock, rng: Rng, net: Net, *, linger_s: float = 0.0) -> None:
         self._clock = clock
         self._direct = _LoopWay(_Lane(target.brokers, clock, rng, linger_s), clock, net)
         self._delay = _LoopWay(_Lane(target.delay, clock, rng, linger_s), clock, net) if target.delay else self._direct
@@ -213,13 +213,13 @@ class AioPost:
     def trouble(self) -> str | None:
         return next((way.lane.line.trouble for way in self._ways if way.lane.line.trouble), None)
 
-    def put(self, parcels: Sequence[tuple[Parcel, bool]]) -> None:
+    def put(self, parcels: Sequence[tuple[OutboxBatch, bool]]) -> None:
         for parcel, is_due in parcels:
             way = self._delay if is_due else self._direct
             offer(parcel, way.lane.posting, way.lane.line)
             way.link.stir()
 
-    async def wait(self, parcels: Sequence[Parcel], timeout_s: float) -> bool:
+    async def wait(self, parcels: Sequence[OutboxBatch], timeout_s: float) -> bool:
         end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
         for way in self._ways:
             left_s = max(end_ns - self._clock.monotonic_ns(), 0) / 1e9

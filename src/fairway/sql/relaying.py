@@ -33,10 +33,10 @@ from sqlalchemy import Connection
 
 from fairway import batch
 from fairway.errors import Misuse, RemoteProtocolError
-from fairway.sql.letters import Picker, Row
-from fairway.sql.posting import PARCEL_BYTES_MAX, Fate, Parcel
+from fairway.sql.letters import OutboxRow, Picker
+from fairway.sql.posting import PARCEL_BYTES_MAX, OutboxBatch, SendOutcome
 from fairway.sql.rows import Before, OutboxRows
-from fairway.sql.streams import Route, Stream, Streams
+from fairway.sql.streams import OutboxStream, StreamRoute, Streams
 from fairway.sql.tables import PARKED_MS
 from fairway.sql.taken_places import judge_taken, log_moved
 from fairway.sql.untangling import Untangling
@@ -96,18 +96,20 @@ class RelayCounts:
 class Work:
     """Rows that were taken, and their parcels."""
 
-    rows: list[Row]
-    broken: list[tuple[Row, str]]  # that nobody can send
-    homeless: list[Row]  # that no group takes now
-    put_off: list[Row]  # that others of their stream come before
+    rows: list[OutboxRow]
+    broken: list[tuple[OutboxRow, str]]  # that nobody can send
+    homeless: list[OutboxRow]  # that no group takes now
+    put_off: list[OutboxRow]  # that others of their stream come before
     is_full: bool  # there may be more
-    parcels: list[Parcel] = field(init=False)
+    parcels: list[OutboxBatch] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.parcels = [Parcel(row.subject, row.stamped, group=row.group or "", secret=row.shown) for row in self.rows]
+        self.parcels = [
+            OutboxBatch(row.subject, row.stamped, group=row.group or "", secret=row.shown) for row in self.rows
+        ]
 
     @property
-    def to_post(self) -> list[tuple[Parcel, bool]]:
+    def to_post(self) -> list[tuple[OutboxBatch, bool]]:
         return [(parcel, row.is_due) for parcel, row in zip(self.parcels, self.rows, strict=True)]
 
     @property
@@ -135,7 +137,7 @@ class Relaying:
         self._untangling = Untangling(self._rows, int(self.options.retry_s * 1_000))
         self._in_order = False  # how rows were taken last
         self._settled = RelayCounts()
-        self._taken: dict[Stream, int] = {}  # by the transaction that is under way, and how many messages
+        self._taken: dict[OutboxStream, int] = {}  # by the transaction that is under way, and how many messages
 
     # --- taking ------------------------------------------------------------------------------------------------------
 
@@ -146,7 +148,7 @@ class Relaying:
             self._start()
         self._taken = {}
         found, is_full = self._claim(connection, self._clock.wall_ms())
-        put_off: list[Row] = []
+        put_off: list[OutboxRow] = []
         if not self._in_order:
             put_off = [row for row in found if row.stream in self._untangling]
             found = [row for row in found if row.stream not in self._untangling]
@@ -154,7 +156,7 @@ class Relaying:
         unsound = {row.id for row, _ in broken}
         sound = [row for row in found if row.id not in unsound]
         fresh = [row for row in sound if row.stream is None or row.place is None]
-        homeless: list[Row] = []
+        homeless: list[OutboxRow] = []
         if picker is not None:
             for row in fresh:
                 row.group = picker.home(row.route, row.key) or picker.pick(row.route)
@@ -167,7 +169,7 @@ class Relaying:
         sound.sort(key=lambda row: (row.stream, row.place))  # in the order of their streams, or there would be gaps
         return Work(sound, broken, homeless, put_off, is_full)
 
-    def _claim(self, connection: Connection, now_ms: int) -> tuple[list[Row], bool]:
+    def _claim(self, connection: Connection, now_ms: int) -> tuple[list[OutboxRow], bool]:
         """Rows of streams that are taken in order, and those whose time has come, by turns; and whether there may be
         more."""
         self._rows.begin(connection)
@@ -182,10 +184,10 @@ class Relaying:
         is_full = len(found.rows) == self.options.rows_max or found.is_cut or self._untangling.is_busy(now_ms)
         return found.rows, is_full
 
-    def _stamp(self, rows: Sequence[Row]) -> None:
-        streams: dict[Route, Stream] = {}
+    def _stamp(self, rows: Sequence[OutboxRow]) -> None:
+        streams: dict[StreamRoute, OutboxStream] = {}
         for row in rows:
-            route = Route(row.subject, row.is_due, row.group or "")
+            route = StreamRoute(row.subject, row.is_due, row.group or "")
             stream = streams.get(route) or streams.setdefault(route, self._streams.take(route))
             row.stream, row.place = stream.producer_id, stream.next + self._taken.get(stream, 0)
             row.secret = stream.secret
@@ -205,11 +207,11 @@ class Relaying:
         self._rows.begin(connection)
         now_ms = self._clock.wall_ms()
         counts = RelayCounts(rounds=1)
-        by_fate: dict[Fate, list[tuple[Row, Parcel]]] = {fate: [] for fate in Fate}
+        by_fate: dict[SendOutcome, list[tuple[OutboxRow, OutboxBatch]]] = {fate: [] for fate in SendOutcome}
         for row, parcel in zip(work.rows, work.parcels, strict=True):
-            by_fate[parcel.fate or Fate.LATER].append((row, parcel))
-        taken = judge_taken(by_fate.pop(Fate.TAKEN), partial(self._rows.at, connection))
-        stored = by_fate.pop(Fate.STORED)
+            by_fate[parcel.fate or SendOutcome.LATER].append((row, parcel))
+        taken = judge_taken(by_fate.pop(SendOutcome.TAKEN), partial(self._rows.at, connection))
+        stored = by_fate.pop(SendOutcome.STORED)
         if stored or taken.stored:
             self._rows.delete(connection, [*(row.id for row, _ in stored), *taken.stored])
             counts.repeats = sum(row.messages for row, parcel in stored if parcel.is_repeat) + len(taken.stored)
@@ -221,13 +223,13 @@ class Relaying:
         unsent = {row.stream for some in [*by_fate.values(), taken.moved] for row, _ in some}
         self._streams.leave(unsent)  # what comes behind would meet a gap
         self._untangling.begin_again(unsent)
-        self._untangling.rest({row.stream for row, _ in by_fate[Fate.LATER]}, now_ms)
-        gaps, broken = self._judge_gaps(connection, [row for row, _ in by_fate[Fate.GAP]], now_ms)
-        aside = [(row, PARKED_MS, parcel.sentence) for row, parcel in by_fate[Fate.REFUSED]]
+        self._untangling.rest({row.stream for row, _ in by_fate[SendOutcome.LATER]}, now_ms)
+        gaps, broken = self._judge_gaps(connection, [row for row, _ in by_fate[SendOutcome.GAP]], now_ms)
+        aside = [(row, PARKED_MS, parcel.sentence) for row, parcel in by_fate[SendOutcome.REFUSED]]
         aside += [(row, PARKED_MS, problem) for row, problem in work.broken]
         counts.set_aside = sum(row.messages for row, _, _ in aside)
         gaps += taken.doubtful
-        self._rows.note(connection, [*aside, *self._put_off(work, by_fate[Fate.LATER], gaps, now_ms)])
+        self._rows.note(connection, [*aside, *self._put_off(work, by_fate[SendOutcome.LATER], gaps, now_ms)])
         for stream in broken:
             restarted = self._rows.abandon(connection, stream, now_ms)
             counts.restarted += restarted
@@ -241,8 +243,12 @@ class Relaying:
         self.counts.add(self._settled)
 
     def _put_off(
-        self, work: Work, later: Sequence[tuple[Row, Parcel]], gaps: Sequence[tuple[Row, str]], now_ms: int
-    ) -> Iterator[tuple[Row, int, str]]:
+        self,
+        work: Work,
+        later: Sequence[tuple[OutboxRow, OutboxBatch]],
+        gaps: Sequence[tuple[OutboxRow, str]],
+        now_ms: int,
+    ) -> Iterator[tuple[OutboxRow, int, str]]:
         """Until when, and why. What is to be taken in order need not come up by itself before a lease would end."""
         again_ms = now_ms + int(self.options.retry_s * 1_000)
         in_order_ms = now_ms + int(self.options.lease_s * 1_000)
@@ -254,15 +260,15 @@ class Relaying:
             yield row, in_order_ms if row.stream in self._untangling else again_ms, sentence
 
     def _judge_gaps(
-        self, connection: Connection, rows: Sequence[Row], now_ms: int
-    ) -> tuple[list[tuple[Row, str]], list[int]]:
+        self, connection: Connection, rows: Sequence[OutboxRow], now_ms: int
+    ) -> tuple[list[tuple[OutboxRow, str]], list[int]]:
         """Rows that wait, and what is known of them; and streams in which nothing can be stored any more.
 
         The order matters: first nobody is found who could fill the gap, then the broker is asked once more. The other
         way round, somebody may have filled it in between. And it is known of the first row alone: those behind it may
         have found a gap because of that one.
         """
-        waiting: list[tuple[Row, str]] = []
+        waiting: list[tuple[OutboxRow, str]] = []
         broken: list[int] = []
         seen: set[int] = set()
         for row in rows:  # in the order of their streams
@@ -281,12 +287,12 @@ class Relaying:
         return waiting, broken
 
 
-def _hole(row: Row) -> str:
+def _hole(row: OutboxRow) -> str:
     """With its place, because a relay that was slow may say so when the row has another one already."""
     return f"{HOLE} ({row.stream:x}+{row.place})"
 
 
-def _problem(row: Row, picker: Picker | None) -> str:
+def _problem(row: OutboxRow, picker: Picker | None) -> str:
     """Why nobody can send a row."""
     if picker is not None and row.group is not None and picker.is_lost(row.route, row.group):
         return (
@@ -296,7 +302,7 @@ def _problem(row: Row, picker: Picker | None) -> str:
     return _damage(row)
 
 
-def _damage(row: Row) -> str:
+def _damage(row: OutboxRow) -> str:
     """What is wrong with the bytes in a row: a broker would end the connection for it, and take the others along."""
     try:
         header = batch.decode(row.body).header

@@ -25,7 +25,7 @@ _IN_TRANSACTION: Final = 2  # TransactionStatus.INTRANS
 _WELL: Final = (1, 10)  # ExecStatus.COMMAND_OK; PIPELINE_SYNC, which is the last answer
 
 
-class Statement(NamedTuple):
+class PipelinedStatement(NamedTuple):
     """One that rides often. `query` and `types` are what the driver's books know it by."""
 
     query: bytes  # with $1, $2, ...
@@ -34,14 +34,14 @@ class Statement(NamedTuple):
 
 
 class Rider(NamedTuple):
-    statement: Statement
+    statement: PipelinedStatement
     values: Sequence[bytes | None]
 
 
-_COMMIT: Final = Rider(Statement(b"COMMIT", (), ()), ())
+_COMMIT: Final = Rider(PipelinedStatement(b"COMMIT", (), ()), ())
 
 
-class _Entry(NamedTuple):
+class _PreparedStatement(NamedTuple):
     """In the driver's books, to be confirmed when the answer to what it was made for is there."""
 
     key: Any
@@ -72,7 +72,7 @@ class Riding:
 
     def _try_books(self) -> type | None:
         """By all that is done with them, in books of nobody's."""
-        statement = Statement(b"SELECT $1", (20,), (1,))
+        statement = PipelinedStatement(b"SELECT $1", (20,), (1,))
         try:
             from psycopg._preparing import Prepare, PrepareManager
 
@@ -103,7 +103,7 @@ class Riding:
         if self._books is None or type(books) is not self._books:
             books = None
         pgconn = driver.pgconn
-        entries: list[_Entry] = []
+        entries: list[_PreparedStatement] = []
         with driver.lock:
             try:
                 pgconn.enter_pipeline_mode()
@@ -121,7 +121,7 @@ class Riding:
             if each[0].status not in _WELL:
                 raise self._errors.error_from_result(each[0], encoding=driver.info.encoding)
 
-    def _send(self, pgconn: Any, rider: Rider, count: int, books: Any, entries: list[_Entry]) -> int:
+    def _send(self, pgconn: Any, rider: Rider, count: int, books: Any, entries: list[_PreparedStatement]) -> int:
         """How many answers there will be, with those that were to come before."""
         statement, values = rider
         prepare, name = (None, b"") if books is None else books.get(statement)
@@ -133,7 +133,7 @@ class Riding:
         else:
             pgconn.send_query_params(statement.query, values, statement.types, statement.formats)
         if books is not None and (key := books.maybe_add_to_cache(statement, prepare, name)) is not None:
-            entries.append(_Entry(key, prepare, name, count))
+            entries.append(_PreparedStatement(key, prepare, name, count))
         return count + 1
 
     def _exchange(self, pgconn: Any, count: int) -> Generator[Any, Any, list[Any]]:

@@ -19,9 +19,9 @@ from sqlalchemy import Connection, Dialect, Engine, Table
 from sqlalchemy.exc import NoSuchTableError
 
 from fairway.errors import Misuse
-from fairway.sql.letters import Row
+from fairway.sql.letters import OutboxRow
 from fairway.sql.opening import shown
-from fairway.sql.riding import Rider, Statement
+from fairway.sql.riding import PipelinedStatement, Rider
 from fairway.sql.tables import COLUMNS, ERROR_CHARS_MAX, GROUP, PARKED_MS, SECRET
 from fairway.world.clock import Clock
 
@@ -78,7 +78,7 @@ class OutboxState:
 
 
 @dataclass(frozen=True, slots=True)
-class SetAside:
+class RefusedBatch:
     """A batch that a broker refused for good."""
 
     id: str
@@ -92,7 +92,7 @@ class SetAside:
 class Claimed(NamedTuple):
     """Rows that were taken."""
 
-    rows: list[Row]
+    rows: list[OutboxRow]
     is_cut: bool = False  # there were more, but no room for them
 
 
@@ -112,7 +112,7 @@ class _Form:
         self.extra = tuple(extra)
         self.columns = (*COLUMNS, *extra)
         self.inserts: dict[int, str] = {}
-        self.riding: dict[int, Statement] = {}
+        self.riding: dict[int, PipelinedStatement] = {}
         columns = table.c
         named = [*(columns[name] for name in COLUMNS), columns.error, *(columns[name] for name in extra)]
         self.reading = sa.select(*named)
@@ -121,7 +121,7 @@ class _Form:
         given |= {name: sa.bindparam(f"own_{name}") for name in extra}
         self.stamping = sa.update(table).where(columns.id == sa.bindparam("one")).values(given)
 
-    def of(self, row: Row) -> tuple[str | None, ...]:
+    def of(self, row: OutboxRow) -> tuple[str | None, ...]:
         """A row's values in the extra columns."""
         return tuple(row.group if name == GROUP else row.secret for name in self.extra)
 
@@ -152,7 +152,7 @@ class OutboxRows:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def insert(self, connection: Any, rows: Sequence[Row]) -> None:
+    def insert(self, connection: Any, rows: Sequence[OutboxRow]) -> None:
         """In the transaction that the driver's connection is in."""
         cursor, form = connection.cursor(), self._form
         try:
@@ -165,7 +165,7 @@ class OutboxRows:
         finally:
             cursor.close()
 
-    def rider(self, rows: Sequence[Row]) -> Rider | None:
+    def rider(self, rows: Sequence[OutboxRow]) -> Rider | None:
         """The same for a commit on PostgreSQL to take along; None: they are too many, or too large. Or the table's name
         would have to be written as that database writes letters beyond ASCII."""
         if len(rows) > RIDING_ROWS_MAX or not self._name.isascii():
@@ -178,13 +178,13 @@ class OutboxRows:
             statement = form.riding[len(rows)] = self._statement(form, len(rows))
         return Rider(statement, [value for row in rows for value in self._binary(form, row)])
 
-    def _statement(self, form: _Form, rows: int) -> Statement:
+    def _statement(self, form: _Form, rows: int) -> PipelinedStatement:
         name = self._name.replace("%%", "%")  # SQLAlchemy writes for a driver that looks for %s in the text
         text = insert_text(name, "numeric_dollar", rows, columns=form.columns)
         types, formats = zip(*(_BINARY[column] for column in form.columns), strict=True)
-        return Statement(text.encode(), types * rows, formats * rows)
+        return PipelinedStatement(text.encode(), types * rows, formats * rows)
 
-    def _binary(self, form: _Form, row: Row) -> tuple[bytes | None, ...]:
+    def _binary(self, form: _Form, row: OutboxRow) -> tuple[bytes | None, ...]:
         place = (None, None) if row.stream is None or row.place is None else (_int8(row.stream), _int8(row.place))
         values = (
             row.id.encode(), _int8(row.wake_ms), row.subject.encode(), _int8(row.messages), _int8(row.created_ms),
@@ -192,7 +192,7 @@ class OutboxRows:
         )  # fmt: skip
         return (*values, *(None if text is None else text.encode() for text in form.of(row)))
 
-    def _values(self, form: _Form, row: Row) -> tuple[Any, ...]:
+    def _values(self, form: _Form, row: OutboxRow) -> tuple[Any, ...]:
         values = (*row.values[:-1], row.body.hex()) if self._is_hex else row.values
         return (*values, *form.of(row))
 
@@ -273,7 +273,7 @@ class OutboxRows:
         columns = self.table.c
         return (columns.wake_ms > now_ms) & columns.error.is_(None)
 
-    def stamp(self, connection: Connection, rows: Sequence[Row]) -> None:
+    def stamp(self, connection: Connection, rows: Sequence[OutboxRow]) -> None:
         """Write down under which streams these rows are sent."""
         form = self._form
         given = [
@@ -283,7 +283,7 @@ class OutboxRows:
         ]
         connection.execute(form.stamping, given)
 
-    def note(self, connection: Connection, noted: Sequence[tuple[Row, int, str]]) -> None:
+    def note(self, connection: Connection, noted: Sequence[tuple[OutboxRow, int, str]]) -> None:
         """Rows that could not be sent: when they are to be looked at again, and why. Nobody holds them any more."""
         alike: dict[tuple[int, str], list[str]] = {}
         for row, wake_ms, sentence in noted:
@@ -295,7 +295,7 @@ class OutboxRows:
         """Let a relay choose another stream for them: they are stored nowhere, or nobody can say."""
         return connection.execute(self._unstamped(connection, self._unstamping, wake_ms), {"ids": sorted(ids)}).rowcount
 
-    def leave_streams(self, connection: Connection, rows: Sequence[Row], wake_ms: int) -> set[str]:
+    def leave_streams(self, connection: Connection, rows: Sequence[OutboxRow], wake_ms: int) -> set[str]:
         """The same for rows that are still at the place the caller knows; the ids of those. A relay whose lease has
         ended may come too late: another relay has moved the row, and the row may be stored in its new stream."""
         columns = self.table.c
@@ -319,13 +319,13 @@ class OutboxRows:
         statement = sa.update(self.table).where(columns.stream == stream, columns.wake_ms < PARKED_MS)
         return connection.execute(self._unstamped(connection, statement, wake_ms)).rowcount
 
-    def at(self, connection: Connection, stream: int, first: int, end: int) -> list[Row]:
+    def at(self, connection: Connection, stream: int, first: int, end: int) -> list[OutboxRow]:
         """The rows whose places in a stream begin there, in order, whoever holds them."""
         columns = self.table.c
         query = self._form.reading.where(columns.stream == stream, columns.place >= first, columns.place < end)
         return [_row(found) for found in connection.execute(query.order_by(columns.place))]
 
-    def before(self, connection: Connection, row: Row, now_ms: int) -> Before:
+    def before(self, connection: Connection, row: OutboxRow, now_ms: int) -> Before:
         """Whether a batch that comes before this one in its stream is still to be sent."""
         columns = self.table.c
         query = (
@@ -367,7 +367,7 @@ class OutboxRows:
         query = sa.select(sa.func.count()).where(columns.created_ms <= before_ms, columns.wake_ms < PARKED_MS)
         return int(connection.execute(query).scalar_one())
 
-    def set_aside(self, connection: Connection, limit: int) -> list[SetAside]:
+    def set_aside(self, connection: Connection, limit: int) -> list[RefusedBatch]:
         """Oldest first."""
         columns = self.table.c
         query = (
@@ -376,7 +376,7 @@ class OutboxRows:
             .order_by(columns.created_ms, columns.id)
             .limit(limit)
         )
-        return [SetAside(*each[:4], each[4] or "", each[5]) for each in connection.execute(query)]
+        return [RefusedBatch(*each[:4], each[4] or "", each[5]) for each in connection.execute(query)]
 
     def parked_ids(self, connection: Connection, ids: Sequence[str] | None, limit: int) -> list[str]:
         """Of these, those that are set aside; None: of all."""
@@ -426,10 +426,10 @@ def _some(column: sa.Column[str], dialect: Dialect) -> sa.ColumnElement[bool]:
     return column.in_(sa.bindparam("ids", expanding=True))
 
 
-def _row(found: Any) -> Row:
+def _row(found: Any) -> OutboxRow:
     """In the order of `COLUMNS`, with the error behind them, and what else there is."""
     named = found._mapping
-    row = Row(*found[: len(COLUMNS) + 1])
+    row = OutboxRow(*found[: len(COLUMNS) + 1])
     row.group, row.secret = named.get(GROUP), named.get(SECRET)
     return row
 
@@ -471,9 +471,9 @@ def own_isolation(dialect: Dialect) -> str | None:
     return "READ COMMITTED" if dialect.name in ("mysql", "mariadb") else None
 
 
-def _portions(rows: Sequence[Row]) -> list[list[Row]]:
+def _portions(rows: Sequence[OutboxRow]) -> list[list[OutboxRow]]:
     """In order, each small enough for one statement."""
-    portions: list[list[Row]] = [[]]
+    portions: list[list[OutboxRow]] = [[]]
     size_bytes = 0
     for row in rows:
         if portions[-1] and (len(portions[-1]) >= ROWS_MAX or size_bytes + len(row.body) > INSERT_BYTES_MAX):

@@ -21,7 +21,7 @@ from fairway.world.rng import Rng
 IDLE_NS_MAX: Final = 3_600 * 1_000_000_000  # an hour: long before a broker forgets a stream
 
 
-class Route(NamedTuple):
+class StreamRoute(NamedTuple):
     """What the batches of one stream have in common."""
 
     subject: str
@@ -29,12 +29,12 @@ class Route(NamedTuple):
     group: str = ""  # of brokers, in a cluster; each knows its own streams
 
 
-class Stream:
+class OutboxStream:
     """One producer id, and places from 0 on; `secret` is what a broker is shown of it, in hexadecimal digits."""
 
     __slots__ = ("is_left", "next", "producer_id", "route", "secret", "used_ns")
 
-    def __init__(self, route: Route, producer_id: int, secret: str | None = None) -> None:
+    def __init__(self, route: StreamRoute, producer_id: int, secret: str | None = None) -> None:
         self.route = route
         self.producer_id = producer_id
         self.secret = secret
@@ -51,9 +51,9 @@ class Streams:
         self._clock = clock
         self._rng = rng
         self._has_secrets = has_secrets
-        self._idle: dict[Route, deque[Stream]] = {}
+        self._idle: dict[StreamRoute, deque[OutboxStream]] = {}
 
-    def take(self, route: Route) -> Stream:
+    def take(self, route: StreamRoute) -> OutboxStream:
         """A stream that nobody else has."""
         idle = self._idle.get(route)
         oldest_ns = self._clock.monotonic_ns() - IDLE_NS_MAX
@@ -65,9 +65,9 @@ class Streams:
             if not stream.is_left and stream.used_ns > oldest_ns:
                 return stream
         secret = new_secret(self._rng).hex() if self._has_secrets() else None
-        return Stream(route, self._rng.bits(63) or 1, secret)  # 63 bits: what databases call BIGINT has a sign
+        return OutboxStream(route, self._rng.bits(63) or 1, secret)  # 63 bits: what databases call BIGINT has a sign
 
-    def give_back(self, stream: Stream, messages: int) -> None:
+    def give_back(self, stream: OutboxStream, messages: int) -> None:
         """Its transaction has committed so many messages in it, or was certainly rolled back with none."""
         stream.next += messages
         stream.used_ns = self._clock.monotonic_ns()

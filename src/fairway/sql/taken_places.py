@@ -18,26 +18,28 @@ from typing import Final, NamedTuple, TypeAlias
 
 from fairway import batch
 from fairway.errors import StoredRange
-from fairway.sql.letters import Row, together_again
-from fairway.sql.posting import Parcel
+from fairway.sql.letters import OutboxRow, together_again
+from fairway.sql.posting import OutboxBatch
 
 log = logging.getLogger("fairway.outbox")
 
-RowsAt: TypeAlias = Callable[[int, int, int], Sequence[Row]]  # by stream, first place and end: those that begin there
+RowsAt: TypeAlias = Callable[
+    [int, int, int], Sequence[OutboxRow]
+]  # by stream, first place and end: those that begin there
 SOME: Final = "a batch of several is at its place, and some of their rows are gone"
 
 
-class Taken(NamedTuple):
+class TakenRows(NamedTuple):
     """What is to become of the rows."""
 
     stored: list[str]  # ids of those that are there themselves, in one batch with others
-    doubtful: list[tuple[Row, str]]  # to be looked at once more
-    moved: list[tuple[Row, Parcel]]  # that need another stream
+    doubtful: list[tuple[OutboxRow, str]]  # to be looked at once more
+    moved: list[tuple[OutboxRow, OutboxBatch]]  # that need another stream
 
 
-def judge_taken(found: Sequence[tuple[Row, Parcel]], rows_at: RowsAt) -> Taken:
+def judge_taken(found: Sequence[tuple[OutboxRow, OutboxBatch]], rows_at: RowsAt) -> TakenRows:
     """What is at the place of each row: a batch that it travelled in, or something else."""
-    taken = Taken([], [], [])
+    taken = TakenRows([], [], [])
     for row, parcel in found:
         if row.id in taken.stored or row.stream is None or row.place is None:
             continue
@@ -53,7 +55,7 @@ def judge_taken(found: Sequence[tuple[Row, Parcel]], rows_at: RowsAt) -> Taken:
     return taken
 
 
-def _range_of(company: Sequence[Row]) -> StoredRange | None:
+def _range_of(company: Sequence[OutboxRow]) -> StoredRange | None:
     """Of the batch that these rows make together."""
     made = together_again(company)
     if made is None:
@@ -62,7 +64,7 @@ def _range_of(company: Sequence[Row]) -> StoredRange | None:
     return StoredRange(header.first_sequence, header.count, header.crc)
 
 
-def log_moved(moved: Sequence[tuple[Row, Parcel]]) -> None:
+def log_moved(moved: Sequence[tuple[OutboxRow, OutboxBatch]]) -> None:
     """Tell people that places were not free that should have been."""
     if not moved:
         return

@@ -27,16 +27,16 @@ from fairway.client.core import Duration
 from fairway.errors import Misuse
 from fairway.sql.hooks import hooks_of
 from fairway.sql.inserting import Bound
-from fairway.sql.letters import Letter, Origin, Picker, Row, letter, placed, sealed, unstamped
+from fairway.sql.letters import Origin, OutboxMessage, OutboxRow, Picker, letter, placed, sealed, unstamped
 from fairway.sql.opening import shown
 from fairway.sql.riding import Rider
 from fairway.sql.rows import REMEDY, OutboxRows, bytes_max
-from fairway.sql.streams import Stream, Streams
+from fairway.sql.streams import OutboxStream, Streams
 from fairway.world.clock import Clock
 from fairway.world.lineage import forks
 from fairway.world.rng import Rng
 
-Parcels = list[tuple[Row, Stream | None]]  # None: a relay chooses one
+Parcels = list[tuple[OutboxRow, OutboxStream | None]]  # None: a relay chooses one
 
 
 class _Transaction:
@@ -45,12 +45,12 @@ class _Transaction:
     __slots__ = ("letters", "marks", "parcels")
 
     def __init__(self) -> None:
-        self.letters: list[Letter] = []
+        self.letters: list[OutboxMessage] = []
         self.marks: dict[str, int] = {}  # by savepoint, how many letters there were before
         self.parcels: Parcels = []  # that the letters have become, and whose commit is under way
 
 
-class Writer:
+class OutboxWriter:
     """Writes rows in the transactions of one engine. `on_committed` is given each transaction's rows after its commit,
     in the thread that has committed, and must not raise. What belongs to a connection's transaction is kept in its
     `info`, under the writer itself."""
@@ -192,7 +192,7 @@ class Writer:
             self._insert(connection, rows)
         return rider
 
-    def _insert(self, connection: Any, rows: list[Row]) -> None:
+    def _insert(self, connection: Any, rows: list[OutboxRow]) -> None:
         try:
             self.rows.insert(connection, rows)
         except Exception as error:
@@ -201,13 +201,13 @@ class Writer:
             raise Misuse(f"{error}: {REMEDY}") from error
         self._is_checked = True
 
-    def _seal(self, transaction: _Transaction) -> list[Row]:
+    def _seal(self, transaction: _Transaction) -> list[OutboxRow]:
         """The letters become rows, which are to be written."""
         letters, transaction.letters = transaction.letters, []
         transaction.parcels = self._sealed(letters, self._clock.wall_ms())
         return [row for row, _ in transaction.parcels]
 
-    def _sealed(self, letters: list[Letter], now_ms: int) -> Parcels:
+    def _sealed(self, letters: list[OutboxMessage], now_ms: int) -> Parcels:
         if self._on_committed is None:  # nobody here sends them: whoever does knows where to
             return [(row, None) for row in unstamped(letters, now_ms)]
         if self._picker is None:
@@ -226,7 +226,7 @@ class Writer:
             if stream is not None:
                 self._streams.give_back(stream, row.messages)
             return
-        given_back: dict[Stream, int] = {}
+        given_back: dict[OutboxStream, int] = {}
         for row, stream in parcels:
             if stream is not None:
                 given_back[stream] = given_back.get(stream, 0) + row.messages

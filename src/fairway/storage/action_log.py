@@ -23,7 +23,7 @@ from fairway.storage import record
 from fairway.storage.flusher import Defer, Durability
 from fairway.storage.log import Log, LogState
 from fairway.storage.log_time import IsAhead
-from fairway.storage.record import Header, Kind, Record
+from fairway.storage.record import Record, RecordHeader, RecordKind
 from fairway.world.clock import Clock
 from fairway.world.disk import Disk
 
@@ -91,7 +91,7 @@ class ActionView(Protocol):
         nothing was taken in."""
 
 
-Names: TypeAlias = Callable[[], Iterable[Action]]  # a GROUP_CONFIG for each group, a JOIN for each member
+NameStatements: TypeAlias = Callable[[], Iterable[Action]]  # a GROUP_CONFIG for each group, a JOIN for each member
 
 
 def pack(actions: Iterable[Action]) -> bytes:
@@ -117,7 +117,7 @@ def pack(actions: Iterable[Action]) -> bytes:
     return b"".join(parts)
 
 
-class Spot(NamedTuple):
+class ActionHeader(NamedTuple):
     """An action's fixed part, and where in the body its ranges and its detail are: for readers of many, who have no
     use for a tuple per range."""
 
@@ -138,12 +138,12 @@ class Spot(NamedTuple):
         return self.ranges_at + self.ranges * RANGE_BYTES
 
 
-def walk(body: bytes) -> Iterator[Spot]:
+def walk(body: bytes) -> Iterator[ActionHeader]:
     """The actions of a record's body, one by one; of any kind."""
     at = 0
     while at < len(body):
         try:
-            found = Spot._make((*_FIXED.unpack_from(body, at), at + _FIXED.size))
+            found = ActionHeader._make((*_FIXED.unpack_from(body, at), at + _FIXED.size))
         except struct.error as error:
             raise RemoteProtocolError(f"an action cannot be read: {error}") from error
         end = found.ranges_at + found.ranges * RANGE_BYTES + found.detail_bytes
@@ -193,7 +193,7 @@ class ActionLog:
         on_progress: Callable[[], None],
         on_cut: Callable[[int], None] = lambda _: None,
         durability: Durability = Durability.SYNC,
-        names: Names = tuple,
+        names: NameStatements = tuple,
         is_ahead: IsAhead = lambda *_: False,
     ) -> None:
         self._disk = disk
@@ -217,14 +217,14 @@ class ActionLog:
             is_ahead=is_ahead,
         )
 
-    def append(self, actions: Iterable[Action]) -> Header:
+    def append(self, actions: Iterable[Action]) -> RecordHeader:
         """Gather actions as one record; durable once `log.flusher.durable(header.end)` says so."""
         gathered = list(actions)
-        return self.log.append(Kind.ACTIONS, pack(gathered), self._clock.wall_ms(), count=len(gathered))
+        return self.log.append(RecordKind.ACTIONS, pack(gathered), self._clock.wall_ms(), count=len(gathered))
 
-    def state_groups(self, picture: bytes) -> Header:
+    def state_groups(self, picture: bytes) -> RecordHeader:
         """Gather a GROUPS record: what all actions before it amount to."""
-        return self.log.append(Kind.GROUPS, pack_groups(picture), self._clock.wall_ms())
+        return self.log.append(RecordKind.GROUPS, pack_groups(picture), self._clock.wall_ms())
 
     def _begin_segment(self) -> None:
         """Too many names are left out: then a reader goes back further. A copy has the master's."""
@@ -233,7 +233,7 @@ class ActionLog:
             return
         body = pack(self._names())
         if 0 < len(body) <= self._segment_bytes // _NAMES_SHARE:
-            self.log.write(Kind.NAMES, body, self._clock.wall_ms())
+            self.log.write(RecordKind.NAMES, body, self._clock.wall_ms())
 
     def take_ballast(self) -> None:
         """Claim room for the rest of the newest segment, which a cut or a power cut may have given up, and for one

@@ -12,7 +12,7 @@ from fairway.batch import checksum
 from fairway.errors import NoSuchFile, WrongDirectory
 from fairway.storage import action_log, catching_up, index_file
 from fairway.storage import checkpoint as checkpoints
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.recovery import ASIDE
 from fairway.world.disk import TEMPORARY, Disk
 
@@ -23,12 +23,12 @@ _CRC = struct.Struct("<I4x")
 FILE_BYTES = _COVERED.size + _CRC.size
 
 
-def pack(magic: bytes, old_id: int, identity: Identity, one: int, other: int) -> bytes:
+def pack(magic: bytes, old_id: int, identity: DirectoryIdentity, one: int, other: int) -> bytes:
     covered = _COVERED.pack(magic, VERSION, FILE_BYTES, 0, 0, old_id, *identity, one, other)
     return covered + _CRC.pack(checksum(covered))
 
 
-def unpack(name: str, data: bytes) -> tuple[int, Identity, int, int]:
+def unpack(name: str, data: bytes) -> tuple[int, DirectoryIdentity, int, int]:
     """The old directory id, what the directory is to become, and the two numbers. `WrongDirectory` where the file of
     that name is damaged, or a newer version wrote it."""
     if len(data) != FILE_BYTES or data[_COVERED.size :] != _CRC.pack(checksum(data[: _COVERED.size])):
@@ -39,7 +39,7 @@ def unpack(name: str, data: bytes) -> tuple[int, Identity, int, int]:
     _, version, _, must, _, old_id, *ids, one, other = _COVERED.unpack_from(data)
     if version != VERSION or must:
         raise WrongDirectory(f"{name} has format version {version}, this program reads {VERSION}: use a newer one")
-    return old_id, Identity(*ids), one, other
+    return old_id, DirectoryIdentity(*ids), one, other
 
 
 def read(disk: Disk, name: str) -> bytes | None:

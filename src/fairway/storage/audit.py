@@ -14,9 +14,9 @@ from fairway.storage import checkpoint as checkpoints
 from fairway.storage import index_file, subjects
 from fairway.storage.checkpoint import Checkpoint
 from fairway.storage.dedupe import DedupeWindow
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.index_file import ENTRY, ENTRY_BYTES
-from fairway.storage.record import Header
+from fairway.storage.record import RecordHeader
 from fairway.storage.report import CheckpointReport, FlawReport, SegmentReport
 from fairway.storage.scan import Damage
 from fairway.storage.tally import Entries
@@ -118,7 +118,7 @@ class _Known(NamedTuple):
 class CheckpointAudit:
     """Reads every checkpoint, and holds the readable ones against the batches that they should know of."""
 
-    def __init__(self, disk: Disk, identity: Identity) -> None:
+    def __init__(self, disk: Disk, identity: DirectoryIdentity) -> None:
         self.reports: list[CheckpointReport] = []
         self.flaws: list[FlawReport] = []
         self.newest: Checkpoint | None = None
@@ -131,7 +131,7 @@ class CheckpointAudit:
         """Whether other checkpoints are there by now: what this one says of the logs may be outdated."""
         return checkpoints.numbers(disk) != self._numbers
 
-    def _read(self, disk: Disk, number: int, identity: Identity) -> None:
+    def _read(self, disk: Disk, number: int, identity: DirectoryIdentity) -> None:
         name = checkpoints.file_name(number)
         try:
             read = checkpoints.read(disk, number, identity)
@@ -145,7 +145,7 @@ class CheckpointAudit:
             self.newest = read
             self.reports.append(CheckpointReport(name, None, read.epoch, read.messages.end, read.actions.end))
 
-    def check_batch(self, header: Header) -> None:
+    def check_batch(self, header: RecordHeader) -> None:
         """A checkpoint that covers a batch must know that its sequences are used: else they would be used again."""
         for name, known in list(self._tables.items()):
             if header.end <= known.end and known.used_to(header.subject_id) < header.first_sequence + header.count:

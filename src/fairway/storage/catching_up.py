@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from fairway.batch import checksum
 from fairway.errors import FairwayError, Misuse, NoSuchFile, WrongDirectory
 from fairway.storage import action_log, message_log
-from fairway.storage.flusher import Outcome
+from fairway.storage.flusher import OnDurable
 from fairway.storage.log import Log
 from fairway.world.disk import Disk
 
@@ -76,7 +76,7 @@ class CatchUp:
         begin(self._disk, messages.synced_end, actions.synced_end)
         self.is_on = self.merges = True
 
-    def end(self, done: Outcome) -> None:
+    def end(self, done: OnDurable) -> None:
         """From now on a sync for each of the master's; the file goes once all that came before is synced."""
         self.merges = False
         if self.is_on:
@@ -84,7 +84,7 @@ class CatchUp:
         else:
             done(None)
 
-    def _sync(self, logs: list[Log], done: Outcome) -> None:
+    def _sync(self, logs: list[Log], done: OnDurable) -> None:
         def synced(fault: FairwayError | None) -> None:
             if fault is not None:
                 done(fault)

@@ -13,7 +13,7 @@ import msgspec
 
 from fairway.batch import checksum
 from fairway.errors import RemoteProtocolError, WrongDirectory
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.world.disk import Disk, Part
 
 DIRECTORY = "checkpoints"
@@ -125,7 +125,7 @@ def check_version(disk: Disk, number: int) -> None:
         file.close()
 
 
-def read(disk: Disk, number: int, identity: Identity) -> Checkpoint:
+def read(disk: Disk, number: int, identity: DirectoryIdentity) -> Checkpoint:
     """One checkpoint of these logs; `RemoteProtocolError` where it is not to be trusted."""
     check_version(disk, number)
     file = disk.open(file_name(number))
@@ -138,7 +138,7 @@ def read(disk: Disk, number: int, identity: Identity) -> Checkpoint:
     return found
 
 
-def newest(disk: Disk, identity: Identity) -> tuple[Checkpoint | None, list[str]]:
+def newest(disk: Disk, identity: DirectoryIdentity) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint of these logs that can be read, and what is wrong with those that are newer."""
     unreadable: list[str] = []
     for number in reversed(numbers(disk)):

@@ -21,8 +21,8 @@ import msgspec
 from fairway import limits
 from fairway.errors import DiskFull, NoSuchFile, RemoteProtocolError
 from fairway.storage import index_file
-from fairway.storage.index_file import ENTRY, ENTRY_BYTES, Run
-from fairway.world.disk import Disk, Fetched, Part
+from fairway.storage.index_file import ENTRY, ENTRY_BYTES, IndexRun
+from fairway.world.disk import Disk, Part, ReadCompletion
 
 _U64 = struct.Struct("<Q")
 _LOOK_BYTES = 32 * ENTRY_BYTES  # unpacked together: half the time per entry, and little is lost on a short look
@@ -35,7 +35,7 @@ _PRODUCER_AT = 40
 _PRODUCER_SEQUENCE_AT = 48
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class ConsumeLogEntry(msgspec.Struct, frozen=True, gc=False):
     """One batch of a subject."""
 
     first_sequence: int
@@ -61,7 +61,7 @@ class ConsumeLog:
         self._log_id = log_id
         self._rebuild = rebuild  # entries of one segment, from the log itself
         self._tails: dict[int, bytearray] = {}
-        self._runs: dict[int, list[Run]] = {}
+        self._runs: dict[int, list[IndexRun]] = {}
         self._dropped: set[int] = set()  # removed subjects with entries in the newest segment
         self._sealed_end = 0  # of the newest segment whose entries are runs
         self._cache: OrderedDict[tuple[int, int], bytes] = OrderedDict()
@@ -69,7 +69,7 @@ class ConsumeLog:
 
     # --- growing -----------------------------------------------------------------------------------------------------
 
-    def append(self, subject_id: int, entry: Entry) -> None:
+    def append(self, subject_id: int, entry: ConsumeLogEntry) -> None:
         self.append_packed(subject_id, ENTRY.pack(*msgspec.structs.astuple(entry)))
 
     def append_packed(self, subject_id: int, entry: bytes) -> None:
@@ -95,7 +95,7 @@ class ConsumeLog:
         for subject_id in self._subjects(position):
             for chunk in self._chunks_above(subject_id, position):
                 above = chunk[_index(chunk, _POSITION_AT, position - 1) * ENTRY_BYTES :]
-                for entry in starmap(Entry, ENTRY.iter_unpack(above)):
+                for entry in starmap(ConsumeLogEntry, ENTRY.iter_unpack(above)):
                     places.setdefault((subject_id, entry.producer_id), entry.producer_sequence)
         return places
 
@@ -110,7 +110,7 @@ class ConsumeLog:
                 yield self._load(subject_id, run)
         yield self._tails.get(subject_id, b"")
 
-    def _runs_above(self, subject_id: int, position: int) -> list[Run]:
+    def _runs_above(self, subject_id: int, position: int) -> list[IndexRun]:
         """Those with an entry at or above it; the first of them may have none."""
         runs = self._runs.get(subject_id, [])
         return runs[max(bisect_right(runs, position, key=lambda run: run.base) - 1, 0) :]
@@ -247,21 +247,21 @@ class ConsumeLog:
         for run in made.values():
             run.data = None
 
-    def _directory(self, base: int) -> tuple[int, dict[int, Run]]:
+    def _directory(self, base: int) -> tuple[int, dict[int, IndexRun]]:
         file = self._disk.open(index_file.file_name(base))
         try:
             return index_file.read_directory(file, self._log_id, base)
         finally:
             file.close()
 
-    def _read(self, run: Run) -> bytes:
+    def _read(self, run: IndexRun) -> bytes:
         file = self._disk.open(index_file.file_name(run.base))
         try:
             return index_file.read_run(file, run)
         finally:
             file.close()
 
-    def _read_all(self, base: int, runs: Mapping[int, Run]) -> dict[int, bytes]:
+    def _read_all(self, base: int, runs: Mapping[int, IndexRun]) -> dict[int, bytes]:
         """All runs of one file with one read: to open the file for each would take a start seconds."""
         file = self._disk.open(index_file.file_name(base))
         try:
@@ -278,20 +278,22 @@ class ConsumeLog:
         tail = self._tails.get(subject_id)
         return _field(tail, 0, _FIRST_SEQUENCE_AT) if tail else None
 
-    def entries(self, subject_id: int, sequence: int, below: int) -> Iterator[Entry]:
+    def entries(self, subject_id: int, sequence: int, below: int) -> Iterator[ConsumeLogEntry]:
         """From the batch that holds `sequence`, or the next one after it; only what lies below position `below`."""
         for look in self._looks(subject_id, sequence):
-            for entry in starmap(Entry, ENTRY.iter_unpack(look)):
+            for entry in starmap(ConsumeLogEntry, ENTRY.iter_unpack(look)):
                 if entry.position >= below:
                     return
                 yield entry
 
-    def some(self, subject_id: int, sequence: int, below: int, *, messages_max: int, bytes_max: int) -> list[Entry]:
+    def some(
+        self, subject_id: int, sequence: int, below: int, *, messages_max: int, bytes_max: int
+    ) -> list[ConsumeLogEntry]:
         """The first of them within these bounds, but at least one if there is any. Quicker than to ask one by one."""
-        chosen: list[Entry] = []
+        chosen: list[ConsumeLogEntry] = []
         choose = chosen.append
         for look in self._looks(subject_id, sequence):
-            for entry in starmap(Entry, ENTRY.iter_unpack(look)):
+            for entry in starmap(ConsumeLogEntry, ENTRY.iter_unpack(look)):
                 messages_max -= entry.count
                 bytes_max -= entry.size
                 if entry.position >= below or ((messages_max < 0 or bytes_max < 0) and chosen):
@@ -322,27 +324,27 @@ class ConsumeLog:
             start = _index(chunk, _POSITION_AT, above - 1) if above else 0
             at = _index(chunk, _APPENDED_AT, appended_ms - 1, start)
             if at * ENTRY_BYTES < len(chunk):
-                entry = Entry(*ENTRY.unpack_from(chunk, at * ENTRY_BYTES))
+                entry = ConsumeLogEntry(*ENTRY.unpack_from(chunk, at * ENTRY_BYTES))
                 return entry.first_sequence if entry.position < below else None
         return None
 
-    def find_id(self, subject_id: int, producer_id: int, producer_sequence: int, below: int) -> Entry | None:
+    def find_id(self, subject_id: int, producer_id: int, producer_sequence: int, below: int) -> ConsumeLogEntry | None:
         """The batch in which a producer stored its `producer_sequence`. Reads every entry of the subject."""
         for entry in self.entries(subject_id, 0, below):
             if entry.producer_id == producer_id and 0 <= producer_sequence - entry.producer_sequence < entry.count:
                 return entry
         return None
 
-    def look_back(self, subject_id: int, producer_id: int, first: int, end: int) -> list[Entry] | None:
+    def look_back(self, subject_id: int, producer_id: int, first: int, end: int) -> list[ConsumeLogEntry] | None:
         """The batches in which a producer stored these sequences of its own, in order; None where the newest 65,536
         entries of the subject do not tell, or more than 64 batches are there. A refused batch must not cost much.
         Entries of a part of a run are not verified: compare them with the records that they point to."""
-        found: list[Entry] = []
+        found: list[ConsumeLogEntry] = []
         producer = _U64.pack(producer_id)
         for chunk, start in self._newest_chunks(subject_id):
             at = _end_before(chunk, start, producer, end)
             while (at := _last_of(chunk, producer, start, at)) >= 0:
-                entry = Entry(*ENTRY.unpack_from(chunk, at))
+                entry = ConsumeLogEntry(*ENTRY.unpack_from(chunk, at))
                 if entry.producer_sequence < end and entry.producer_sequence + entry.count > first:
                     found.append(entry)
                 if len(found) > _FOUND_MAX:
@@ -365,7 +367,7 @@ class ConsumeLog:
             yield chunk, max(len(chunk) - left, 0)
             left -= run.entries * ENTRY_BYTES
 
-    def _newest_of(self, subject_id: int, run: Run, bytes_max: int) -> bytes:
+    def _newest_of(self, subject_id: int, run: IndexRun, bytes_max: int) -> bytes:
         """The run. Of a run on disk that is larger than `bytes_max`, only its end: all of it would cost too much."""
         beyond = run.entries * ENTRY_BYTES - bytes_max
         if beyond <= 0 or run.data is not None or (run.base, subject_id) in self._cache:
@@ -390,13 +392,13 @@ class ConsumeLog:
         if tail:
             yield tail
 
-    def _runs_from(self, subject_id: int, sequence: int) -> list[Run]:
+    def _runs_from(self, subject_id: int, sequence: int) -> list[IndexRun]:
         runs = self._runs.get(subject_id)
         return runs[bisect_right(runs, sequence, key=lambda run: run.end_sequence) :] if runs else []
 
     # --- runs in memory ----------------------------------------------------------------------------------------------
 
-    def absent(self, subject_id: int, sequence: int, messages: int) -> list[Run]:
+    def absent(self, subject_id: int, sequence: int, messages: int) -> list[IndexRun]:
         """What a look at that many messages from `sequence` on would have to read from disk."""
         end_sequence = sequence + messages
         return [
@@ -405,7 +407,7 @@ class ConsumeLog:
             if run.first_sequence < end_sequence and run.data is None and (run.base, subject_id) not in self._cache
         ]
 
-    def fetch(self, run: Run, done: Fetched) -> None:
+    def fetch(self, run: IndexRun, done: ReadCompletion) -> None:
         """Read a run off the loop, for `take_in`."""
         file = self._disk.open(index_file.file_name(run.base))
         try:
@@ -413,12 +415,12 @@ class ConsumeLog:
         finally:
             file.close()
 
-    def take_in(self, subject_id: int, run: Run, data: bytes) -> None:
+    def take_in(self, subject_id: int, run: IndexRun, data: bytes) -> None:
         """Keep what was fetched, if it is sound: what is not will be read again, and made again."""
         if (run.base, subject_id) not in self._cache and index_file.is_sound(run, data):
             self._keep(subject_id, run, data)
 
-    def _load(self, subject_id: int, run: Run) -> bytes:
+    def _load(self, subject_id: int, run: IndexRun) -> bytes:
         if run.data is not None:
             return run.data
         key = (run.base, subject_id)
@@ -428,14 +430,14 @@ class ConsumeLog:
         self._cache.move_to_end(key)
         return data
 
-    def _keep(self, subject_id: int, run: Run, data: bytes) -> bytes:
+    def _keep(self, subject_id: int, run: IndexRun, data: bytes) -> bytes:
         self._cache[run.base, subject_id] = data
         self._cached_bytes += len(data)
         while self._cached_bytes > limits.INDEX_CACHE_BYTES and len(self._cache) > 1:
             self._cached_bytes -= len(self._cache.popitem(last=False)[1])
         return data
 
-    def _read_or_rebuild(self, subject_id: int, run: Run) -> bytes:
+    def _read_or_rebuild(self, subject_id: int, run: IndexRun) -> bytes:
         try:
             return self._read(run)
         except (RemoteProtocolError, NoSuchFile):

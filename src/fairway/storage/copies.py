@@ -14,16 +14,16 @@ from fairway.storage import copying, following, mending
 from fairway.storage.action_log import ActionLog, ActionView
 from fairway.storage.catching_up import CatchUp
 from fairway.storage.checkpoint import LogMark, RotMark
-from fairway.storage.flusher import Durability, Outcome
+from fairway.storage.flusher import Durability, OnDurable
 from fairway.storage.log import Damaged, Log
 from fairway.storage.log_time import LogClock
 from fairway.storage.message_log import MessageLog
-from fairway.storage.opening import Opened
-from fairway.storage.record import Kind, Record
+from fairway.storage.opening import RecoveredStore
+from fairway.storage.record import Record, RecordKind
 from fairway.world.disk import Disk
 
 
-class Copies(ABC):
+class ReplicatedStore(ABC):
     """The part of a store that concerns copies. Logs have numbers: 0 messages, 1 actions."""
 
     fault: StorageFault | None
@@ -34,7 +34,9 @@ class Copies(ABC):
     _action_view: ActionView | None
     _rotten: list[RotMark]
 
-    def __init__(self, disk: Disk, opened: Opened, logs: tuple[MessageLog, ActionLog], durability: Durability) -> None:
+    def __init__(
+        self, disk: Disk, opened: RecoveredStore, logs: tuple[MessageLog, ActionLog], durability: Durability
+    ) -> None:
         self.follows = False  # another writes these logs
         self.on_synced: Callable[[], None] = lambda: None  # one of `ends` has moved
         self._durability = durability
@@ -88,7 +90,7 @@ class Copies(ABC):
         """Every rotten span that is known, of this life and the ones before."""
         return list(self._rotten)
 
-    def rotten_spans(self) -> list[mending.Span]:
+    def rotten_spans(self) -> list[mending.DamagedRange]:
         """What another copy could mend here, by log and position."""
         return [each for number, log in enumerate(self._logs) for each in mending.spans(number, log, self._rotten)]
 
@@ -141,7 +143,7 @@ class Copies(ABC):
         if log == 0:
             self.messages.views.apply(found)
             return
-        if found.header.kind == Kind.GROUPS:
+        if found.header.kind == RecordKind.GROUPS:
             self._action_retention.note_picture(found.header.position)
         if self._action_view is not None:
             self._action_view.replay(found)
@@ -176,7 +178,7 @@ class Copies(ABC):
         segments = [each for log in self._logs for each in log.segments]
         return self.time.vouched_ms(segments, self._written_ms() if self.follows else None)
 
-    def read_chunk(self, log: int, position: int, bytes_max: int) -> copying.Chunk | None:
+    def read_chunk(self, log: int, position: int, bytes_max: int) -> copying.SegmentChunk | None:
         """For a copy: whole records from `position` on that are synced here, of one segment, its header before the
         first. None: there is nothing yet. `Damaged` where this copy cannot tell."""
         try:
@@ -185,7 +187,7 @@ class Copies(ABC):
             self._note_met(log, position, damaged)
             raise
 
-    def read_warm_chunk(self, log: int, position: int, bytes_max: int) -> copying.Chunk | None:
+    def read_warm_chunk(self, log: int, position: int, bytes_max: int) -> copying.SegmentChunk | None:
         """The same as far as it is in memory. None: it is not, or there is nothing yet."""
         try:
             return copying.read_warm_chunk(self._logs[log], position, bytes_max)
@@ -196,7 +198,7 @@ class Copies(ABC):
     def fetch_chunk(self, log: int, position: int, bytes_max: int, done: copying.ChunkRead) -> None:
         """The same off the loop, of what is synced; then `done` is called with it, or with what is wrong."""
 
-        def fetched(found: copying.Chunk | Damaged | StorageFault) -> None:
+        def fetched(found: copying.SegmentChunk | Damaged | StorageFault) -> None:
             if isinstance(found, Damaged):
                 self._note_met(log, position, found)
             done(found)
@@ -227,7 +229,7 @@ class Copies(ABC):
         invariant(self.follows, "only a copy catches up")
         self._catch_up.begin()
 
-    def end_catch_up(self, done: Outcome = lambda _: None) -> None:
+    def end_catch_up(self, done: OnDurable = lambda _: None) -> None:
         """It has caught up, or leads soon: `done(None)` once everything is as if it had never been behind."""
         self._catch_up.end(done)
 

@@ -14,8 +14,8 @@ from fairway.errors import RemoteProtocolError, StorageFault, WrongDirectory
 from fairway.storage import record, segment
 from fairway.storage.checkpoint import RotMark
 from fairway.storage.log import Damaged, Log
-from fairway.storage.record import BadRecord, Header
-from fairway.storage.scan import STALE, Damage, Scan
+from fairway.storage.record import BadRecord, RecordHeader
+from fairway.storage.scan import STALE, Damage, SegmentScan
 
 _RECENT_BYTES = 16 * limits.MIB  # of the log's end: in memory, where nobody can tell
 _TAIL_BYTES = limits.MIB  # of the log's end, whose records are compared one by one, whatever a checkpoint covers
@@ -24,7 +24,7 @@ NO_MARK = (0, 0)
 ROTTEN_MARK = (0, 1)  # there might have been one, and it has rotted
 
 
-class Chunk(NamedTuple):
+class SegmentChunk(NamedTuple):
     """A stretch of one segment: whole records, the segment's header before the first."""
 
     base: int
@@ -32,10 +32,10 @@ class Chunk(NamedTuple):
     data: bytes
 
 
-ChunkRead: TypeAlias = Callable[[Chunk | Damaged | StorageFault], None]
+ChunkRead: TypeAlias = Callable[[SegmentChunk | Damaged | StorageFault], None]
 
 
-def read_chunk(log: Log, position: int, bytes_max: int) -> Chunk | None:
+def read_chunk(log: Log, position: int, bytes_max: int) -> SegmentChunk | None:
     """What lies at `position` and is synced: one record at least, else as many as fit. None: nothing yet. `Damaged`
     where no intact record begins, or none is stored any more."""
     if position >= log.synced_end:
@@ -48,10 +48,10 @@ def read_chunk(log: Log, position: int, bytes_max: int) -> Chunk | None:
         size = _whole_bytes(log, base, position, data)
     if size == 0:
         raise Damaged(position, "cut short")
-    return Chunk(base, position, data[:size])
+    return SegmentChunk(base, position, data[:size])
 
 
-def read_warm_chunk(log: Log, position: int, bytes_max: int) -> Chunk | None:
+def read_warm_chunk(log: Log, position: int, bytes_max: int) -> SegmentChunk | None:
     """The same without waiting for the device: as many records as memory holds. None: not one, or nothing yet."""
     if position >= log.synced_end:
         return None
@@ -63,7 +63,7 @@ def read_warm_chunk(log: Log, position: int, bytes_max: int) -> Chunk | None:
     if size == 0 and len(data) == wanted < limit:  # all of it is there, and the first record is larger
         data = read(position, min(_bytes_of_first(log, base, position, data), limit)) or b""
         size = _whole_bytes(log, base, position, data)
-    return Chunk(base, position, data[:size]) if size else None
+    return SegmentChunk(base, position, data[:size]) if size else None
 
 
 def fetch_chunk(log: Log, position: int, bytes_max: int, done: ChunkRead) -> None:
@@ -85,7 +85,7 @@ def fetch_chunk(log: Log, position: int, bytes_max: int, done: ChunkRead) -> Non
         except Damaged as damaged:
             done(damaged)
             return
-        done(Chunk(base, position, found[:size]))
+        done(SegmentChunk(base, position, found[:size]))
 
     log.fetch(position, min(max(bytes_max, _HEADERS_BYTES), limit), fetched)
 
@@ -133,14 +133,14 @@ def _bytes_of_first(log: Log, base: int, position: int, data: bytes) -> int:
     return skip + record.HEADER_BYTES + _header_in(log, data[skip:], position + skip).body_bytes
 
 
-def _header_in(log: Log, data: bytes, position: int) -> Header:
+def _header_in(log: Log, data: bytes, position: int) -> RecordHeader:
     try:
         return record.parse_header(data, 0, position, log.log_id)
     except (BadRecord, WrongDirectory) as bad:
         raise Damaged(position, str(bad)) from bad
 
 
-def _header_at(log: Log, position: int) -> tuple[Header, int]:
+def _header_at(log: Log, position: int) -> tuple[RecordHeader, int]:
     """The header of the record that begins there, and its own checksum; `Damaged` if none does."""
     data = log.read(position, record.HEADER_BYTES)
     return _header_in(log, data, position), int.from_bytes(data[-4:], "little")
@@ -173,12 +173,12 @@ def positions(log: Log, start: int, end: int) -> list[int]:
     for each in log.segments:
         begin, limit = max(start, each.base + segment.HEADER_BYTES), min(end, each.end, log.synced_end)
         if begin < limit:
-            scan = Scan(log.file(each), each.base, begin + -begin % record.ALIGNMENT, log.log_id, limit=each.end)
+            scan = SegmentScan(log.file(each), each.base, begin + -begin % record.ALIGNMENT, log.log_id, limit=each.end)
             found += _before(scan, limit)
     return found
 
 
-def _before(scan: Scan, limit: int) -> Iterable[int]:
+def _before(scan: SegmentScan, limit: int) -> Iterable[int]:
     for each in scan:
         if each.header is None or (isinstance(each, Damage) and each.why == STALE):
             continue

@@ -10,8 +10,8 @@ from __future__ import annotations
 from fairway.errors import RemoteProtocolError
 from fairway.storage import action_log, catching_up, directory, index_file, message_log, segment
 from fairway.storage import checkpoint as checkpoints
-from fairway.storage.directory import Identity
-from fairway.storage.recovery import Finding, LogRecovery, Verdict, witness_name
+from fairway.storage.directory import DirectoryIdentity
+from fairway.storage.recovery import DamageVerdict, Finding, LogRecovery, witness_name
 from fairway.world.disk import Disk
 
 _WHY = "not in the master's history"
@@ -22,7 +22,7 @@ def cut(disk: Disk, messages_at: int, actions_at: int) -> list[Finding]:
     known = directory.identify(disk)
     disk.lock()
     places = {message_log.DIRECTORY: messages_at, action_log.DIRECTORY: actions_at}
-    _remove_checkpoints(disk, known or Identity(0, 0, 0), messages_at, actions_at)
+    _remove_checkpoints(disk, known or DirectoryIdentity(0, 0, 0), messages_at, actions_at)
     _remove_indexes(disk, messages_at)
     _lower_catching_up(disk, places)
     findings: list[Finding] = []
@@ -30,11 +30,11 @@ def cut(disk: Disk, messages_at: int, actions_at: int) -> list[Finding]:
         recovery = LogRecovery(disk, log, log_id=0)
         recovery.measure()
         _lower_witness(disk, recovery, at)
-        findings += recovery.cut(at, _WHY, Verdict.PARTED)
+        findings += recovery.cut(at, _WHY, DamageVerdict.PARTED)
     return findings
 
 
-def _remove_checkpoints(disk: Disk, known: Identity, messages_at: int, actions_at: int) -> None:
+def _remove_checkpoints(disk: Disk, known: DirectoryIdentity, messages_at: int, actions_at: int) -> None:
     """Those that say more, the newest first: what is left is never newer than what is gone."""
     for number in reversed(checkpoints.numbers(disk)):
         try:

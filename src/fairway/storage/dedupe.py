@@ -48,7 +48,7 @@ _NOWHERE = -1  # where a verifier is stated that is stated in no segment, as far
 Firsts: TypeAlias = Callable[[], Mapping[tuple[int, int], int]]
 
 
-class Stored(msgspec.Struct, frozen=True, gc=False):
+class DedupeEntry(msgspec.Struct, frozen=True, gc=False):
     """A batch that is in the log (or on its way there)."""
 
     producer_sequence: int
@@ -70,7 +70,7 @@ class PlaceTaken(Refused):
 
     def __init__(
         self,
-        header: batch.Header,
+        header: batch.BatchHeader,
         sentence: str,
         end: int,
         stored: tuple[StoredRange, ...] | None = None,
@@ -83,7 +83,7 @@ class PlaceTaken(Refused):
 
 
 class _Stream:
-    """One producer's stream into one subject. `window` holds packed `Stored`, oldest first."""
+    """One producer's stream into one subject. `window` holds packed `DedupeEntry`, oldest first."""
 
     __slots__ = (
         "epoch", "left_end", "next", "old_epoch", "secret", "stated_at", "stated_from", "subject_id", "used_ms",
@@ -114,7 +114,7 @@ class _Stream:
             self.secret = secret
         return is_right
 
-    def overlapping(self, first: int, end: int) -> list[Stored]:
+    def overlapping(self, first: int, end: int) -> list[DedupeEntry]:
         """The batches of the window that have some of these sequences, in order."""
         found = [each for each in self if each.producer_sequence < end and each.producer_sequence + each.count > first]
         return found[::-1]
@@ -138,10 +138,10 @@ class _Stream:
             batches, next_ = batches - 1, stored.producer_sequence
         return 0, firsts().get((self.subject_id, producer_id), next_)
 
-    def __iter__(self) -> Iterator[Stored]:
+    def __iter__(self) -> Iterator[DedupeEntry]:
         """Newest first: what is sent again is nearly always what was sent last."""
         for at in range(len(self.window) - _STORED.size, -1, -_STORED.size):
-            yield Stored(*_STORED.unpack_from(self.window, at))
+            yield DedupeEntry(*_STORED.unpack_from(self.window, at))
 
 
 class DedupeWindow:
@@ -161,7 +161,7 @@ class DedupeWindow:
         """Memory that all streams take, as an estimate."""
         return len(self._streams) * limits.STREAM_BYTES + self._window_bytes * 5 // 4  # a window grows in steps
 
-    def judge(self, header: batch.Header, subject_id: int, secret: bytes = b"") -> Stored | None:
+    def judge(self, header: batch.BatchHeader, subject_id: int, secret: bytes = b"") -> DedupeEntry | None:
         """None: the batch is new. Else the receipt of the original. `Refused` for the other answers."""
         stream = self._streams.get(header.producer_id)
         first = header.first_sequence
@@ -190,7 +190,7 @@ class DedupeWindow:
         end = stream.end_before(first + header.count)
         raise self._taken(stream, header, f"already stored other bytes in {first}+{header.count}", end)
 
-    def _taken(self, stream: _Stream, header: batch.Header, sentence: str, end: int) -> PlaceTaken:
+    def _taken(self, stream: _Stream, header: batch.BatchHeader, sentence: str, end: int) -> PlaceTaken:
         first, sent_end = header.first_sequence, header.first_sequence + header.count
         found = stream.overlapping(first, sent_end)
         is_known = first >= stream.next or (bool(found) and found[0].producer_sequence <= first)
@@ -251,7 +251,7 @@ class DedupeWindow:
 
     # --- growing -----------------------------------------------------------------------------------------------------
 
-    def note(self, header: batch.Header, subject_id: int, first_sequence: int, end: int, appended_ms: int) -> None:
+    def note(self, header: batch.BatchHeader, subject_id: int, first_sequence: int, end: int, appended_ms: int) -> None:
         """A batch was appended (or is read again from the log): where its record ends, and when."""
         streams = self._streams
         stream = streams.pop(header.producer_id, None)
@@ -358,9 +358,9 @@ def unpack_statement(body: bytes) -> tuple[int, bytes]:
     return producer_id, verifier
 
 
-def _refused(code: Code, header: batch.Header, sentence: str) -> Refused:
+def _refused(code: Code, header: batch.BatchHeader, sentence: str) -> Refused:
     return Refused(code, _told(header, sentence))
 
 
-def _told(header: batch.Header, sentence: str) -> str:
+def _told(header: batch.BatchHeader, sentence: str) -> str:
     return f"stream {header.producer_id:016x} {sentence}"

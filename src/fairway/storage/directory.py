@@ -43,13 +43,13 @@ _FIRST_FILES = (IDENTITY, WIPING, "promise")
 _NOT_YET_OURS = frozenset({"lock", "lost+found", "delay", WIPING, "promise", *(f"{name}.tmp" for name in _FIRST_FILES)})
 
 
-class Identity(NamedTuple):
+class DirectoryIdentity(NamedTuple):
     directory_id: int
     messages_id: int
     actions_id: int
 
 
-def identify(disk: Disk) -> Identity | None:
+def identify(disk: Disk) -> DirectoryIdentity | None:
     """Whose directory it is, touching nothing: None for an empty one, `WrongDirectory` for one that is not ours."""
     try:
         return _read(disk)
@@ -70,7 +70,7 @@ def identify(disk: Disk) -> Identity | None:
     return _from_segments(disk)
 
 
-def claim(disk: Disk, rng: Rng, adopt: Identity | None = None) -> tuple[Identity, str | None]:
+def claim(disk: Disk, rng: Rng, adopt: DirectoryIdentity | None = None) -> tuple[DirectoryIdentity, str | None]:
     """The directory's identity, made where there is none; and what was wrong with it, if anything.
 
     `adopt` has the ids of the logs that a copy is to be made of; its directory id does not count.
@@ -79,10 +79,12 @@ def claim(disk: Disk, rng: Rng, adopt: Identity | None = None) -> tuple[Identity
     if adopt is not None and known is not None and not _is_of(known, adopt):
         if _segments(disk):
             raise _foreign(known, adopt)
-        known = Identity(known.directory_id, adopt.messages_id, adopt.actions_id)  # nothing was ever written to it
+        known = DirectoryIdentity(
+            known.directory_id, adopt.messages_id, adopt.actions_id
+        )  # nothing was ever written to it
         publish(disk, known)
     if known is None:
-        made = renewed(adopt or Identity(0, 0, 0), rng)
+        made = renewed(adopt or DirectoryIdentity(0, 0, 0), rng)
         publish(disk, made)
         return made, None
     if known.directory_id:
@@ -93,13 +95,13 @@ def claim(disk: Disk, rng: Rng, adopt: Identity | None = None) -> tuple[Identity
     return remade, f"{IDENTITY} was missing or damaged: made again from the segments, under a new directory id"
 
 
-def _is_of(known: Identity, adopt: Identity) -> bool:
+def _is_of(known: DirectoryIdentity, adopt: DirectoryIdentity) -> bool:
     """Whether a directory's logs are those that are to be copied; an id of 0 is not known."""
     pairs = ((known.messages_id, adopt.messages_id), (known.actions_id, adopt.actions_id))
     return all(own in (0, wanted) for own, wanted in pairs)
 
 
-def _foreign(known: Identity, adopt: Identity) -> WrongDirectory:
+def _foreign(known: DirectoryIdentity, adopt: DirectoryIdentity) -> WrongDirectory:
     own, wanted = (f"{each.messages_id:016x} and {each.actions_id:016x}" for each in (known, adopt))
     return WrongDirectory(
         f"the directory holds the logs {own}, those of the group are {wanted}: it belongs to another group; choose an "
@@ -107,13 +109,15 @@ def _foreign(known: Identity, adopt: Identity) -> WrongDirectory:
     )
 
 
-def renewed(logs: Identity, rng: Rng) -> Identity:
+def renewed(logs: DirectoryIdentity, rng: Rng) -> DirectoryIdentity:
     """The same logs in a directory that is not the one that was known; a log's id of 0 is made too."""
     directory_id = rng.bits(_ID_BITS)
-    return Identity(directory_id, logs.messages_id or rng.bits(_ID_BITS), logs.actions_id or rng.bits(_ID_BITS))
+    return DirectoryIdentity(
+        directory_id, logs.messages_id or rng.bits(_ID_BITS), logs.actions_id or rng.bits(_ID_BITS)
+    )
 
 
-def publish(disk: Disk, identity: Identity) -> None:
+def publish(disk: Disk, identity: DirectoryIdentity) -> None:
     """Say whose directory it is from now on."""
     disk.publish(IDENTITY, [_pack(identity)])
 
@@ -127,12 +131,12 @@ def secure(disk: Disk, name: str) -> None:
         file.close()
 
 
-def _pack(identity: Identity) -> bytes:
+def _pack(identity: DirectoryIdentity) -> bytes:
     covered = _COVERED.pack(MAGIC, VERSION, IDENTITY_BYTES, 0, 0, *identity)
     return covered + _CRC.pack(checksum(covered))
 
 
-def _read(disk: Disk) -> Identity:
+def _read(disk: Disk) -> DirectoryIdentity:
     """In every version the file begins with magic and version and ends with the CRC of all before it."""
     file = disk.open(IDENTITY)
     try:
@@ -150,7 +154,7 @@ def _read(disk: Disk) -> Identity:
     _, _, _, must, _, *ids = _COVERED.unpack(covered)
     if must:
         raise WrongDirectory(f"{IDENTITY} has flags {must:#x} that this version does not know: use a newer one")
-    return Identity(*ids)
+    return DirectoryIdentity(*ids)
 
 
 def _segments(disk: Disk) -> list[str]:
@@ -162,7 +166,7 @@ def _segments(disk: Disk) -> list[str]:
     ]
 
 
-def _from_segments(disk: Disk) -> Identity:
+def _from_segments(disk: Disk) -> DirectoryIdentity:
     """The log ids that the segments name; the directory id is 0, for it is lost."""
     log_ids = {message_log.DIRECTORY: 0, action_log.DIRECTORY: 0}
     for name in _segments(disk):
@@ -179,4 +183,4 @@ def _from_segments(disk: Disk) -> Identity:
         log_ids[directory] = log_ids[directory] or log_id
     if not log_ids[message_log.DIRECTORY] and disk.listing(message_log.DIRECTORY):
         raise WrongDirectory(f"{IDENTITY} is missing and no segment header can be read: restore {IDENTITY} from a copy")
-    return Identity(0, log_ids[message_log.DIRECTORY], log_ids[action_log.DIRECTORY])
+    return DirectoryIdentity(0, log_ids[message_log.DIRECTORY], log_ids[action_log.DIRECTORY])

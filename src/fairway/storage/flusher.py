@@ -44,7 +44,7 @@ _ENOUGH_BYTES = 64 * limits.KIB  # a round of this size goes at once
 _LOOKS_MAX = 8  # turns of the loop that a smaller one may grow for, as long as each adds to it
 _GROWTH_NS_MAX = 500_000  # and so long at most: eight turns of a loop that others keep busy took 16 ms (bench/hostile)
 
-Outcome: TypeAlias = Callable[[FairwayError | None], None]
+OnDurable: TypeAlias = Callable[[FairwayError | None], None]
 Defer: TypeAlias = Callable[[Callable[[], None]], object]
 
 
@@ -55,7 +55,7 @@ class Durability(enum.Enum):
     MEMORY = "memory"  # it survives the death of the process; a power cut takes what was not yet synced
 
 
-class Watch(Protocol):
+class SyncObserver(Protocol):
     """Whoever wants to know how long syncs take."""
 
     def begun(self) -> None: ...
@@ -63,10 +63,10 @@ class Watch(Protocol):
     def ended(self) -> None: ...
 
 
-WatchT = TypeVar("WatchT", bound=Watch)
+WatchT = TypeVar("WatchT", bound=SyncObserver)
 
 
-class _Round:
+class _CommitRound:
     """The parts of one commit, and who waits for it."""
 
     __slots__ = ("end", "file", "must_sync", "parts", "start", "syncs", "waiters")
@@ -78,7 +78,7 @@ class _Round:
         self.start = start
         self.end = start
         self.parts: list[Part] = []
-        self.waiters: list[Outcome] = []
+        self.waiters: list[OnDurable] = []
 
     def answer(self, outcome: FairwayError | None) -> None:
         waiters, self.waiters = self.waiters, []
@@ -118,9 +118,9 @@ class Flusher:
         self._defer = defer
         self._on_full = on_full
         self._on_progress = on_progress
-        self._watch: Watch | None = None
-        self._in_flight: _Round | None = None
-        self._gathered: deque[_Round] = deque()
+        self._watch: SyncObserver | None = None
+        self._in_flight: _CommitRound | None = None
+        self._gathered: deque[_CommitRound] = deque()
         self._kicked = False
         self._looked_end = synced_end
         self._looks = 0
@@ -129,12 +129,14 @@ class Flusher:
         # held alone:
         self._is_held = False
         self._confirmed_end = synced_end
-        self._parked: list[tuple[int, list[Outcome]]] = []  # who waits for what is written and not confirmed, in order
+        self._parked: list[
+            tuple[int, list[OnDurable]]
+        ] = []  # who waits for what is written and not confirmed, in order
         # memory alone:
         self._unsynced_file: File | None = None  # has bytes that were written and not synced
-        self._held: _Round | None = None  # written, and committed with the sync that follows
+        self._held: _CommitRound | None = None  # written, and committed with the sync that follows
         self._wanted_end = synced_end  # somebody wants everything below it synced
-        self._sync_waiters: list[tuple[int, Outcome]] = []
+        self._sync_waiters: list[tuple[int, OnDurable]] = []
 
     @property
     def unsynced_bytes(self) -> int:
@@ -157,7 +159,7 @@ class Flusher:
         gathered = self._gathered
         last = gathered[-1] if gathered else None
         if last is None or last.file is not file:
-            last = _Round(file, self.gathered_end, syncs=not self._is_lazy)
+            last = _CommitRound(file, self.gathered_end, syncs=not self._is_lazy)
             gathered.append(last)
             self._kick_soon()
         last.parts += (part, body) if body else (part,)
@@ -169,14 +171,14 @@ class Flusher:
         """What comes next names a synced end, and may not go into a round that begins below it. For whoever takes in
         what another wrote: one's own records name one's own synced end, and no open round begins below that."""
         if self._gathered and self._gathered[-1].start < synced_end:
-            self._gathered.append(_Round(file, self.gathered_end, syncs=not self._is_lazy))
+            self._gathered.append(_CommitRound(file, self.gathered_end, syncs=not self._is_lazy))
 
     def _kick_soon(self) -> None:
         if not self._kicked and self._in_flight is None:
             self._kicked = True
             self._defer(self._kick)
 
-    def when_durable(self, position: int, outcome: Outcome, undos: int | None = None) -> None:
+    def when_durable(self, position: int, outcome: OnDurable, undos: int | None = None) -> None:
         """Call `outcome(None)` once everything below `position` is committed, at once where it is already.
 
         After a full disk the same position may hold something else. Whoever asks in a later turn than that of the
@@ -196,7 +198,7 @@ class Flusher:
         else:
             self._round_of(position).waiters.append(outcome)
 
-    def when_synced(self, position: int, outcome: Outcome) -> None:
+    def when_synced(self, position: int, outcome: OnDurable) -> None:
         """The same for a sync, whatever the durability: for what speaks of the log elsewhere, such as a checkpoint."""
         if not self._is_lazy and not self._is_held:
             self.when_durable(position, outcome)
@@ -209,7 +211,7 @@ class Flusher:
             self._sync_waiters.append((position, outcome))
             self._want_sync(position)
 
-    def when_settled(self, position: int, outcome: Outcome) -> None:
+    def when_settled(self, position: int, outcome: OnDurable) -> None:
         """The same once it is synced and committed, which for a held log are two things."""
 
         def durable(undone: FairwayError | None) -> None:
@@ -237,7 +239,7 @@ class Flusher:
             self._confirmed_end = end
             self._release()
 
-    def _park(self, position: int, waiters: list[Outcome]) -> None:
+    def _park(self, position: int, waiters: list[OnDurable]) -> None:
         if waiters:
             insort_right(self._parked, (position, waiters), key=_position)
 
@@ -282,11 +284,11 @@ class Flusher:
 
     # --- rounds ------------------------------------------------------------------------------------------------------
 
-    def _round_of(self, position: int) -> _Round:
+    def _round_of(self, position: int) -> _CommitRound:
         invariant(position <= self.gathered_end, "nobody waits for what was not appended")
         return next(round_ for round_ in self._open_rounds() if position <= round_.end)
 
-    def _open_rounds(self) -> list[_Round]:
+    def _open_rounds(self) -> list[_CommitRound]:
         """Those that are not committed, in order."""
         return [*(each for each in (self._held, self._in_flight) if each is not None), *self._gathered]
 
@@ -326,10 +328,10 @@ class Flusher:
         self._looks = self._looks + 1 if is_growing else 0
         return is_growing
 
-    def _next_round(self) -> _Round | None:
+    def _next_round(self) -> _CommitRound | None:
         file = self._unsynced_file
         if file is not None and self._is_sync_due(file):
-            return _Round(file, self._held.end if self._held is not None else self.written_end, syncs=True)
+            return _CommitRound(file, self._held.end if self._held is not None else self.written_end, syncs=True)
         return self._gathered.popleft() if self._gathered else None
 
     def _is_sync_due(self, file: File) -> bool:
@@ -359,14 +361,14 @@ class Flusher:
         else:
             self._written(round_)
 
-    def _synced(self, round_: _Round) -> None:
+    def _synced(self, round_: _CommitRound) -> None:
         held, self._held = self._held, None
         self.synced_end = round_.end
         self._unsynced_file = None
         self.syncs += 1
         self._commit(round_.end, (held, round_) if held is not None else (round_,))
 
-    def _commit(self, end: int, rounds: tuple[_Round, ...]) -> None:
+    def _commit(self, end: int, rounds: tuple[_CommitRound, ...]) -> None:
         """As far as this copy goes, these are committed."""
         self.written_end = end
         if self._is_held:
@@ -393,7 +395,7 @@ class Flusher:
             if position <= self.synced_end:
                 outcome(None)
 
-    def _written(self, round_: _Round) -> None:
+    def _written(self, round_: _CommitRound) -> None:
         """Memory alone: the bytes are with the kernel."""
         self._unsynced_file = round_.file
         if round_.must_sync:
@@ -402,7 +404,7 @@ class Flusher:
             return
         self._commit(round_.end, (round_,))
 
-    def _undo(self, round_: _Round, fault: DiskFull) -> None:
+    def _undo(self, round_: _CommitRound, fault: DiskFull) -> None:
         undone = [round_, *self._gathered]
         unsynced = [each for each in self._sync_waiters if each[0] > round_.start]
         self._sync_waiters = [each for each in self._sync_waiters if each[0] <= round_.start]
@@ -416,7 +418,7 @@ class Flusher:
         for _, outcome in unsynced:
             outcome(_undone(f" ({fault})"))
 
-    def poison(self, fault: StorageFault, round_: _Round | None = None) -> None:
+    def poison(self, fault: StorageFault, round_: _CommitRound | None = None) -> None:
         """Never answer again: what is on disk is unknown."""
         self.fault = self.fault or fault
         undone = [*([round_] if round_ is not None else []), *self._open_rounds()]
@@ -432,7 +434,7 @@ class Flusher:
         self._on_progress()
 
 
-def _position(parked: tuple[int, list[Outcome]]) -> int:
+def _position(parked: tuple[int, list[OnDurable]]) -> int:
     return parked[0]
 
 
@@ -440,7 +442,7 @@ def _nothing() -> None:
     pass
 
 
-def _future() -> tuple[asyncio.Future[None], Outcome]:
+def _future() -> tuple[asyncio.Future[None], OnDurable]:
     """A future, and the outcome that settles it."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -13,19 +13,19 @@ from fairway import batch
 from fairway.errors import RemoteProtocolError, WrongDirectory
 from fairway.storage import action_log, dedupe, record, segment, subjects
 from fairway.storage.log import Log
-from fairway.storage.record import BadRecord, Kind, Record
+from fairway.storage.record import BadRecord, Record, RecordKind
 
 _ACTION_KINDS = frozenset(int(kind) for kind in action_log.ActionKind)
 
 
-class Followed(NamedTuple):
+class AcceptedBytes(NamedTuple):
     """Bytes that fit."""
 
     header_bytes: int  # of the segment's header, where a segment begins
     records: list[Record]
 
 
-def check(log: Log, base: int, position: int, data: bytes) -> Followed:
+def check(log: Log, base: int, position: int, data: bytes) -> AcceptedBytes:
     """The records in `data`, which must be what follows on this log; `RemoteProtocolError` says why they are not."""
     if position != log.end:
         raise RemoteProtocolError(
@@ -44,7 +44,7 @@ def check(log: Log, base: int, position: int, data: bytes) -> Followed:
         records.append(found)
     if not records:
         raise RemoteProtocolError(f"no record came for {log.directory} at {position}")
-    return Followed(header_bytes, records)
+    return AcceptedBytes(header_bytes, records)
 
 
 def _check_place(log: Log, base: int, position: int, data: bytes) -> int:
@@ -130,17 +130,17 @@ def _no_check(_found: Record) -> None:
 
 _CHECKS: dict[str, dict[int, Callable[[Record], None]]] = {
     "messages": {
-        Kind.DATA: _check_batch,
-        Kind.SUBJECT: _check_subjects,
-        Kind.STREAM: _check_stream,
-        Kind.REMOVED: _check_removal,
-        Kind.EPOCH: _no_check,
+        RecordKind.DATA: _check_batch,
+        RecordKind.SUBJECT: _check_subjects,
+        RecordKind.STREAM: _check_stream,
+        RecordKind.REMOVED: _check_removal,
+        RecordKind.EPOCH: _no_check,
     },
     "actions": {
-        Kind.ACTIONS: _check_actions,
-        Kind.NAMES: _check_actions,
-        Kind.GROUPS: _check_groups,
-        Kind.DISPATCH: _no_check,
-        Kind.EPOCH: _no_check,
+        RecordKind.ACTIONS: _check_actions,
+        RecordKind.NAMES: _check_actions,
+        RecordKind.GROUPS: _check_groups,
+        RecordKind.DISPATCH: _no_check,
+        RecordKind.EPOCH: _no_check,
     },
 }

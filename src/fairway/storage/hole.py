@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 
 from fairway.storage import message_log
 from fairway.storage.checkpoint import RotMark
-from fairway.storage.consume_log import Entry
+from fairway.storage.consume_log import ConsumeLogEntry
 from fairway.storage.message_log import MessageLog
 
 
@@ -28,7 +28,7 @@ def lost_ranges(
     subject_id: int,
     first: int,
     end: int,
-    is_wanted: Callable[[Entry], bool] = lambda _: True,
+    is_wanted: Callable[[ConsumeLogEntry], bool] = lambda _: True,
 ) -> list[tuple[int, int]]:
     """The messages in [first, end) that the disk has lost, as (first, count), in order. Costs nothing where nothing has
     rotted."""

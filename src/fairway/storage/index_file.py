@@ -31,7 +31,7 @@ ENTRY_BYTES = ENTRY.size
 
 
 @dataclass(slots=True)
-class Run:
+class IndexRun:
     """One subject's entries for one segment. `data` while they are in memory; else they are at `offset` of the file."""
 
     base: int
@@ -48,16 +48,18 @@ def file_name(base: int) -> str:
     return f"{DIRECTORY}/{base:020d}.idx"
 
 
-def run_of(base: int, data: bytes, offset: int = 0) -> Run:
+def run_of(base: int, data: bytes, offset: int = 0) -> IndexRun:
     """Describe a run of entries that is in memory."""
     first = ENTRY.unpack_from(data, 0)
     last = ENTRY.unpack_from(data, len(data) - ENTRY_BYTES)
-    return Run(base, len(data) // ENTRY_BYTES, first[0], last[0] + last[1], last[4], offset, checksum(data), data)
+    return IndexRun(base, len(data) // ENTRY_BYTES, first[0], last[0] + last[1], last[4], offset, checksum(data), data)
 
 
-def pack(log_id: int, base: int, covered_end: int, entries: Mapping[int, bytes]) -> tuple[list[Part], dict[int, Run]]:
+def pack(
+    log_id: int, base: int, covered_end: int, entries: Mapping[int, bytes]
+) -> tuple[list[Part], dict[int, IndexRun]]:
     """The parts of an index file for `entries` by subject, and the runs in it."""
-    runs: dict[int, Run] = {}
+    runs: dict[int, IndexRun] = {}
     directory: list[bytes] = []
     offset = HEADER_BYTES + len(entries) * _RUN.size
     for subject_id, data in sorted(entries.items()):
@@ -73,7 +75,7 @@ def pack(log_id: int, base: int, covered_end: int, entries: Mapping[int, bytes])
     return [header, directory_bytes, *(data for _, data in sorted(entries.items()))], runs
 
 
-def read_directory(file: File, log_id: int, base: int) -> tuple[int, dict[int, Run]]:
+def read_directory(file: File, log_id: int, base: int) -> tuple[int, dict[int, IndexRun]]:
     """(covered end, runs by subject) of an index file; `RemoteProtocolError` where it is not to be trusted."""
     header = file.read(0, HEADER_BYTES)
     if len(header) < HEADER_BYTES:
@@ -91,11 +93,11 @@ def read_directory(file: File, log_id: int, base: int) -> tuple[int, dict[int, R
         raise RemoteProtocolError("the index directory fails its checksum")
     runs = {}
     for subject_id, entries, first, end, offset, newest_ms, crc, _ in _RUN.iter_unpack(directory):
-        runs[subject_id] = Run(base, entries, first, end, newest_ms, offset, crc)
+        runs[subject_id] = IndexRun(base, entries, first, end, newest_ms, offset, crc)
     return covered_end, runs
 
 
-def read_run(file: File, run: Run) -> bytes:
+def read_run(file: File, run: IndexRun) -> bytes:
     """A run's entries, verified."""
     data = file.read(run.offset, run.entries * ENTRY_BYTES)
     if not is_sound(run, data):
@@ -103,7 +105,7 @@ def read_run(file: File, run: Run) -> bytes:
     return data
 
 
-def read_runs(file: File, runs: Mapping[int, Run]) -> dict[int, bytes]:
+def read_runs(file: File, runs: Mapping[int, IndexRun]) -> dict[int, bytes]:
     """The entries of all these runs, verified."""
     start = min((run.offset for run in runs.values()), default=0)
     data = file.read(start, max(file.size - start, 0))
@@ -116,6 +118,6 @@ def read_runs(file: File, runs: Mapping[int, Run]) -> dict[int, bytes]:
     return found
 
 
-def is_sound(run: Run, data: bytes) -> bool:
+def is_sound(run: IndexRun, data: bytes) -> bool:
     """Whether these are the run's entries."""
     return len(data) == run.entries * ENTRY_BYTES and checksum(data) == run.crc

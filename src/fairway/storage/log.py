@@ -19,10 +19,10 @@ from fairway.errors import Code, DiskFull, FairwayError, Refused, invariant
 from fairway.storage import record, segment
 from fairway.storage.flusher import Defer, Durability, Flusher
 from fairway.storage.log_time import AHEAD_MS, IsAhead
-from fairway.storage.record import BadRecord, Header, Kind, Record
+from fairway.storage.record import BadRecord, Record, RecordHeader, RecordKind
 from fairway.storage.segment import Segment
 from fairway.world.clock import Clock
-from fairway.world.disk import Disk, Fetched, File, Part
+from fairway.world.disk import Disk, File, Part, ReadCompletion
 
 _RECORD_BYTES_MAX = record.HEADER_BYTES + record.BODY_BYTES_MAX
 
@@ -111,7 +111,7 @@ class Log:
 
     def append(
         self,
-        kind: Kind,
+        kind: RecordKind,
         body: Part,
         now_ms: int,
         subject_id: int = 0,
@@ -119,7 +119,7 @@ class Log:
         count: int = 0,
         must_sync: bool = False,
         crc: int = -1,
-    ) -> Header:
+    ) -> RecordHeader:
         """Gather one record; it is durable once `flusher.durable(header.end)` says so. `must_sync`: synced by then,
         whatever the durability. `crc`: of the body; -1: not known."""
         self.make_room(record.HEADER_BYTES + len(body), now_ms)
@@ -136,7 +136,7 @@ class Log:
 
     def write(
         self,
-        kind: Kind,
+        kind: RecordKind,
         body: Part,
         now_ms: int,
         subject_id: int = 0,
@@ -144,7 +144,7 @@ class Log:
         count: int = 0,
         must_sync: bool = False,
         crc: int = -1,
-    ) -> Header:
+    ) -> RecordHeader:
         """Gather one record in the newest segment, whatever its size: for what belongs to the record that follows."""
         body_bytes = len(body)
         invariant(not body_bytes % record.ALIGNMENT, "a body is padded")
@@ -168,7 +168,7 @@ class Log:
         )
         flusher.add(self.file(newest), packed, body, must_sync)
         self.end = newest.end = position + record.HEADER_BYTES + body_bytes
-        return Header(
+        return RecordHeader(
             kind, subject_id, position, synced_end, epoch, first_sequence, appended_ms, count, body_bytes, crc
         )
 
@@ -184,7 +184,7 @@ class Log:
     def _write_epoch(self, now_ms: int) -> None:
         self._epoch_end = self.end  # not None, so that this append does not come here again
         try:
-            self._epoch_end = self.append(Kind.EPOCH, b"", now_ms, must_sync=True).end
+            self._epoch_end = self.append(RecordKind.EPOCH, b"", now_ms, must_sync=True).end
         except FairwayError:
             self._epoch_end = None
             self._easy_end = -1
@@ -197,7 +197,7 @@ class Log:
             self._epoch_end = max(self._epoch_end, self.end)
         self.flusher.hold(confirmed_end)
 
-    def take(self, records: Sequence[Header], data: bytes, header_bytes: int, *, merged: bool) -> None:
+    def take(self, records: Sequence[RecordHeader], data: bytes, header_bytes: int, *, merged: bool) -> None:
         """Gather what another wrote, which was found to fit: records side by side, behind the header of a new segment
         where there is one. `Refused` if there is no room for that segment: then nothing was taken.
 
@@ -361,7 +361,7 @@ class Log:
         data = file.read_cached(at, size)
         return file.read(at, size) if data is None and file.is_blind else data
 
-    def fetch(self, position: int, size: int, done: Fetched) -> None:
+    def fetch(self, position: int, size: int, done: ReadCompletion) -> None:
         """The same, off the loop."""
         of = self.segment_at(position)
         self._disk.fetch(self.file(of), position - of.base, size, done)

@@ -15,12 +15,12 @@ from fairway.errors import RemoteProtocolError, WrongDirectory
 from fairway.storage import following, record, segment
 from fairway.storage.checkpoint import RotMark
 from fairway.storage.log import Damaged, Log
-from fairway.storage.record import BadRecord, Header, Record
-from fairway.storage.scan import MISSING, STALE, Scan, check_segment_header
+from fairway.storage.record import BadRecord, Record, RecordHeader
+from fairway.storage.scan import MISSING, STALE, SegmentScan, check_segment_header
 from fairway.storage.segment import Segment
 
 
-class Span(NamedTuple):
+class DamagedRange(NamedTuple):
     """Bytes of a log, by its number, that this copy has lost."""
 
     log: int
@@ -35,17 +35,17 @@ class Patch(NamedTuple):
     data: bytes
 
 
-def spans(number: int, log: Log, rotten: Iterable[RotMark]) -> list[Span]:
+def spans(number: int, log: Log, rotten: Iterable[RotMark]) -> list[DamagedRange]:
     """What has to be mended in a log, in order; each begins where a record or a segment should, and may go on over
     several segments."""
-    found: list[Span] = []
+    found: list[DamagedRange] = []
     for mark in sorted((each for each in rotten if each.log == log.directory), key=lambda each: each.start):
         start = _start_of(log, mark)
         end = mark.end if mark.end > mark.start else end_of(log, mark.start)
         if found and start <= found[-1].end:
             start, end = found[-1].start, max(end, found.pop().end)
         if start < end:
-            found.append(Span(number, start, end))
+            found.append(DamagedRange(number, start, end))
     return found
 
 
@@ -55,7 +55,7 @@ def _start_of(log: Log, mark: RotMark) -> int:
     if cut is None:
         return mark.start
     whole_end = cut.base
-    for found in Scan(log.file(cut), cut.base, cut.base + segment.HEADER_BYTES, log.log_id, limit=cut.end):
+    for found in SegmentScan(log.file(cut), cut.base, cut.base + segment.HEADER_BYTES, log.log_id, limit=cut.end):
         if isinstance(found, Record):
             whole_end = found.header.end
         elif found.end < cut.end:
@@ -76,11 +76,11 @@ def end_of(log: Log, position: int) -> int:
     if header is not None and header.end <= of.end:  # most often only the body is damaged, and a scan would read more
         is_sound = record.is_sound_body(log.read(header.body_at, header.body_bytes), header.body_crc)
         return position if is_sound else header.end
-    seen = next(iter(Scan(log.file(of), of.base, position, log.log_id, limit=of.end)), None)
+    seen = next(iter(SegmentScan(log.file(of), of.base, position, log.log_id, limit=of.end)), None)
     return position if seen is None or isinstance(seen, Record) else seen.end
 
 
-def _header_at(log: Log, position: int) -> Header | None:
+def _header_at(log: Log, position: int) -> RecordHeader | None:
     """The header of the record that begins there, if that much of it is sound."""
     try:
         return record.parse_header(log.read(position, record.HEADER_BYTES), 0, position, log.log_id)
@@ -88,7 +88,7 @@ def _header_at(log: Log, position: int) -> Header | None:
         return None
 
 
-def check(log: Log, span: Span, position: int, data: bytes) -> Patch:
+def check(log: Log, span: DamagedRange, position: int, data: bytes) -> Patch:
     """What of the data belongs into the span: whole records, and a segment's header where one begins.
     `RemoteProtocolError` where that is nothing, or another record than the one that was lost."""
     data = data[: max(span.end - position, 0)]
@@ -110,7 +110,7 @@ def check(log: Log, span: Span, position: int, data: bytes) -> Patch:
     return Patch(records, data[:at])
 
 
-def _check_same(log: Log, header: Header) -> None:
+def _check_same(log: Log, header: RecordHeader) -> None:
     """Where the header of what was lost is still sound, it must be this one; one of an earlier epoch was never part of
     the log."""
     known = _header_at(log, header.position)
@@ -149,7 +149,10 @@ def is_whole(log: Log, mark: RotMark) -> bool:
         if at == of.base and check_segment_header(file, of.base, log.log_id) is not None:
             return False
         begin = max(at, of.base + segment.HEADER_BYTES)
-        if any(not isinstance(each, Record) for each in Scan(file, of.base, begin, log.log_id, limit=min(of.end, end))):
+        if any(
+            not isinstance(each, Record)
+            for each in SegmentScan(file, of.base, begin, log.log_id, limit=min(of.end, end))
+        ):
             return False
         at = of.end
     return True
@@ -161,7 +164,7 @@ def within(log: Log, mark: RotMark) -> Iterator[tuple[Segment, Iterator[Record]]
     for of in log.segments:
         begin = max(mark.start, of.base + segment.HEADER_BYTES)
         if begin < min(of.end, end):
-            scan = Scan(log.file(of), of.base, begin, log.log_id, limit=of.end)
+            scan = SegmentScan(log.file(of), of.base, begin, log.log_id, limit=of.end)
             records = (each for each in scan if isinstance(each, Record))
             yield of, takewhile(lambda each: each.header.position < end, records)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
+from typing import TypeAlias
 
 import msgspec
 
@@ -16,12 +17,12 @@ from fairway import batch, limits
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError, StorageFault, StoredRange, invariant
 from fairway.names import Subject
 from fairway.storage import index_file, log_time, record
-from fairway.storage.consume_log import Entry
-from fairway.storage.dedupe import STATEMENT_BYTES, PlaceTaken, Stored
+from fairway.storage.consume_log import ConsumeLogEntry
+from fairway.storage.dedupe import STATEMENT_BYTES, DedupeEntry, PlaceTaken
 from fairway.storage.flusher import Defer, Durability
 from fairway.storage.log import Damaged, Log, LogState
 from fairway.storage.log_time import IsAhead
-from fairway.storage.record import BadRecord, Header, Kind, Record
+from fairway.storage.record import BadRecord, Record, RecordHeader, RecordKind
 from fairway.storage.segment import Segment
 from fairway.storage.subjects import SubjectState
 from fairway.storage.views import Views, packed_entry
@@ -38,7 +39,7 @@ _AWAITED = Refused(
 )
 
 
-class Receipt(msgspec.Struct, frozen=True, gc=False):
+class AppendReceipt(msgspec.Struct, frozen=True, gc=False):
     """Where a batch is. It is durable once the flusher has passed `end`."""
 
     subject_id: int
@@ -50,10 +51,13 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     is_duplicate: bool = False
 
 
+OnTaken: TypeAlias = Callable[[FairwayError | None, AppendReceipt | PlaceTaken], None]
+
+
 class StoredBatch(msgspec.Struct, frozen=True, gc=False):
     """A batch read back: its entry in the consume log, and its bytes."""
 
-    entry: Entry
+    entry: ConsumeLogEntry
     data: bytes
 
 
@@ -108,7 +112,9 @@ class MessageLog:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def append(self, subject: Subject, data: Part, header: batch.Header, secret: bytes = b"", crc: int = -1) -> Receipt:
+    def append(
+        self, subject: Subject, data: Part, header: batch.BatchHeader, secret: bytes = b"", crc: int = -1
+    ) -> AppendReceipt:
         """Store a batch that `batch.check` has passed; `Refused` means that nothing was appended. `secret`: what the
         sender shows of its stream. `crc`: of the whole batch; -1: not known."""
         state = self.views.subjects.find(subject)
@@ -119,7 +125,7 @@ class MessageLog:
             return self._receipt(state.id, original, original.end, is_duplicate=True)
         return self._append(subject, state, data, header, secret, crc)
 
-    def append_own(self, subject: Subject, data: bytes, header: batch.Header) -> Receipt:
+    def append_own(self, subject: Subject, data: bytes, header: batch.BatchHeader) -> AppendReceipt:
         """Store a batch of the broker's own making: what it repeats is its own business, and gaps mean nothing."""
         invariant(subject.is_internal, "the broker's own batches go to subjects of its own")
         return self._append(subject, self.views.subjects.find(subject), data, header)
@@ -129,10 +135,10 @@ class MessageLog:
         subject: Subject,
         state: SubjectState | None,
         data: Part,
-        header: batch.Header,
+        header: batch.BatchHeader,
         secret: bytes = b"",
         crc: int = -1,
-    ) -> Receipt:
+    ) -> AppendReceipt:
         known = state or self.introduce(subject)
         if known.removed_end is not None:
             raise _shut(known)
@@ -145,9 +151,9 @@ class MessageLog:
             statement = self.views.dedupe.statement(header.producer_id, secret, log.segments[-1].base)
             if statement is not None:
                 self._state_stream(statement, known.id, now_ms)
-            written = log.write(Kind.DATA, data, now_ms, known.id, known.next_sequence, header.count, crc=crc)
+            written = log.write(RecordKind.DATA, data, now_ms, known.id, known.next_sequence, header.count, crc=crc)
         else:
-            written = log.append(Kind.DATA, data, now_ms, known.id, known.next_sequence, header.count, crc=crc)
+            written = log.append(RecordKind.DATA, data, now_ms, known.id, known.next_sequence, header.count, crc=crc)
         self.views.note_batch(written, header)
         if statement is not None:
             self._state_stream(statement, known.id, now_ms)
@@ -155,7 +161,7 @@ class MessageLog:
             self._state_name(known)
         return self._receipt(known.id, written, written.end, is_duplicate=False)
 
-    def resolve(self, taken: PlaceTaken) -> Receipt | PlaceTaken:
+    def resolve(self, taken: PlaceTaken) -> AppendReceipt | PlaceTaken:
         """What stands in the places of a batch that was refused, all of it committed by now: the receipt of the same
         batch, which had left the dedupe window; or the conflict, which says what is there as far as the log tells."""
         header = taken.header
@@ -172,7 +178,7 @@ class MessageLog:
             return self._receipt(taken.subject_id, entry, entry.position + entry.size, is_duplicate=True)
         return taken
 
-    def _stored_range(self, entry: Entry) -> StoredRange | None:
+    def _stored_range(self, entry: ConsumeLogEntry) -> StoredRange | None:
         """By the headers of record and batch; None: they cannot be read, or the entry does not fit them."""
         try:
             data = self.log.read(entry.position, record.HEADER_BYTES + batch.HEADER_BYTES)
@@ -185,9 +191,11 @@ class MessageLog:
         is_right &= (there.end, there.appended_ms) == (entry.position + entry.size, entry.appended_ms)
         return StoredRange(of.first_sequence, of.count, of.crc) if is_right else None
 
-    def _receipt(self, subject_id: int, of: Header | Stored | Entry, end: int, *, is_duplicate: bool) -> Receipt:
+    def _receipt(
+        self, subject_id: int, of: RecordHeader | DedupeEntry | ConsumeLogEntry, end: int, *, is_duplicate: bool
+    ) -> AppendReceipt:
         undos = len(self.log.flusher.undone_from)
-        return Receipt(subject_id, of.first_sequence, of.count, end, of.appended_ms, undos, is_duplicate)
+        return AppendReceipt(subject_id, of.first_sequence, of.count, end, of.appended_ms, undos, is_duplicate)
 
     def ensure(self, subject: Subject) -> SubjectState:
         """The subject, introduced where it is new."""
@@ -204,22 +212,24 @@ class MessageLog:
         state = self.views.subjects.introduce(subject, self.log.end)
         try:
             body = self.views.subjects.pack_one(state)
-            self.log.append(Kind.SUBJECT, body, self._clock.wall_ms(), subject_id=state.id, must_sync=True)
+            self.log.append(RecordKind.SUBJECT, body, self._clock.wall_ms(), subject_id=state.id, must_sync=True)
         except FairwayError:
             self.views.subjects.take_back(state)
             raise
         return state
 
-    def remove(self, states: Sequence[SubjectState]) -> Header:
+    def remove(self, states: Sequence[SubjectState]) -> RecordHeader:
         """Write down that these subjects are removed, all or none of them. They leave at once, and are gone when the
         record is settled (`settle_removals`)."""
         invariant(bool(states) and all(each.removed_end is None for each in states), "a subject is removed once")
         body = self.views.subjects.pack_removal(states)
         now_ms, size = self._clock.wall_ms(), record.HEADER_BYTES + len(body)
         self.log.make_room(2 * size, now_ms)
-        written = self.log.write(Kind.REMOVED, body, now_ms, must_sync=True)
+        written = self.log.write(RecordKind.REMOVED, body, now_ms, must_sync=True)
         self.views.subjects.take_removal(body, written.end)
-        return self.log.write(Kind.REMOVED, body, now_ms, must_sync=True)  # no single flipped bit undoes a removal
+        return self.log.write(
+            RecordKind.REMOVED, body, now_ms, must_sync=True
+        )  # no single flipped bit undoes a removal
 
     def settle_removals(self) -> None:
         """Let go of the subjects whose removal can no longer be undone."""
@@ -233,7 +243,7 @@ class MessageLog:
         before, state.ceiling = state.ceiling, state.next_sequence + limits.SEQUENCES_AHEAD
         try:
             body = self.views.subjects.pack_one(state)
-            self.log.append(Kind.SUBJECT, body, self._clock.wall_ms(), subject_id=state.id, must_sync=True)
+            self.log.append(RecordKind.SUBJECT, body, self._clock.wall_ms(), subject_id=state.id, must_sync=True)
         except FairwayError:
             state.ceiling = before
             raise
@@ -242,18 +252,18 @@ class MessageLog:
         """Once more behind the first batch: no single flipped bit hides a subject's messages from those who know it by
         name."""
         body = self.views.subjects.pack_one(state)
-        self.log.write(Kind.SUBJECT, body, self._clock.wall_ms(), subject_id=state.id)
+        self.log.write(RecordKind.SUBJECT, body, self._clock.wall_ms(), subject_id=state.id)
 
     def _state_stream(self, statement: bytes, subject_id: int, now_ms: int) -> None:
         """In front of the first batch of a stream in a segment, and once more behind it: no single flipped bit makes a
         stream one that anybody may go on with."""
-        written = self.log.write(Kind.STREAM, statement, now_ms, subject_id=subject_id)
+        written = self.log.write(RecordKind.STREAM, statement, now_ms, subject_id=subject_id)
         self.views.dedupe.state(statement, subject_id, written.position)
 
     def _restate_subjects(self) -> None:
         self._unsealed.append(self.log.segments[-1])
         if len(self.views.subjects) and not self.log.follows:  # a copy has the master's
-            self.log.write(Kind.SUBJECT, self.views.subjects.pack(), self._clock.wall_ms())
+            self.log.write(RecordKind.SUBJECT, self.views.subjects.pack(), self._clock.wall_ms())
 
     def _cut(self, position: int) -> None:
         self.views.cut(position)
@@ -301,7 +311,7 @@ class MessageLog:
         """`RemoteProtocolError` where the consume log knows other batches by these sequences, or in these places."""
         for found in records:
             header = found.header
-            if header.kind != Kind.DATA:
+            if header.kind != RecordKind.DATA:
                 continue
             entry = next(self.views.entries.entries(header.subject_id, header.first_sequence, self.log.end), None)
             if entry is None or entry.first_sequence >= header.first_sequence + header.count:
@@ -319,15 +329,15 @@ class MessageLog:
             self._damaged.discard(header.position)
             if self.views.subjects.is_removed(header.subject_id):
                 continue
-            if header.kind == Kind.DATA:
+            if header.kind == RecordKind.DATA:
                 self.views.subjects.advance(header.subject_id, header.first_sequence + header.count)
                 entry = packed_entry(header, batch.peek(found.body))
                 entries.setdefault(header.subject_id, bytearray()).extend(entry)
-            elif header.kind == Kind.SUBJECT:
+            elif header.kind == RecordKind.SUBJECT:
                 self.views.subjects.restate(found.body, header.position)
-            elif header.kind == Kind.STREAM:
+            elif header.kind == RecordKind.STREAM:
                 self.views.dedupe.restate(found.body)
-            elif header.kind == Kind.REMOVED:
+            elif header.kind == RecordKind.REMOVED:
                 self.views.subjects.take_removal(found.body, header.end)
         if of.base >= self.sealed_end or of is self.log.segments[-1]:
             if of not in self._unsealed:
@@ -350,7 +360,7 @@ class MessageLog:
                 return found
             sequence = stretches[-1][-1].end_sequence  # all of them are damaged: the reader must not stop here for ever
 
-    def readable(self, subject_id: int, sequence: int) -> Iterator[Entry]:
+    def readable(self, subject_id: int, sequence: int) -> Iterator[ConsumeLogEntry]:
         """Where the committed batches from `sequence` on lie, but for those that were found damaged."""
         for entry in self.views.entries.entries(subject_id, sequence, self.log.committed_end):
             if entry.position not in self._damaged:
@@ -361,7 +371,7 @@ class MessageLog:
         return position in self._damaged
 
     def read_entries(
-        self, subject_id: int, entries: Iterable[Entry], read: Callable[[int, int], bytes] | None = None
+        self, subject_id: int, entries: Iterable[ConsumeLogEntry], read: Callable[[int, int], bytes] | None = None
     ) -> list[StoredBatch]:
         """These batches; damaged ones are left out, reported, and `readable` no more.
 
@@ -390,7 +400,7 @@ class MessageLog:
         above = log_time.begin_at(self.log.segments, time_ms)
         return self.views.entries.sequence_at(subject_id, time_ms, self.log.committed_end, above)
 
-    def _choose(self, subject_id: int, sequence: int, messages_max: int, bytes_max: int) -> list[list[Entry]]:
+    def _choose(self, subject_id: int, sequence: int, messages_max: int, bytes_max: int) -> list[list[ConsumeLogEntry]]:
         """Within the bounds, but at least one; those that lie side by side in the log together."""
         below = self.log.committed_end
         return side_by_side(
@@ -410,7 +420,7 @@ class MessageLog:
             raise _AWAITED
 
     def _read_stretch(
-        self, subject_id: int, stretch: list[Entry], read: Callable[[int, int], bytes] | None = None
+        self, subject_id: int, stretch: list[ConsumeLogEntry], read: Callable[[int, int], bytes] | None = None
     ) -> list[StoredBatch]:
         """Entries that lie side by side, with one read."""
         start = stretch[0].position
@@ -433,7 +443,7 @@ class MessageLog:
         self._on_damage(damages)
         return found
 
-    def _read_again(self, subject_id: int, entry: Entry) -> bytes | None:
+    def _read_again(self, subject_id: int, entry: ConsumeLogEntry) -> bytes | None:
         """What was fetched may be older than a repair of it, and a device may err once."""
         try:
             data = self.log.read(entry.position, entry.size)
@@ -463,12 +473,12 @@ def _full(subjects_max: int) -> Refused:
     return Refused(Code.BUSY, sentence, retry_after_ms=_FULL_MS)
 
 
-def side_by_side(entries: Iterable[Entry]) -> list[list[Entry]]:
+def side_by_side(entries: Iterable[ConsumeLogEntry]) -> list[list[ConsumeLogEntry]]:
     """The entries, in the order of the log, in stretches without gaps: one read each."""
     entries = list(entries)
     if entries and entries[-1].position + entries[-1].size - entries[0].position == sum(map(_SIZE, entries)):
         return [entries]
-    stretches: list[list[Entry]] = []
+    stretches: list[list[ConsumeLogEntry]] = []
     end = -1
     for entry in entries:
         if entry.position == end:

@@ -14,10 +14,10 @@ from fairway.storage.action_retention import ActionRetention
 from fairway.storage.checkpoint import Checkpoint, LogMark, RotMark
 from fairway.storage.consume_log import ConsumeLog
 from fairway.storage.dedupe import DedupeWindow
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.log import LogState
-from fairway.storage.record import Kind, Record
-from fairway.storage.recovery import Finding, LogRecovery, Verdict
+from fairway.storage.record import Record, RecordKind
+from fairway.storage.recovery import DamageVerdict, Finding, LogRecovery
 from fairway.storage.subjects import SubjectTable
 from fairway.storage.views import Views, entries_of_segment
 from fairway.world.disk import TEMPORARY, Disk
@@ -25,10 +25,10 @@ from fairway.world.rng import Rng
 
 
 @dataclass(slots=True)
-class Opened:
+class RecoveredStore:
     """Everything a store needs to go on."""
 
-    identity: Identity
+    identity: DirectoryIdentity
     messages: LogState
     actions: LogState
     views: Views
@@ -45,7 +45,9 @@ class Opened:
     latest_ms: int | None = None  # it was no later then
 
 
-def recover(disk: Disk, rng: Rng, action_view: ActionView | None = None, adopt: Identity | None = None) -> Opened:
+def recover(
+    disk: Disk, rng: Rng, action_view: ActionView | None = None, adopt: DirectoryIdentity | None = None
+) -> RecoveredStore:
     """Lock a directory and recover what it holds. It blocks, so a server that has others to serve runs it beside its
     loop. The directory is left alone if it cannot be ours."""
     directory.identify(disk)  # before the lock, which would leave a file in a directory that is not ours
@@ -54,8 +56,8 @@ def recover(disk: Disk, rng: Rng, action_view: ActionView | None = None, adopt: 
 
 
 def open_directory(
-    disk: Disk, rng: Rng, action_view: ActionView | None = None, adopt: Identity | None = None
-) -> Opened:
+    disk: Disk, rng: Rng, action_view: ActionView | None = None, adopt: DirectoryIdentity | None = None
+) -> RecoveredStore:
     """Recover what is there. Every step may be killed and repeated."""
     wiping.finish(disk)
     _refuse_newer(disk)
@@ -69,7 +71,7 @@ def open_directory(
     believed = catching_up.read(disk)
     if known is None:
         marks = {log: _proven(disk, log, log_id, marks[log], believed.get(log)) for log, log_id in _log_ids(identity)}
-    replay = _Replay(disk, identity.messages_id, known, marks[message_log.DIRECTORY])
+    replay = _ViewBuilder(disk, identity.messages_id, known, marks[message_log.DIRECTORY])
     messages = _recovery(disk, message_log.DIRECTORY, identity.messages_id, known, marks, believed)
     messages.apply, messages.on_rot = replay.apply, replay.views.note_rot
     actions = _recovery(disk, action_log.DIRECTORY, identity.actions_id, known, marks, believed)
@@ -84,7 +86,7 @@ def open_directory(
         disk.remove(catching_up.FILE)  # what is there now is whole, and synced
     findings = messages.findings + actions.findings
     aging_ms, latest_ms = _times(known, messages_state, replay.views)
-    return Opened(
+    return RecoveredStore(
         identity,
         messages_state,
         actions_state,
@@ -104,7 +106,7 @@ def open_directory(
 
 
 def _apply_action(view: ActionView | None, of: ActionRetention, record: Record) -> None:
-    if record.header.kind == Kind.GROUPS:
+    if record.header.kind == RecordKind.GROUPS:
         of.note_picture(record.header.position)
     if view is not None:
         view.replay(record)
@@ -188,7 +190,7 @@ def marks_of(disk: Disk, known: Checkpoint | None) -> dict[str, LogMark]:
     return {log: LogMark(first, first, {}) for log, first in firsts.items()}
 
 
-def _log_ids(identity: Identity) -> tuple[tuple[str, int], ...]:
+def _log_ids(identity: DirectoryIdentity) -> tuple[tuple[str, int], ...]:
     return (message_log.DIRECTORY, identity.messages_id), (action_log.DIRECTORY, identity.actions_id)
 
 
@@ -238,7 +240,7 @@ def _rotten(known: Checkpoint | None, findings: list[Finding]) -> list[RotMark]:
     marks = [each for each in known.rotten if not _is_past(each, known)] if known else []
     for each in findings:
         mark = RotMark(each.log, each.damage.start, each.damage.end, each.damage.why)
-        if each.verdict is Verdict.ROTTEN and mark not in marks:
+        if each.verdict is DamageVerdict.ROTTEN and mark not in marks:
             marks.append(mark)
     return marks
 
@@ -249,7 +251,7 @@ def _is_past(mark: RotMark, known: Checkpoint) -> bool:
     return max(mark.end, mark.start + 1) <= of.first_base
 
 
-class _Replay:
+class _ViewBuilder:
     """Builds the message log's views: from the checkpoint and the indexes, then record by record.
 
     A segment that has been passed is sealed at once, so that a full rebuild of a large log needs the memory of one

@@ -39,7 +39,7 @@ BODY_BYTES_MAX = limits.BATCH_RAW_BYTES_MAX + limits.MIB  # a batch that zstd co
 _NO_MUST_FLAGS = 0
 
 
-class Kind(enum.IntEnum):
+class RecordKind(enum.IntEnum):
     """What a record holds. The message log has the first three, STREAM and REMOVED; the action log has EPOCH, ACTIONS,
     NAMES and GROUPS. A delay server's action log has DISPATCH in their place, its buckets SCHEDULE and CATALOGUE."""
 
@@ -56,11 +56,11 @@ class Kind(enum.IntEnum):
     REMOVED = 11
 
 
-_KINDS = frozenset(int(kind) for kind in Kind)
-_DATA = int(Kind.DATA)
+_KINDS = frozenset(int(kind) for kind in RecordKind)
+_DATA = int(RecordKind.DATA)
 
 
-class Header(msgspec.Struct, frozen=True, gc=False):
+class RecordHeader(msgspec.Struct, frozen=True, gc=False):
     """A record's header, verified."""
 
     kind: int
@@ -86,20 +86,20 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 class Record(msgspec.Struct, frozen=True, gc=False):
     """A whole record, verified: its header and its body."""
 
-    header: Header
+    header: RecordHeader
     body: bytes
 
 
 class BadRecord(Exception):
     """The bytes at a position are not the record that belongs there; `why` is one word of recovery's table."""
 
-    def __init__(self, why: str, header: Header | None = None) -> None:
+    def __init__(self, why: str, header: RecordHeader | None = None) -> None:
         super().__init__(why)
         self.why = why
         self.header = header  # set where the header is sound and only the body is damaged
 
 
-def pack_header(header: Header, log_id: int) -> bytes:
+def pack_header(header: RecordHeader, log_id: int) -> bytes:
     """The 80 bytes of a header."""
     return pack(header.kind, header.subject_id, log_id, *astuple(header)[2:])
 
@@ -125,7 +125,7 @@ def pack(
     return covered + checksum(covered).to_bytes(4, "little")
 
 
-def parse_header(data: bytes, offset: int, position: int, log_id: int) -> Header:
+def parse_header(data: bytes, offset: int, position: int, log_id: int) -> RecordHeader:
     """The header at `offset` of `data`, which must be the one that belongs at `position` of log `log_id`."""
     if len(data) - offset < HEADER_BYTES:
         raise BadRecord("cut short")
@@ -143,12 +143,12 @@ def parse_header(data: bytes, offset: int, position: int, log_id: int) -> Header
         )
     if body_bytes % ALIGNMENT or body_bytes > BODY_BYTES_MAX:
         raise BadRecord("impossible length")
-    return Header(
+    return RecordHeader(
         kind, subject_id, position, synced_end, epoch, first_sequence, appended_ms, count, body_bytes, body_crc
     )
 
 
-class Placed(Protocol):
+class RecordLocation(Protocol):
     """Where a batch is said to be: an entry of the consume log."""
 
     @property
@@ -158,7 +158,9 @@ class Placed(Protocol):
     def first_sequence(self) -> int: ...
 
 
-def batches(data: bytes, start: int, places: Iterable[Placed], log_id: int, subject_id: int) -> list[bytes | None]:
+def batches(
+    data: bytes, start: int, places: Iterable[RecordLocation], log_id: int, subject_id: int
+) -> list[bytes | None]:
     """The bodies of the DATA records at these places, verified; `start` is the position of data[0]. None for one that
     is not just what belongs there.
 
@@ -203,7 +205,7 @@ def is_sound_body(body: bytes, crc: int) -> bool:
     return checksum(body) == crc
 
 
-def check_body(header: Header, body: bytes) -> None:
+def check_body(header: RecordHeader, body: bytes) -> None:
     if len(body) != header.body_bytes:
         raise BadRecord("cut short", header)
     if not is_sound_body(body, header.body_crc):

@@ -40,7 +40,7 @@ from fairway.batch import checksum
 from fairway.storage import scan, segment
 from fairway.storage.log import LogState
 from fairway.storage.record import Record
-from fairway.storage.scan import MISSING, STALE, Damage, Scan
+from fairway.storage.scan import MISSING, STALE, Damage, SegmentScan
 from fairway.storage.segment import Segment
 from fairway.world.disk import Disk, File
 
@@ -48,7 +48,7 @@ ASIDE = "aside"
 _WITNESS = ".synced"
 
 
-class Verdict(enum.Enum):
+class DamageVerdict(enum.Enum):
     ROTTEN = "rotten"
     TORN = "torn"
     PARTED = "parted"  # a copy's own history, cut back to its master's (`cutting`)
@@ -64,7 +64,7 @@ class Finding:
     """One line of a recovery report."""
 
     log: str
-    verdict: Verdict
+    verdict: DamageVerdict
     damage: Damage
     aside: str | None = None  # the file that a cut was kept in
 
@@ -197,7 +197,7 @@ class LogWalk:
                 if damage is not None:
                     yield damage
                 start = base + segment.HEADER_BYTES if damage is None else damage.end
-            yield from Scan(file, base, start, self.log_id, epoch=epoch, limit=limit)
+            yield from SegmentScan(file, base, start, self.log_id, epoch=epoch, limit=limit)
 
 
 @dataclass(slots=True)
@@ -261,12 +261,12 @@ class LogRecovery(LogWalk):
         self.apply(found)
 
     def _note_rot(self, damage: Damage) -> None:
-        self.findings.append(Finding(self.directory, Verdict.ROTTEN, damage))
+        self.findings.append(Finding(self.directory, DamageVerdict.ROTTEN, damage))
 
     def _cut(self, cut_at: int, why: str) -> None:
-        self.findings += self.cut(cut_at, why, Verdict.TORN)
+        self.findings += self.cut(cut_at, why, DamageVerdict.TORN)
 
-    def cut(self, cut_at: int, why: str, verdict: Verdict) -> list[Finding]:
+    def cut(self, cut_at: int, why: str, verdict: DamageVerdict) -> list[Finding]:
         """Keep everything from `cut_at` on aside, then take it off the log; the last segment first."""
         findings: list[Finding] = []
         for base, size in reversed(self.sizes.items()):

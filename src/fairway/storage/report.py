@@ -118,7 +118,7 @@ class AsideReport(msgspec.Struct):
     bytes: int
 
 
-class Survey(msgspec.Struct):
+class DirectorySurvey(msgspec.Struct):
     """All of it."""
 
     shape: int
@@ -138,4 +138,4 @@ class Survey(msgspec.Struct):
     aside: list[AsideReport] = []
     remarks: list[str] = []  # worth knowing, nothing wrong
     records: list[RecordReport] = []  # the newest ones, as many as were asked for
-    delay: Survey | None = None  # of the delay server inside, in the folder `delay`
+    delay: DirectorySurvey | None = None  # of the delay server inside, in the folder `delay`

@@ -37,7 +37,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RetentionPlan:
     """The bases of the segments to delete, oldest first."""
 
     doomed: tuple[int, ...] = ()
@@ -58,7 +58,7 @@ def plan(
     owed_from: int | None = None,
     *,
     below: int | None = None,
-) -> Plan:
+) -> RetentionPlan:
     """Decide. `owed_from` is the lowest position that any group still owes; the newest segment always stays, and so
     does what is not wholly `below` a position."""
     doomed: list[int] = []
@@ -76,7 +76,7 @@ def plan(
         doomed.append(segment.base)
         if is_owed:
             lost.append(segment.base)
-    return Plan(tuple(doomed), tuple(lost))
+    return RetentionPlan(tuple(doomed), tuple(lost))
 
 
 def nearly_full() -> Refused:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fairway import limits
 from fairway.errors import RemoteProtocolError, WrongDirectory
 from fairway.storage import record, segment
-from fairway.storage.record import BadRecord, Header, Record
+from fairway.storage.record import BadRecord, Record, RecordHeader
 from fairway.world.disk import File
 
 CHUNK_BYTES = 4 * limits.MIB
@@ -28,7 +28,7 @@ class Damage:
     start: int
     end: int
     why: str
-    header: Header | None = None
+    header: RecordHeader | None = None
 
 
 def check_segment_header(file: File, base: int, log_id: int) -> Damage | None:
@@ -44,7 +44,7 @@ def check_segment_header(file: File, base: int, log_id: int) -> Damage | None:
     return None
 
 
-class Scan:
+class SegmentScan:
     """Walks over the records of one segment from `start` to `limit`; yields `Record` and `Damage`, in order, no
     gaps."""
 

@@ -14,18 +14,18 @@ from fairway.errors import Code, DiskFull, FairwayError, Refused, RemoteProtocol
 from fairway.names import Subject
 from fairway.storage import checkpoint as checkpoints
 from fairway.storage import index_file, mending, retention, retention_choice, segment
-from fairway.storage.action_log import Action, ActionLog, ActionView, Names
+from fairway.storage.action_log import Action, ActionLog, ActionView, NameStatements
 from fairway.storage.action_retention import TOO_MANY_GROUPS
 from fairway.storage.checkpoint import Checkpoint, RotMark
-from fairway.storage.copies import Copies, first_base, mark
+from fairway.storage.copies import ReplicatedStore, first_base, mark
 from fairway.storage.dedupe import PlaceTaken
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.flusher import Defer, Durability
 from fairway.storage.log import Damaged, Log
 from fairway.storage.log_time import LogClock
-from fairway.storage.message_log import MessageLog, Receipt
-from fairway.storage.opening import Opened, recover
-from fairway.storage.record import Header
+from fairway.storage.message_log import AppendReceipt, MessageLog, OnTaken
+from fairway.storage.opening import RecoveredStore, recover
+from fairway.storage.record import RecordHeader
 from fairway.storage.recovery import Finding
 from fairway.storage.removal import remove_in_order
 from fairway.storage.retention_choice import AgeSource
@@ -52,21 +52,21 @@ class StoreOptions:
     actions_kept_bytes: int = 0  # and so much of them is kept all the same, for whoever asks what happened
 
 
-class Store(Copies):
+class Store(ReplicatedStore):
     """One data directory, owned by this process. Lives on one loop; `defer` is that loop's `call_soon`."""
 
     def __init__(
         self,
         disk: Disk,
         clock: Clock,
-        opened: Opened,
+        opened: RecoveredStore,
         options: StoreOptions,
         defer: Defer,
-        names: Names = tuple,
+        names: NameStatements = tuple,
         *,
         follows: bool = False,
     ) -> None:
-        self.identity: Identity = opened.identity
+        self.identity: DirectoryIdentity = opened.identity
         self.findings: list[Finding] = opened.findings
         self.remarks: list[str] = opened.remarks
         self.fault: StorageFault | None = None
@@ -133,11 +133,11 @@ class Store(Copies):
         defer: Defer,
         options: StoreOptions | None = None,
         action_view: ActionView | None = None,
-        names: Names = tuple,
+        names: NameStatements = tuple,
         follows: bool = False,
-        adopt: Identity | None = None,
+        adopt: DirectoryIdentity | None = None,
         epoch: int | None = None,
-        opened: Opened | None = None,
+        opened: RecoveredStore | None = None,
     ) -> Store:
         """Lock, recover, and begin a new epoch: this one, or the next. A directory that cannot be ours is left alone.
 
@@ -248,15 +248,15 @@ class Store(Copies):
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def produce(
-        self, subject: Subject, data: Part, checked: batch.Header | None = None, secret: bytes = b"", crc: int = -1
-    ) -> Receipt:
+        self, subject: Subject, data: Part, checked: batch.BatchHeader | None = None, secret: bytes = b"", crc: int = -1
+    ) -> AppendReceipt:
         """Check a batch, unless that was done, and append it; `Refused` and `RemoteProtocolError` mean that nothing was
         appended. `secret`: what the sender shows of its stream. `crc`: of the whole batch; -1: not known."""
         header = checked or batch.check(data)
         self._admit()
         return self.messages.append(subject, data, header, secret, crc)
 
-    def when_taken(self, taken: PlaceTaken, told: Callable[[FairwayError | None, Receipt | PlaceTaken], None]) -> None:
+    def when_taken(self, taken: PlaceTaken, told: OnTaken) -> None:
         """Call `told(None, answer)` once it is certain that what was in a batch's way stays there: the receipt of the
         same batch, or the conflict with what is stored. With a fault, nothing is to be answered but that."""
 
@@ -266,7 +266,7 @@ class Store(Copies):
         flusher = self.messages.log.flusher
         flusher.when_durable(taken.end, durable, len(flusher.undone_from))
 
-    def produce_own(self, subject: Subject, data: bytes) -> Receipt:
+    def produce_own(self, subject: Subject, data: bytes) -> AppendReceipt:
         """Append a batch of the broker's own making to a subject of its own; `Refused`: nothing was appended."""
         header = batch.check(data)
         self._admit()
@@ -278,16 +278,16 @@ class Store(Copies):
             self._admit()
         return self.messages.ensure(subject)
 
-    def remove_subjects(self, states: Sequence[SubjectState]) -> Header:
+    def remove_subjects(self, states: Sequence[SubjectState]) -> RecordHeader:
         """Remove these subjects, all or none of them; `messages.on_removed` says when they are gone."""
         self._admit()
         return self.messages.remove(states)
 
-    async def durable(self, receipt: Receipt) -> None:
+    async def durable(self, receipt: AppendReceipt) -> None:
         """Return once the batch is synced; raise if it never will be."""
         await self.messages.log.flusher.durable(receipt.end, receipt.undos)
 
-    def act(self, actions: Iterable[Action]) -> Header:
+    def act(self, actions: Iterable[Action]) -> RecordHeader:
         """Append actions; they find room even when produce does not."""
         return self.actions.append(actions)
 
@@ -524,7 +524,7 @@ class Store(Copies):
         self.action_time.wall_ms()
         self.messages.log.follow_clock(self.time.wall_ms())
 
-    def plan_retention(self, owed_from: int | None = None) -> retention.Plan:
+    def plan_retention(self, owed_from: int | None = None) -> retention.RetentionPlan:
         """What `retain` would let go of."""
         now_ms, policy = self.aging_ms(), self._options.retention
         return retention.plan(self.messages.log.segments, now_ms, policy, owed_from, below=self._droppable_end())
@@ -540,7 +540,7 @@ class Store(Copies):
         self._doomed.append(base)
         self._rotten = mending.left(self._rotten, log, 0, first_base(log))
 
-    def retain(self, owed_from: int | None = None) -> retention.Plan:
+    def retain(self, owed_from: int | None = None) -> retention.RetentionPlan:
         """Let go of what the policy allows: at once for readers, on disk once a checkpoint says so."""
         plan = self.plan_retention(owed_from)
         for base in plan.doomed:

@@ -21,7 +21,7 @@ from fairway.errors import NoSuchFile, WrongDirectory
 from fairway.storage import action_log, catching_up, directory, index_file, message_log, segment, wiping
 from fairway.storage.audit import CheckpointAudit, IndexAudit
 from fairway.storage.checkpoint import RotMark
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.opening import marks_of
 from fairway.storage.record import Record
 from fairway.storage.recovery import ASIDE, Judgement, LogWalk
@@ -32,9 +32,9 @@ from fairway.storage.report import (
     TORN,
     AsideReport,
     DamageReport,
+    DirectorySurvey,
     FlawReport,
     SubjectReport,
-    Survey,
 )
 from fairway.storage.scan import Damage
 from fairway.storage.tally import ActionTally, MessageTally
@@ -54,14 +54,14 @@ def survey(
     records_max: int = 0,
     owner: Owner = lambda: None,
     progress: Progress = lambda _done, _total: None,
-) -> Survey:
+) -> DirectorySurvey:
     """Look at the whole directory. `WrongDirectory` where it is not ours or of another version."""
     for _ in range(_LOOKS_MAX - 1):
         try:
-            return _Look(disk, verify, records_max, owner, progress).run()
+            return _DirectoryLook(disk, verify, records_max, owner, progress).run()
         except NoSuchFile:  # a living owner let it go meanwhile
             continue
-    return _Look(disk, verify, records_max, owner, progress).run()
+    return _DirectoryLook(disk, verify, records_max, owner, progress).run()
 
 
 class _Meter:
@@ -104,7 +104,7 @@ class _MeteredWalk(LogWalk):
         return super().behind(judgement, epoch)
 
 
-class _Look:
+class _DirectoryLook:
     """One look at a directory, from beginning to end."""
 
     def __init__(self, disk: Disk, verify: bool, records_max: int, owner: Owner, progress: Progress) -> None:
@@ -120,7 +120,7 @@ class _Look:
         self._checkpoints = CheckpointAudit(disk, self._identity)
         self._known_rot: list[RotMark] = self._checkpoints.newest.rotten if self._checkpoints.newest else []
 
-    def run(self) -> Survey:
+    def run(self) -> DirectorySurvey:
         identity = self._identity
         messages_walk = self._walk_of(message_log.DIRECTORY, identity.messages_id)
         actions_walk = self._walk_of(action_log.DIRECTORY, identity.actions_id)
@@ -147,7 +147,7 @@ class _Look:
         for each in records:
             each.subject = names.get(int(each.subject), each.subject) if each.subject else None
         flaws = _identity_flaws(identity) + self._checkpoints.flaws + indexes.flaws
-        return Survey(
+        return DirectorySurvey(
             shape=SHAPE,
             format_version=directory.VERSION,
             directory_id=f"{identity.directory_id:016x}" if identity.directory_id else None,
@@ -255,14 +255,14 @@ class _Look:
         return [sentence for name, sentence in said.items() if name in names]
 
 
-def _identify(disk: Disk) -> Identity:
+def _identify(disk: Disk) -> DirectoryIdentity:
     identity = directory.identify(disk)
     if identity is None:
         raise WrongDirectory("the directory is empty: name one that Fairway has written to")
     return identity
 
 
-def _identity_flaws(identity: Identity) -> list[FlawReport]:
+def _identity_flaws(identity: DirectoryIdentity) -> list[FlawReport]:
     if identity.directory_id:
         return []
     remedy = "restore it from a copy, or let the next start make it again, under a new directory id"

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from fairway import batch
 from fairway.errors import RemoteProtocolError
 from fairway.storage import action_log, dedupe, segment
-from fairway.storage.record import Header, Kind, Record
+from fairway.storage.record import Record, RecordHeader, RecordKind
 from fairway.storage.recovery import Judgement, LogWalk
 from fairway.storage.report import GroupReport, LogReport, RecordReport, SegmentReport, SubjectReport
 from fairway.storage.scan import Damage
@@ -51,7 +51,7 @@ class LogTally:
         """Count one record."""
         header = record.header
         self._epoch = header.epoch
-        self._kinds[Kind(header.kind).name] += 1
+        self._kinds[RecordKind(header.kind).name] += 1
         self._note_in_segment(self._segments[self._walk.at], header)
         if self.newest.maxlen:
             self.newest.append(_record_report(self._walk.directory, header))
@@ -76,7 +76,7 @@ class LogTally:
             f"{self._walk.log_id:016x}", self._walk.first_base, end, judgement.synced_end, dict(self._kinds), segments
         )
 
-    def _note_in_segment(self, of: SegmentReport, header: Header) -> None:
+    def _note_in_segment(self, of: SegmentReport, header: RecordHeader) -> None:
         of.records += 1
         if of.first_appended_ms is None:
             of.first_appended_ms = header.appended_ms
@@ -92,19 +92,19 @@ def _is_left(of: SegmentReport, cut_at: int | None) -> bool:
     return of.end > of.base
 
 
-def _record_report(log: str, header: Header) -> RecordReport:
+def _record_report(log: str, header: RecordHeader) -> RecordReport:
     subject = str(header.subject_id) if header.subject_id else None  # the survey puts the name in its place
     return RecordReport(
         log,
         header.position,
         header.end - header.position,
-        Kind(header.kind).name,
+        RecordKind(header.kind).name,
         header.epoch,
         header.synced_end,
         header.appended_ms,
         header.count,
         subject,
-        header.first_sequence if header.kind == Kind.DATA else None,
+        header.first_sequence if header.kind == RecordKind.DATA else None,
     )
 
 
@@ -117,7 +117,7 @@ class MessageTally(LogTally):
         records_max: int,
         *,
         is_deep: bool,
-        check_batch: Callable[[Header], None],
+        check_batch: Callable[[RecordHeader], None],
         check_index: Callable[[SegmentReport, Entries | None, list[Damage]], None],
     ) -> None:
         super().__init__(walk, records_max)
@@ -136,14 +136,14 @@ class MessageTally(LogTally):
         super().take(record)
 
     def read(self, record: Record) -> None:
-        if record.header.kind == Kind.DATA:
+        if record.header.kind == RecordKind.DATA:
             self._note_batch(record.header)
             self._read_batch(record)
-        elif record.header.kind == Kind.SUBJECT:
+        elif record.header.kind == RecordKind.SUBJECT:
             self.table.restate(record.body, record.header.position)
-        elif record.header.kind == Kind.STREAM:
+        elif record.header.kind == RecordKind.STREAM:
             dedupe.unpack_statement(record.body)
-        elif record.header.kind == Kind.REMOVED:
+        elif record.header.kind == RecordKind.REMOVED:
             self.table.take_removal(record.body, record.header.end)
             for removed in self.table.settle(record.header.end):
                 self.subjects.pop(removed.id, None)
@@ -163,7 +163,7 @@ class MessageTally(LogTally):
         self._check_index(self._unchecked.popleft(), entries, self._lost + self.invalid)
         self._entries = {}
 
-    def _note_batch(self, header: Header) -> None:
+    def _note_batch(self, header: RecordHeader) -> None:
         of = self.subjects.get(header.subject_id)
         if of is None:
             of = self.subjects[header.subject_id] = SubjectReport(header.subject_id, "")
@@ -195,7 +195,7 @@ class ActionTally(LogTally):
         self.groups: dict[int, GroupReport] = {}
 
     def read(self, record: Record) -> None:
-        if record.header.kind == Kind.ACTIONS:
+        if record.header.kind == RecordKind.ACTIONS:
             for action in action_log.unpack(record.body):
                 self._note(action)
 

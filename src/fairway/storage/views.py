@@ -13,8 +13,8 @@ from fairway.storage import scan, segment
 from fairway.storage.consume_log import ConsumeLog
 from fairway.storage.dedupe import DedupeWindow
 from fairway.storage.index_file import ENTRY
-from fairway.storage.record import HEADER_BYTES, Header, Kind, Record
-from fairway.storage.scan import Damage, Scan
+from fairway.storage.record import HEADER_BYTES, Record, RecordHeader, RecordKind
+from fairway.storage.scan import Damage, SegmentScan
 from fairway.storage.subjects import SubjectState, SubjectTable
 from fairway.world.disk import Disk
 
@@ -31,16 +31,16 @@ class Views:
     def apply(self, record: Record) -> None:
         """Take in a record of the log."""
         header = record.header
-        if header.kind == Kind.DATA:
+        if header.kind == RecordKind.DATA:
             self.note_batch(header, batch.peek(record.body))
-        elif header.kind == Kind.SUBJECT:
+        elif header.kind == RecordKind.SUBJECT:
             self.subjects.restate(record.body, header.position)
-        elif header.kind == Kind.STREAM:
+        elif header.kind == RecordKind.STREAM:
             self.dedupe.state(record.body, header.subject_id, header.position)
-        elif header.kind == Kind.REMOVED:
+        elif header.kind == RecordKind.REMOVED:
             self.subjects.take_removal(record.body, header.end)
 
-    def note_batch(self, header: Header, of: batch.Header) -> None:
+    def note_batch(self, header: RecordHeader, of: batch.BatchHeader) -> None:
         """Take in a DATA record whose batch header is known already."""
         subject_id, first_sequence = header.subject_id, header.first_sequence
         self.entries.append_packed(subject_id, packed_entry(header, of))
@@ -72,7 +72,7 @@ class Views:
         self.entries.cut(position)
 
 
-def packed_entry(header: Header, of: batch.Header) -> bytes:
+def packed_entry(header: RecordHeader, of: batch.BatchHeader) -> bytes:
     """The consume log's entry for a DATA record: an `Entry`, packed without being made."""
     return ENTRY.pack(
         header.first_sequence,
@@ -94,8 +94,8 @@ def entries_of_segment(disk: Disk, directory: str, log_id: int, base: int) -> di
     try:
         damage = scan.check_segment_header(file, base, log_id)
         start = base + segment.HEADER_BYTES if damage is None else damage.end
-        for found in Scan(file, base, start, log_id):
-            if isinstance(found, Record) and found.header.kind == Kind.DATA:
+        for found in SegmentScan(file, base, start, log_id):
+            if isinstance(found, Record) and found.header.kind == RecordKind.DATA:
                 entry = packed_entry(found.header, batch.peek(found.body))
                 entries.setdefault(found.header.subject_id, bytearray()).extend(entry)
     finally:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fairway.storage import action_log, anew, directory, message_log
 from fairway.storage import checkpoint as checkpoints
 from fairway.storage.checkpoint import Checkpoint, LogMark
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.subjects import SubjectTable
 from fairway.world.disk import Disk
 from fairway.world.rng import Rng
@@ -27,12 +27,12 @@ MAGIC = b"FWYWIP\r\n"
 
 class _Plan(NamedTuple):
     old_id: int  # 0: the directory was new, or its identity lost
-    identity: Identity
+    identity: DirectoryIdentity
     messages_base: int
     actions_base: int
 
 
-def wipe(disk: Disk, rng: Rng, adopt: Identity, messages_base: int, actions_base: int) -> list[str]:
+def wipe(disk: Disk, rng: Rng, adopt: DirectoryIdentity, messages_base: int, actions_base: int) -> list[str]:
     """Begin anew with these logs, at these bases; the names of what was set aside. Nobody has the directory open.
 
     Works on a directory that is new, too. `adopt` has the ids of the logs; its directory id does not count."""

@@ -22,7 +22,7 @@ if numpy_or_none() is None:
     )
 
 from fairway.testing.expiring_store import AsyncMemoryStore, MemoryStore
-from fairway.testing.memory_broker import Clock, MemoryBroker
+from fairway.testing.memory_broker import MemoryBroker, VirtualClock
 from fairway.testing.memory_link import StillWaiting
 
-__all__ = ["AsyncMemoryStore", "Clock", "MemoryBroker", "MemoryStore", "StillWaiting"]
+__all__ = ["AsyncMemoryStore", "MemoryBroker", "MemoryStore", "StillWaiting", "VirtualClock"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fairway.client.idempotence_expiring import Claim
+from fairway.client.idempotence_expiring import ClaimState
 from fairway.world.clock import Clock, RealClock
 
 
-class _Entry(NamedTuple):
+class _ExpiringEntry(NamedTuple):
     holder: str | None  # None: done
     until_ns: int
 
@@ -18,28 +18,28 @@ class MemoryStore:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or RealClock()
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _ExpiringEntry] = {}
 
-    def claim(self, key: str, holder: str, hold_ms: int) -> Claim:
+    def claim(self, key: str, holder: str, hold_ms: int) -> ClaimState:
         now_ns = self._clock.monotonic_ns()
-        mine = _Entry(holder, now_ns + hold_ms * 1_000_000)
+        mine = _ExpiringEntry(holder, now_ns + hold_ms * 1_000_000)
         found = self._entries.setdefault(key, mine)  # one step for all threads
         if found is mine:
-            return Claim.MINE
+            return ClaimState.MINE
         if found.until_ns <= now_ns:
             self._remove(key, found)
             return self.claim(key, holder, hold_ms)
-        return Claim.DONE if found.holder is None else Claim.BUSY
+        return ClaimState.DONE if found.holder is None else ClaimState.BUSY
 
     def finish(self, key: str, keep_ms: int) -> None:
-        self._entries[key] = _Entry(None, self._clock.monotonic_ns() + keep_ms * 1_000_000)
+        self._entries[key] = _ExpiringEntry(None, self._clock.monotonic_ns() + keep_ms * 1_000_000)
 
     def drop(self, key: str, holder: str) -> None:
         found = self._entries.get(key)
         if found is not None and found.holder == holder:
             self._remove(key, found)
 
-    def _remove(self, key: str, entry: _Entry) -> None:
+    def _remove(self, key: str, entry: _ExpiringEntry) -> None:
         if self._entries.get(key) is entry:
             self._entries.pop(key, None)
 
@@ -50,7 +50,7 @@ class AsyncMemoryStore:
     def __init__(self, clock: Clock | None = None) -> None:
         self._store = MemoryStore(clock)
 
-    async def claim(self, key: str, holder: str, hold_ms: int) -> Claim:
+    async def claim(self, key: str, holder: str, hold_ms: int) -> ClaimState:
         return self._store.claim(key, holder, hold_ms)
 
     async def finish(self, key: str, keep_ms: int) -> None:

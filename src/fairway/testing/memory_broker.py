@@ -18,12 +18,12 @@ from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.client.aio_face import AioClient
 from fairway.client.core import ClientOptions, Goal
 from fairway.client.sync import Client
-from fairway.client.url import Address
+from fairway.client.url import BrokerAddress
 from fairway.delay.options import DelayOptions
 from fairway.delay.service import DelayWorld
 from fairway.errors import Misuse
 from fairway.limits import KIB, MIB
-from fairway.protocol import Options
+from fairway.protocol import ConnectionOptions
 from fairway.scheduling import SchedulerOptions
 from fairway.storage.store import StoreOptions
 from fairway.testing.memory_delay import MemoryDelay
@@ -52,10 +52,10 @@ _LONGEST_MS = LEASE_MS // 2
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _SCHEDULER = SchedulerOptions(idle_ns_max=_DAY_MS * 1_000_000)
-_CONNECTION = Options(has_heartbeat=False)
+_CONNECTION = ConnectionOptions(has_heartbeat=False)
 
 
-class Clock:
+class VirtualClock:
     """The time in a test. It passes while somebody waits, and when told to."""
 
     def __init__(self, world: Simulation, on_jump: Callable[[], None]) -> None:
@@ -91,7 +91,7 @@ class MemoryBroker:
         self._delay_disk = SimDisk(self._world.rng.child("delay-disk"), self._world.loop.call_later)
         self._delay_options = _small(delay or DelayOptions())
         self._delay: MemoryDelay | None = None
-        self.clock = Clock(self._world, self._look_at_clock)
+        self.clock = VirtualClock(self._world, self._look_at_clock)
         self._clients: list[Client] = []
         self._hosts = 0
         self._lives = 0
@@ -115,7 +115,7 @@ class MemoryBroker:
         world = BrokerWorld(self._world.clock, self._disk, net, rng)
         self._delay = MemoryDelay(
             DelayWorld(self._world.clock, self._delay_disk, net, rng.child("delay")),
-            Address(HOST, PORT),
+            BrokerAddress(HOST, PORT),
             self._delay_options,
             is_needed=self._delay is not None and self._delay.is_started,
         )

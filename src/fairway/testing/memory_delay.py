@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fairway.client.url import Address
+from fairway.client.url import BrokerAddress
 from fairway.delay.options import DelayOptions
 from fairway.delay.service import Delay, DelayWorld
 
 if TYPE_CHECKING:
-    from fairway.scheduling import Actor, Expiry, Verdict
-    from fairway.serving.delaying import Asked
+    from fairway.scheduling import Actor, Expiry, TurnResult
+    from fairway.serving.delaying import DelayRequest
     from fairway.serving.exposition import Exposition
 from fairway.serving.memory import MemoryAccount
 
@@ -22,7 +22,9 @@ from fairway.serving.memory import MemoryAccount
 class MemoryDelay:
     """A delay desk for one life of a broker."""
 
-    def __init__(self, world: DelayWorld, broker: Address, options: DelayOptions | None, *, is_needed: bool) -> None:
+    def __init__(
+        self, world: DelayWorld, broker: BrokerAddress, options: DelayOptions | None, *, is_needed: bool
+    ) -> None:
         """`is_needed`: there was one in the life before."""
         self._world = world
         self._broker = broker
@@ -43,13 +45,13 @@ class MemoryDelay:
 
     # --- the desk ----------------------------------------------------------------------------------------------------
 
-    def process(self, request: Asked, actor: Actor) -> Verdict:
+    def process(self, request: DelayRequest, actor: Actor) -> TurnResult:
         return self._started().desk.process(request, actor)
 
-    def expire(self, request: Asked, expiry: Expiry) -> None:
+    def expire(self, request: DelayRequest, expiry: Expiry) -> None:
         request.expire(expiry)
 
-    def fail(self, request: Asked, error: Exception) -> None:
+    def fail(self, request: DelayRequest, error: Exception) -> None:
         request.fail(error)
 
     def show(self, out: Exposition) -> None:

@@ -14,7 +14,7 @@ from fairway.errors import FairwayError
 from fairway.world.loop_link import LoopLink
 
 if TYPE_CHECKING:
-    from fairway.client.url import Address
+    from fairway.client.url import BrokerAddress
     from fairway.protocol.line import Line
     from fairway.world.clock import Clock
     from fairway.world.net import Net
@@ -33,7 +33,9 @@ class MemoryLink:
     in_reader = False
     is_orphan = False
 
-    def __init__(self, world: Simulation, line: Line, addresses: Sequence[Address], net: Net, clock: Clock) -> None:
+    def __init__(
+        self, world: Simulation, line: Line, addresses: Sequence[BrokerAddress], net: Net, clock: Clock
+    ) -> None:
         self._world = world
         self._inner = world.run(_made(line, addresses, net, clock))
         self.lock: AbstractContextManager[None] = nullcontext()
@@ -74,5 +76,5 @@ class MemoryLink:
         self._world.run(self._inner.close(timeout_s))
 
 
-async def _made(line: Line, addresses: Sequence[Address], net: Net, clock: Clock) -> LoopLink:
+async def _made(line: Line, addresses: Sequence[BrokerAddress], net: Net, clock: Clock) -> LoopLink:
     return LoopLink(line, addresses, net, clock)

@@ -28,8 +28,8 @@ from typing import Protocol, TypeAlias
 from fairway.errors import Misuse, StorageFault
 
 Part: TypeAlias = bytes | bytearray | memoryview
-Done: TypeAlias = Callable[[StorageFault | None], None]
-Fetched: TypeAlias = Callable[[bytes | StorageFault], None]
+Completion: TypeAlias = Callable[[StorageFault | None], None]
+ReadCompletion: TypeAlias = Callable[[bytes | StorageFault], None]
 
 TEMPORARY = ".tmp"  # what `publish` writes first: `<name>.tmp`, beside the file it will become
 LOCK_NAME = "lock"  # in the root: the disk's own, neither listed nor opened
@@ -146,16 +146,16 @@ class Disk(Protocol):
     def free_bytes(self) -> int:
         """Room left for everybody, reservations already taken off."""
 
-    def commit(self, file: File, parts: Sequence[Part], done: Done, *, sync: bool = True) -> None:
+    def commit(self, file: File, parts: Sequence[Part], done: Completion, *, sync: bool = True) -> None:
         """Append the parts to the file; sync unless told not to; then call `done`."""
 
-    def fetch(self, file: File, position: int, size: int, done: Fetched) -> None:
+    def fetch(self, file: File, position: int, size: int, done: ReadCompletion) -> None:
         """`file.read`, off the loop; then call `done` with the bytes, or with the fault. `Misuse` past the bound."""
 
-    def publish_later(self, name: str, parts: Sequence[Part], done: Done) -> None:
+    def publish_later(self, name: str, parts: Sequence[Part], done: Completion) -> None:
         """`publish`, off the loop."""
 
-    def remove_later(self, name: str, done: Done) -> None:
+    def remove_later(self, name: str, done: Completion) -> None:
         """`remove`, off the loop."""
 
     def close(self) -> None:

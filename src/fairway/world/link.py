@@ -44,7 +44,7 @@ NOBODY = "nobody is known who could be connected to"
 NAP_NS = 1_000_000
 
 
-class Core(Protocol):
+class LinkCore(Protocol):
     """What a link carries (`protocol.line`). Called under the link's lock, by whichever thread; no call blocks."""
 
     def dial_due(self) -> int | None:
@@ -90,7 +90,7 @@ class Link:
 
     def __init__(
         self,
-        core: Core,
+        core: LinkCore,
         addresses: Sequence[Address],
         clock: Clock,
         *,

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias, TypeVar, TypeVarTuple
 from fairway.errors import FairwayError, Misuse
 from fairway.world.rng import SeededRng
 from fairway.world.sealed_loop import NotSimulated, SealedLoop
-from fairway.world.trace import Listener, Trace, describe_task, label_of
+from fairway.world.trace import Trace, TraceListener, describe_task, label_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -76,7 +76,7 @@ class SimLoop(SealedLoop):
         *,
         steps_max: int | None = None,
         step_ns_max: int = 0,
-        listener: Listener | None = None,
+        listener: TraceListener | None = None,
     ) -> None:
         self._ties = rng.child("ties")
         self._costs = rng.child("costs")

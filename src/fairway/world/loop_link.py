@@ -15,7 +15,7 @@ from typing import Protocol
 from fairway.errors import FairwayError, Unreachable
 from fairway.world.clock import Clock
 from fairway.world.dialing import DIAL_S, Address
-from fairway.world.link import NOBODY, Core
+from fairway.world.link import NOBODY, LinkCore
 from fairway.world.net import Net
 
 _NS_PER_MS = 1_000_000
@@ -23,7 +23,7 @@ _LAST_WORDS_S = 1.0  # for what is written when a conversation is over
 _EARLY_NS = 500_000  # a timer that is so little too late is left as it is: making another costs more
 
 
-class LoopCore(Core, Protocol):
+class LoopCore(LinkCore, Protocol):
     """What a link on a loop carries: it is also closed by the link (`protocol.line`)."""
 
     @property

@@ -34,7 +34,7 @@ _BACKLOG = 100  # connections that wait to be accepted, as asyncio's own servers
 _UNSENT_BYTES_MAX = 256 * 1024  # in the kernel, beyond what is on its way: one answer to a pull
 
 
-class Listener(Protocol):
+class ListeningSocket(Protocol):
     """An address that accepts connections."""
 
     @property
@@ -51,7 +51,7 @@ class Listener(Protocol):
 class Net(Protocol):
     """What the product asks of a network."""
 
-    async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> Listener:
+    async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> ListeningSocket:
         """Accept connections at that address, each with a protocol from the factory. Port 0: any that is free."""
 
     async def connect(self, factory: Callable[[], P], host: str, port: int) -> tuple[asyncio.Transport, P]:
@@ -86,7 +86,7 @@ class RealNet:
         for taken in reserved.values():
             _close(taken)
 
-    async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> Listener:
+    async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> ListeningSocket:
         check_port(port, least=0)
         taken = self._reserved.pop((host, port), None) or await _bound(host, port)
         ports = {each.getsockname()[1] for each in taken}

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
-_Job: TypeAlias = Callable[[], None]
+_Read: TypeAlias = Callable[[], None]
 
 
 class ReaderPool:
@@ -19,10 +19,10 @@ class ReaderPool:
     def __init__(self, readers: int, *, is_daemon: bool = False) -> None:
         self._readers = readers
         self._is_daemon = is_daemon
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def give(self, job: _Job) -> None:
+    def give(self, job: _Read) -> None:
         """Have it carried out soon. It may not raise."""
         if len(self._threads) < self._readers:
             name = f"disk-reader:{len(self._threads)}"

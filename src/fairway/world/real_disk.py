@@ -32,10 +32,10 @@ from fairway.world.disk import (
     LOCK_NAME,
     READERS,
     TEMPORARY,
-    Done,
-    Fetched,
+    Completion,
     File,
     Part,
+    ReadCompletion,
     check_repair,
     check_room_to_fetch,
     checked,
@@ -45,7 +45,7 @@ from fairway.world.held_directory import HeldDirectory
 from fairway.world.reader_pool import ReaderPool
 from fairway.world.real_file import ROOM_REMEDY, RealFile, faults, open_private, sync_data, sync_directory, write_all
 
-_Work: TypeAlias = Callable[[], None]
+_DiskWork: TypeAlias = Callable[[], None]
 
 # 0.02 ms: how long a busy loop may keep a writer from the interpreter between two system calls. With Python's own 5 ms
 # the disk idles while the loop gathers the next round (bench/storage: 1.25 times as long per append). The kernel rounds
@@ -103,7 +103,7 @@ class _Writer:
     """The thread that carries out, one after the other, what was given for one directory."""
 
     def __init__(self, directory: str, *, is_daemon: bool) -> None:
-        self._jobs: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_DiskWork | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"disk-writer:{directory}", daemon=is_daemon)
         self._thread.start()
 
@@ -113,7 +113,7 @@ class _Writer:
             job()
             del job  # and with it what was written: the next job may be long in coming
 
-    def give(self, job: _Work) -> None:
+    def give(self, job: _DiskWork) -> None:
         self._jobs.put(job)
 
     def stop(self) -> None:
@@ -335,7 +335,7 @@ class RealDisk:
 
     # --- files, off the loop ---------------------------------------------------------------------------------------
 
-    def commit(self, file: File, parts: Sequence[Part], done: Done, *, sync: bool = True) -> None:
+    def commit(self, file: File, parts: Sequence[Part], done: Completion, *, sync: bool = True) -> None:
         mine = self._own(file)
         writer = self._writer(parent(mine.name))
         generation = mine.begin()
@@ -343,7 +343,7 @@ class RealDisk:
         answer = functools.partial(_answer_commit, mine, generation, done)
         writer.give(functools.partial(self._carry_out, work, answer))
 
-    def fetch(self, file: File, position: int, size: int, done: Fetched) -> None:
+    def fetch(self, file: File, position: int, size: int, done: ReadCompletion) -> None:
         mine = self._own(file)
         self._check_threads()
         check_room_to_fetch(self._fetches)
@@ -351,12 +351,12 @@ class RealDisk:
         self._fetches += 1
         self._readers.give(functools.partial(self._fetch, read, done))
 
-    def publish_later(self, name: str, parts: Sequence[Part], done: Done) -> None:
+    def publish_later(self, name: str, parts: Sequence[Part], done: Completion) -> None:
         writer = self._writer(parent(checked(name, fresh=True)))
         work = functools.partial(self._publish, name, list(parts))
         writer.give(functools.partial(self._carry_out, work, done))
 
-    def remove_later(self, name: str, done: Done) -> None:
+    def remove_later(self, name: str, done: Completion) -> None:
         writer = self._writer(parent(checked(name)))
         writer.give(functools.partial(self._carry_out, functools.partial(self._remove, name), done))
 
@@ -382,7 +382,7 @@ class RealDisk:
 
     # --- on the writer threads -------------------------------------------------------------------------------------
 
-    def _carry_out(self, work: _Work, done: Done) -> None:
+    def _carry_out(self, work: _DiskWork, done: Completion) -> None:
         fault: StorageFault | None = None
         try:
             work()
@@ -403,12 +403,12 @@ class RealDisk:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
             self._post(callback, *args)
 
-    def _deliver(self, done: Done, fault: StorageFault | None) -> None:
+    def _deliver(self, done: Completion, fault: StorageFault | None) -> None:
         """Back on the owner's thread."""
         if not self._closed:
             done(fault)
 
-    def _fetch(self, read: Callable[[], bytes], done: Fetched) -> None:
+    def _fetch(self, read: Callable[[], bytes], done: ReadCompletion) -> None:
         """On a reader's thread."""
         found: bytes | StorageFault
         try:
@@ -419,7 +419,7 @@ class RealDisk:
             found = self._unexpected("reader", error)
         self._tell(self._deliver_fetched, done, found)
 
-    def _deliver_fetched(self, done: Fetched, found: bytes | StorageFault) -> None:
+    def _deliver_fetched(self, done: ReadCompletion, found: bytes | StorageFault) -> None:
         """Back on the owner's thread."""
         self._fetches -= 1
         if not self._closed:
@@ -588,7 +588,7 @@ def _holder(fd: int) -> str:
     return text if text.isdecimal() else ""
 
 
-def _answer_commit(file: RealFile, generation: int, done: Done, fault: StorageFault | None) -> None:
+def _answer_commit(file: RealFile, generation: int, done: Completion, fault: StorageFault | None) -> None:
     if isinstance(fault, DiskFull):  # what is given from here on, its caller gives knowing where the file ends
         file.generation = max(file.generation, generation + 1)
     done(fault)

@@ -18,10 +18,10 @@ from fairway.limits import GIB
 from fairway.world.disk import (
     READERS,
     TEMPORARY,
-    Done,
-    Fetched,
+    Completion,
     File,
     Part,
+    ReadCompletion,
     check_repair,
     check_room_to_fetch,
     checked,
@@ -31,7 +31,7 @@ from fairway.world.disk import (
 from fairway.world.rng import Rng
 from fairway.world.sim_files import Countdown, Cut, Directory, Inode, Volume, Write, draw_chance
 
-CallLater: TypeAlias = Callable[..., object]  # (seconds, callback, *args), as a loop's call_later
+ScheduleCall: TypeAlias = Callable[..., object]  # (seconds, callback, *args), as a loop's call_later
 _Steps: TypeAlias = Generator[None, None, None]
 
 
@@ -100,9 +100,9 @@ class SimFile:
 
 
 @dataclass(slots=True)
-class _Job:
+class _DiskJob:
     steps: _Steps
-    done: Done
+    done: Completion
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class _Fetch:
     file: SimFile
     position: int
     size: int
-    done: Fetched
+    done: ReadCompletion
 
 
 class SimDisk:
@@ -128,7 +128,7 @@ class SimDisk:
     def __init__(
         self,
         rng: Rng,
-        call_later: CallLater,
+        call_later: ScheduleCall,
         *,
         capacity_bytes: int = GIB,
         latency: Latency | None = None,
@@ -139,7 +139,7 @@ class SimDisk:
         self._latency = latency if latency is not None else Latency()
         self._volume = volume if volume is not None else Volume(capacity_bytes)
         self._files: dict[str, SimFile] = {}
-        self._lanes: dict[str, deque[_Job]] = {}  # per directory, what was given and is not done
+        self._lanes: dict[str, deque[_DiskJob]] = {}  # per directory, what was given and is not done
         self._fetches: deque[_Fetch] = deque()  # given, and no reader is free
         self._reading = 0
         self._anchored: set[str] = set()  # directories whose own entry was synced in this life; never iterated
@@ -166,12 +166,12 @@ class SimDisk:
 
     # --- lives -----------------------------------------------------------------------------------------------------
 
-    def crash(self, call_later: CallLater | None = None) -> SimDisk:
+    def crash(self, call_later: ScheduleCall | None = None) -> SimDisk:
         """Cut the power: the next life has what was synced and, by the seed, any part of what was not."""
         self._alive = False
         return self._successor(self._volume.after_power_cut(self._rng), call_later)
 
-    def crash_process(self, call_later: CallLater | None = None) -> SimDisk:
+    def crash_process(self, call_later: ScheduleCall | None = None) -> SimDisk:
         """Kill the process: the page cache stays, and of what was under way a prefix is in it."""
         self._power_cut.plan(0)
         for lane in self._lanes.values():
@@ -187,7 +187,7 @@ class SimDisk:
         """The same files as another process sees them."""
         return self._successor(self._volume, None)
 
-    def _successor(self, volume: Volume, call_later: CallLater | None) -> SimDisk:
+    def _successor(self, volume: Volume, call_later: ScheduleCall | None) -> SimDisk:
         later = call_later if call_later is not None else self._call_later
         next_life = SimDisk(self._rng, later, latency=self._latency, volume=volume)
         next_life.syncing, next_life.dir_syncing = self.syncing, self.dir_syncing
@@ -344,12 +344,12 @@ class SimDisk:
 
     # --- files, later ----------------------------------------------------------------------------------------------
 
-    def commit(self, file: File, parts: Sequence[Part], done: Done, *, sync: bool = True) -> None:
+    def commit(self, file: File, parts: Sequence[Part], done: Completion, *, sync: bool = True) -> None:
         mine = self._own(file)
         mine.under_way += 1
         self._give(mine.name, self._committing(mine, list(parts), mine.generation, sync), _answer(mine, done))
 
-    def fetch(self, file: File, position: int, size: int, done: Fetched) -> None:
+    def fetch(self, file: File, position: int, size: int, done: ReadCompletion) -> None:
         mine = self._own(file)
         check_room_to_fetch(len(self._fetches) + self._reading)
         self._fetches.append(_Fetch(mine, position, readable(position, size, mine.end), done))
@@ -370,10 +370,10 @@ class SimDisk:
         else:
             fetch.done(bytes(fetch.file.inode.cached[fetch.position : fetch.position + fetch.size]))
 
-    def publish_later(self, name: str, parts: Sequence[Part], done: Done) -> None:
+    def publish_later(self, name: str, parts: Sequence[Part], done: Completion) -> None:
         self._give(checked(name, fresh=True), self._publishing(name, list(parts)), done)
 
-    def remove_later(self, name: str, done: Done) -> None:
+    def remove_later(self, name: str, done: Completion) -> None:
         self._give(checked(name), self._removing(name), done)
 
     def close(self) -> None:
@@ -386,14 +386,14 @@ class SimDisk:
         if self._volume.owner is self:
             self._volume.owner = None
 
-    def _give(self, name: str, steps: _Steps, done: Done) -> None:
+    def _give(self, name: str, steps: _Steps, done: Completion) -> None:
         self.check_alive()
         lane = self._lanes.setdefault(parent(name), deque())
-        lane.append(_Job(steps, done))
+        lane.append(_DiskJob(steps, done))
         if len(lane) == 1:
             self._schedule(lane)
 
-    def _schedule(self, lane: deque[_Job]) -> None:
+    def _schedule(self, lane: deque[_DiskJob]) -> None:
         delay_s = self._draw_delay_s() + self._stall_s
         self._stall_s = 0.0
         self._call_later(delay_s, self._tick, lane)
@@ -402,7 +402,7 @@ class SimDisk:
         spread = self._latency.high_s - self._latency.low_s
         return (self._latency.low_s + spread * self._rng.uniform()) * self.slowness
 
-    def _tick(self, lane: deque[_Job]) -> None:
+    def _tick(self, lane: deque[_DiskJob]) -> None:
         if not self._alive or self._closed:
             return  # a timer of a life that is over
         job = lane[0]
@@ -412,7 +412,7 @@ class SimDisk:
         if ended:
             job.done(fault)
 
-    def _advance(self, lane: deque[_Job]) -> tuple[bool, StorageFault | None]:
+    def _advance(self, lane: deque[_DiskJob]) -> tuple[bool, StorageFault | None]:
         """One step of the job at hand: whether it has ended, and how."""
         try:
             next(lane[0].steps)
@@ -585,7 +585,7 @@ def _run(steps: _Steps) -> None:
         pass
 
 
-def _answer(file: SimFile, done: Done) -> Done:
+def _answer(file: SimFile, done: Completion) -> Completion:
     generation = file.generation
 
     def answer(fault: StorageFault | None) -> None:

@@ -24,7 +24,7 @@ from fairway.world.loop import SimLoop
 from fairway.world.net import PORT_MAX, check_port
 from fairway.world.rng import SeededRng
 from fairway.world.sim_transport import SimTransport
-from fairway.world.sim_wire import Conditions, Way
+from fairway.world.sim_wire import Conditions, SimulatedRoute
 
 P = TypeVar("P", bound=asyncio.Protocol)
 Dial: TypeAlias = "Callable[[SimHost, str, int, asyncio.Future[None]], SimTransport]"
@@ -43,7 +43,7 @@ class SimNet:
         self._rng = rng
         self._conditions = conditions or Conditions()
         self._hosts: dict[str, SimHost] = {}  # a crashed one stays until its name is taken anew
-        self._ways: dict[tuple[str, str], Way] = {}
+        self._ways: dict[tuple[str, str], SimulatedRoute] = {}
         self._connections_made = 0
 
     def host(self, name: str) -> SimHost:
@@ -90,15 +90,15 @@ class SimNet:
             raise Misuse(f"no host {name!r}: take it with host() first")
         return self._hosts[name]
 
-    def _ways_between(self, source: str, destination: str, *, one_way: bool) -> list[Way]:
+    def _ways_between(self, source: str, destination: str, *, one_way: bool) -> list[SimulatedRoute]:
         source, destination = self._known(source).name, self._known(destination).name
         if source == destination:
             raise Misuse(f"host {source!r} cannot be parted from itself")
         ways = [self._way(source, destination)]
         return ways if one_way else [*ways, self._way(destination, source)]
 
-    def _way(self, source: str, destination: str) -> Way:
-        return self._ways.setdefault((source, destination), Way(self._conditions))
+    def _way(self, source: str, destination: str) -> SimulatedRoute:
+        return self._ways.setdefault((source, destination), SimulatedRoute(self._conditions))
 
     def _dial(self, caller: SimHost, target: str, port: int, opened: asyncio.Future[None]) -> SimTransport:
         """Set out for a host; `opened` learns whether it accepts. Returns the caller's end."""

@@ -21,7 +21,7 @@ from fairway.limits import BATCH_RAW_BYTES_MAX, KIB
 from fairway.world.dialing import Address
 from fairway.world.loop import SimLoop
 from fairway.world.rng import SeededRng
-from fairway.world.sim_wire import Way, Wire
+from fairway.world.sim_wire import SimulatedRoute, SimulatedWire
 
 Ts = TypeVarTuple("Ts")
 
@@ -42,7 +42,7 @@ class SimTransport(asyncio.Transport):
         self,
         loop: SimLoop,
         rng: SeededRng,
-        way: Way,
+        way: SimulatedRoute,
         *,
         own: Address,
         peer: Address,
@@ -54,7 +54,7 @@ class SimTransport(asyncio.Transport):
         self._loop = loop
         self._rng = rng
         self._way = way
-        self._wire = Wire(loop, rng, way, self.break_off)
+        self._wire = SimulatedWire(loop, rng, way, self.break_off)
         self._opened = opened
         self._window_bytes = way.conditions.window_bytes  # that may still be sent before the peer reads
         self._unsent = bytearray()

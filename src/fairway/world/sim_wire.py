@@ -1,8 +1,9 @@
 """How bytes travel in the simulated net: late, in order, and not at all while the way is cut.
 
-A `Way` leads from one host to another and belongs to the net; a `Wire` is one direction of one connection on that way.
-Everything that one end tells the other (bytes, acknowledgements, the end, a reset) goes through its wire, so nothing
-overtakes anything within a connection, and a cut holds back acknowledgements as it holds back bytes.
+A `SimulatedRoute` leads from one host to another and belongs to the net; a `SimulatedWire` is one direction of one
+connection on that way. Everything that one end tells the other (bytes, acknowledgements, the end, a reset) goes through
+its wire, so nothing overtakes anything within a connection, and a cut holds back acknowledgements as it holds back
+bytes.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ class Conditions:
             raise Misuse(f"no net is like this: {self}")
 
 
-class Way:
+class SimulatedRoute:
     """From one host to another: how long it takes, and whether anything gets through."""
 
     def __init__(self, conditions: Conditions) -> None:
         self.conditions = conditions
         self.is_cut = False
-        self._held: list[Wire] = []
+        self._held: list[SimulatedWire] = []
 
-    def hold(self, wire: Wire) -> None:
+    def hold(self, wire: SimulatedWire) -> None:
         """Wake this wire when the way is open again."""
         self._held.append(wire)
 
@@ -61,10 +62,10 @@ class Way:
             wire.wake()
 
 
-class Wire:
+class SimulatedWire:
     """One direction of one connection."""
 
-    def __init__(self, loop: SimLoop, rng: SeededRng, way: Way, on_drop: Callable[[], None]) -> None:
+    def __init__(self, loop: SimLoop, rng: SeededRng, way: SimulatedRoute, on_drop: Callable[[], None]) -> None:
         self._loop = loop
         self._rng = rng
         self._way = way

@@ -17,7 +17,7 @@ from fairway.world.loop import SimLoop
 from fairway.world.rng import SeededRng
 from fairway.world.sim_net import SimNet
 from fairway.world.sim_wire import Conditions
-from fairway.world.trace import Listener
+from fairway.world.trace import TraceListener
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Simulation:
         conditions: Conditions | None = None,
         steps_max: int | None = STEPS_MAX,
         step_ns_max: int = 0,
-        listener: Listener | None = None,
+        listener: TraceListener | None = None,
     ) -> None:
         self.rng = SeededRng(seed)
         self.loop = SimLoop(self.rng.child("loop"), steps_max=steps_max, step_ns_max=step_ns_max, listener=listener)
@@ -65,7 +65,7 @@ class Simulation:
             problem.add_note(f"and at the end of the simulation {type(another).__name__}: {another}")
 
 
-class Outcome(NamedTuple, Generic[T]):
+class SimulationResult(NamedTuple, Generic[T]):
     """What a run gave, and the hash of how it went."""
 
     result: T
@@ -74,8 +74,8 @@ class Outcome(NamedTuple, Generic[T]):
 
 def simulate(
     main: Callable[[Simulation], Coroutine[Any, Any, T]], seed: int | str, *, conditions: Conditions | None = None
-) -> Outcome[T]:
+) -> SimulationResult[T]:
     """Run `main` in a world made from the seed, to the end of everything it started."""
     with Simulation(seed, conditions=conditions) as world:
         result = world.run(main(world))
-    return Outcome(result, world.trace_hash())
+    return SimulationResult(result, world.trace_hash())

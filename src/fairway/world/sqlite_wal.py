@@ -31,7 +31,7 @@ _Order = Literal["<", ">"]
 _Sum = tuple[int, int]
 
 
-class _Frame(NamedTuple):
+class _WalFrame(NamedTuple):
     is_commit: bool
     salts: bytes
     checksum: _Sum
@@ -73,14 +73,14 @@ def _has_lost_commits(main: BinaryIO, log: BinaryIO) -> bool:
     return False
 
 
-def _frames(log: BinaryIO, page_bytes: int) -> Iterator[_Frame]:
+def _frames(log: BinaryIO, page_bytes: int) -> Iterator[_WalFrame]:
     while len(data := log.read(_FRAME.size + page_bytes)) == _FRAME.size + page_bytes:
         _, pages, salts, *checksum = _FRAME.unpack_from(data)
-        yield _Frame(pages > 0, salts, (checksum[0], checksum[1]), data[:_SUMMED] + data[_FRAME.size :])
+        yield _WalFrame(pages > 0, salts, (checksum[0], checksum[1]), data[:_SUMMED] + data[_FRAME.size :])
 
 
 def _continues_after_damage(
-    order: _Order, frames: Iterator[_Frame], salts: bytes | None, checksum: _Sum | None
+    order: _Order, frames: Iterator[_WalFrame], salts: bytes | None, checksum: _Sum | None
 ) -> bool:
     """Whether a transaction follows a commit that is in or behind the first bad frame. Without `salts` and a `checksum`
     to begin with, the first frame counts as bad, and its salts as those of the log."""

@@ -18,13 +18,13 @@ from typing import Any, TypeAlias
 EVENTS_AT_ONCE = 256  # hashed together: one by one costs as much again as noting them
 RECENT_EVENTS = 16  # kept for the message of an error: enough to see the cycle that a run is caught in
 
-Listener: TypeAlias = Callable[[int, str], None]
+TraceListener: TypeAlias = Callable[[int, str], None]
 
 
 class Trace:
     """A running hash over (virtual nanoseconds, label)."""
 
-    def __init__(self, listener: Listener | None = None) -> None:
+    def __init__(self, listener: TraceListener | None = None) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
         self._listener = listener
         self._recent: deque[tuple[int, str]] = deque(maxlen=RECENT_EVENTS)

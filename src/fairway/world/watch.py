@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 
-class Watch:
+class ConditionVariable:
     """A lock with a bell. `with` it to look or to change; `ring` after a change; `wait` for one."""
 
     def __init__(self) -> None:

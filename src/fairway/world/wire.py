@@ -23,14 +23,14 @@ class WireCut(FairwayError):
     """The connection is gone; the sentence says how."""
 
 
-class Wire:
+class BlockingConnection:
     """One TCP connection. Every call may wait; an OSError comes out as `WireCut`."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
 
     @classmethod
-    def dial(cls, addresses: Sequence[Address]) -> Wire:
+    def dial(cls, addresses: Sequence[Address]) -> BlockingConnection:
         """To the first address that accepts; `Unreachable` says why none did."""
         problems = []
         for address in addresses:
@@ -70,7 +70,7 @@ class Wire:
         return data
 
     @staticmethod
-    def wait_any(wires: Sequence[Wire], timeout_s: float) -> None:
+    def wait_any(wires: Sequence[BlockingConnection], timeout_s: float) -> None:
         """Until something has come over one of them, or one was cut, or so long."""
         with selectors.DefaultSelector() as selector:
             for each in wires:

@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 
 from fairway.world.rng import Rng
 
-Job: TypeAlias = Callable[[], None]
+PoolTask: TypeAlias = Callable[[], None]
 # Jobs at a time. Each holds the memory of one decompressed batch and keeps a core busy. On two cores a second worker
 # decompressed no more batches and doubled the p50 of a client beside 20 senders of 8 MiB (0.7 ms with one worker).
 WORKERS = 1
@@ -25,7 +25,7 @@ WORKERS = 1
 class WorkPool(Protocol):
     """How a server has computations done."""
 
-    def run(self, job: Job, done: Callable[[], None]) -> None:
+    def run(self, job: PoolTask, done: Callable[[], None]) -> None:
         """Carry out the job soon, then call `done` on the loop. The job may not raise."""
 
 
@@ -34,10 +34,10 @@ class ThreadPool:
 
     def __init__(self, workers: int = WORKERS) -> None:
         self._workers = workers
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[PoolTask] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def run(self, job: Job, done: Callable[[], None]) -> None:
+    def run(self, job: PoolTask, done: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
 
         def work() -> None:
@@ -63,9 +63,9 @@ class SimPool:
         self._rng = rng
         self._free = workers
         self._late_s = late_s
-        self._waiting: deque[tuple[Job, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[PoolTask, Callable[[], None]]] = deque()
 
-    def run(self, job: Job, done: Callable[[], None]) -> None:
+    def run(self, job: PoolTask, done: Callable[[], None]) -> None:
         self._waiting.append((job, done))
         self._begin()
 
@@ -75,7 +75,7 @@ class SimPool:
             late_s = self._rng.uniform() * self._late_s
             asyncio.get_running_loop().call_later(late_s, self._end, *self._waiting.popleft())
 
-    def _end(self, job: Job, done: Callable[[], None]) -> None:
+    def _end(self, job: PoolTask, done: Callable[[], None]) -> None:
         self._free += 1
         job()
         done()

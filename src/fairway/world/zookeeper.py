@@ -42,7 +42,7 @@ class ZooKeeperFailed(FairwayError):
     """A server does not do what it should; the sentence has the end of its log."""
 
 
-class Server:
+class ZooKeeperServer:
     """One server: its port and its data stay the same through as many lives as its owner wants."""
 
     def __init__(self, number: int, home: Path) -> None:
@@ -52,7 +52,7 @@ class Server:
         self._home = home / str(number)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def prepare(self, tick_ms: int, everybody: list[Server]) -> None:
+    def prepare(self, tick_ms: int, everybody: list[ZooKeeperServer]) -> None:
         """Write its configuration."""
         data = self._home / "data"
         make_private(str(data.absolute()))
@@ -155,7 +155,7 @@ class Server:
 class Ensemble:
     """Servers that make up one ZooKeeper."""
 
-    def __init__(self, servers: list[Server]) -> None:
+    def __init__(self, servers: list[ZooKeeperServer]) -> None:
         self.servers = servers
 
     @property
@@ -163,7 +163,7 @@ class Ensemble:
         """For kazoo's client."""
         return ",".join(server.address for server in self.servers)
 
-    def leader(self) -> Server:
+    def leader(self) -> ZooKeeperServer:
         """The one that leads the others now."""
         return next(server for server in self.servers if server.mode in ("leader", "standalone"))
 
@@ -172,7 +172,7 @@ class Ensemble:
 def ensemble(servers: int = 1, *, tick_ms: int = TICK_MS, home: Path | None = None) -> Iterator[Ensemble]:
     """So many servers, which serve, and are gone at the end: with their data, unless that has a `home` of its own."""
     with tempfile.TemporaryDirectory(prefix="fairway-zookeeper-", ignore_cleanup_errors=True) as made:
-        everybody = [Server(number, home or Path(made)) for number in range(1, servers + 1)]
+        everybody = [ZooKeeperServer(number, home or Path(made)) for number in range(1, servers + 1)]
         try:
             for server in everybody:
                 server.prepare(tick_ms, everybody)

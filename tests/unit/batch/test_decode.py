@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fairway.batch import (
+    BatchHeader,
     Codec,
-    Header,
     MessageId,
     arrays,
     check,
@@ -88,7 +88,7 @@ def test_header_says_what_was_given() -> None:
     with pytest.raises(AttributeError):
         header.count = 4  # type: ignore[misc]
     assert not hasattr(header, "__dict__")
-    assert isinstance(header, Header)
+    assert isinstance(header, BatchHeader)
 
 
 def test_section_is_read_without_the_body() -> None:

@@ -26,7 +26,7 @@ from fairway.errors import Code, Refused
 from fairway.groups import GroupConfig
 from fairway.groups.config import encode
 from fairway.limits import KIB, MIB
-from fairway.protocol import Message, Options
+from fairway.protocol import ConnectionOptions, ControlMessage
 from fairway.protocol import messages as m
 from fairway.protocol.admin import (
     Configure,
@@ -34,7 +34,7 @@ from fairway.protocol.admin import (
     Depth,
     Describe,
     Described,
-    GroupState,
+    GroupDescription,
     Lever,
     Redrive,
     Redriven,
@@ -254,7 +254,7 @@ class Scene:
 
     # --- people
 
-    async def connect(self, options: Options | None = None) -> Client:
+    async def connect(self, options: ConnectionOptions | None = None) -> Client:
         self._hosts += 1
         return await Client.connect(self.sim.net.host(f"client-{self._hosts}"), self.clock, BROKER, PORT, options)
 
@@ -281,7 +281,7 @@ class Scene:
             self._control = await self.connect()
         return self._control
 
-    async def ask(self, message: Message, answer: type[Any]) -> Any:
+    async def ask(self, message: ControlMessage, answer: type[Any]) -> Any:
         return (await (await self.control()).ask(message, answer))[0]
 
     async def send(self, *payloads: bytes, subject: str = SUBJECT, stream: Stream | None = None) -> m.Produced:
@@ -345,7 +345,7 @@ class Scene:
         answer: Redriven = await self.ask(Redrive(subject, group, ids, rate), Redriven)
         return answer
 
-    async def describe(self, *, group: str = GROUP, subject: str = SUBJECT) -> GroupState:
+    async def describe(self, *, group: str = GROUP, subject: str = SUBJECT) -> GroupDescription:
         answer: Described = await self.ask(Describe(Depth.CONSUMERS, subject, group), Described)
         [state] = answer.subjects[0].groups
         return state

@@ -119,7 +119,7 @@ async def test_after_the_lease_a_stranger_gets_what_was_not_acked(scene: Scene, 
     ann = await scene.worker("ann")
     await scene.send(b"a", b"b")
     held = await ann.pull()
-    await ann.settle_all([m.Settle(m.Settlement.ACK, held.lots[0].first, 1, [m.Span(0, 1)])])
+    await ann.settle_all([m.Settle(m.Settlement.ACK, held.lots[0].first, 1, [m.SequenceRange(0, 1)])])
     ann.client.abort()
     eve = await stranger(scene, secret)
     began_s = scene.clock.monotonic_ns() / 1e9

@@ -12,8 +12,8 @@ from fairway.groups.config import decode
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Lever
 from fairway.storage.action_log import unpack
-from fairway.storage.record import Kind
-from fairway.storage.scan import Scan
+from fairway.storage.record import RecordKind
+from fairway.storage.scan import SegmentScan
 from tests.unit.broker.scene import Scene, Worker, refused, staged
 
 LEASE_S = 15
@@ -185,8 +185,8 @@ async def test_many_outcomes_are_one_action_record(scene: Scene) -> None:
     await ann.ack(held)
     log = scene.broker.store.actions.log
     segment = log.segments[0]
-    records = [each for each in Scan(log.file(segment), 0, 64, log.log_id) if getattr(each, "body", b"")]
-    last = [list(unpack(each.body)) for each in records if each.header.kind == Kind.ACTIONS][-1]  # type: ignore[union-attr]
+    records = [each for each in SegmentScan(log.file(segment), 0, 64, log.log_id) if getattr(each, "body", b"")]
+    last = [list(unpack(each.body)) for each in records if each.header.kind == RecordKind.ACTIONS][-1]  # type: ignore[union-attr]
     assert [action.kind.name for action in last] == ["ACK", "ACK", "ACK"]
 
 
@@ -195,7 +195,7 @@ async def test_outcomes_for_one_lot_in_one_request_follow_on_one_another(scene: 
     ann = await scene.worker("ann")
     await scene.send(b"a", b"b", b"c")
     [lot] = (await ann.pull()).lots
-    spans = [m.Span(0, 1)], [m.Span(1, 1)], [m.Span(0, 3)]
+    spans = [m.SequenceRange(0, 1)], [m.SequenceRange(1, 1)], [m.SequenceRange(0, 3)]
     outcomes = [m.Settle(m.Settlement.ACK, lot.first, lot.attempt, each) for each in spans]
     assert await ann.settle_all(outcomes) == m.Settled(3, 2)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairway.broker.copies import Copies, stream_of
-from fairway.names import Group, Subject
+from fairway.broker.copies import CopiedRanges, stream_of
+from fairway.names import GroupName, Subject
 
 SPAN = st.tuples(st.integers(0, 60), st.integers(1, 12))
 
 
 @given(st.lists(SPAN, max_size=20), SPAN)
 def test_spans_are_remembered_like_a_set_of_sequences(added: list[tuple[int, int]], asked: tuple[int, int]) -> None:
-    copies = Copies(None, 0, 0)  # type: ignore[arg-type]  # nothing is refreshed
+    copies = CopiedRanges(None, 0, 0)  # type: ignore[arg-type]  # nothing is refreshed
     held: set[int] = set()
     for first, count in added:
         copies.add(first, count)
@@ -26,6 +26,8 @@ def test_spans_are_remembered_like_a_set_of_sequences(added: list[tuple[int, int
 
 
 def test_a_stream_is_of_one_subject_and_one_group() -> None:
-    streams = {stream_of(Subject(subject), Group(group)) for subject in ("a", "b", "inbox:g:a") for group in ("g", "h")}
+    streams = {
+        stream_of(Subject(subject), GroupName(group)) for subject in ("a", "b", "inbox:g:a") for group in ("g", "h")
+    }
     assert len(streams) == 6
     assert 0 not in streams

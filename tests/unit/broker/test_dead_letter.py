@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairway import batch, limits
-from fairway.broker.copies import Copies, stream_of
+from fairway.broker.copies import CopiedRanges, stream_of
 from fairway.broker.dead_letter import (
     HISTORY,
     HISTORY_ATTEMPTS,
@@ -18,8 +18,7 @@ from fairway.broker.dead_letter import (
 from fairway.errors import Code
 from fairway.groups import Attempt, Backoff, GroupConfig
 from fairway.groups.attempts import decode, encode
-from fairway.names import Group as GroupName
-from fairway.names import Subject
+from fairway.names import GroupName, Subject
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Lever
 from fairway.storage import segment
@@ -46,7 +45,7 @@ async def test_a_rejected_message_is_in_dead_letter_with_its_history(scene: Scen
     await scene.send(b"a", b"b", b"c")
     handed = await ann.pull()
     [lot] = handed.lots
-    await ann.settle_all([m.Settle(m.Settlement.REJECT, lot.first, 1, [m.Span(1, 1)], None, "no such hotel")])
+    await ann.settle_all([m.Settle(m.Settlement.REJECT, lot.first, 1, [m.SequenceRange(1, 1)], None, "no such hotel")])
     await scene.sleep(1)
     [dead] = await scene.scan(DEAD)
     assert dead.payload == b"b"
@@ -310,7 +309,7 @@ async def test_what_is_on_its_way_to_dead_letter_is_not_copied_again(scene: Scen
     await scene.sleep(1)
     log = scene.broker.store.messages
     dead = scene.broker.desk.subject(DEAD)
-    copies = Copies(log, dead.id, stream_of(Subject("orders"), GroupName("billing")))
+    copies = CopiedRanges(log, dead.id, stream_of(Subject("orders"), GroupName("billing")))
     copies.refresh()
     assert copies.missing(0, 2) == [(1, 1)]
     stream = stream_of(Subject("orders"), GroupName("billing"))
@@ -378,7 +377,7 @@ async def test_a_batch_without_room_for_all_attempts_has_the_first_and_the_last(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(limits, "BATCH_RAW_BYTES_MAX", bytes_max)
             lot = handed.lots[0]
-            span = m.Span(0 if shown else 10, 10)
+            span = m.SequenceRange(0 if shown else 10, 10)
             await ann.settle_all([m.Settle(m.Settlement.REJECT, lot.first, lot.attempt, [span], None, "no")])
             await scene.sleep(1)
         dead = (await scene.scan(DEAD))[-10:]

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from fairway.broker import fetching
-from fairway.broker.fetching import Begin, Fetches, Keep, Shelf
+from fairway.broker.fetching import Begin, FetchCache, Fetches, KeepBytes
 from fairway.errors import Code, Refused, StorageFault
 from fairway.limits import MIB
 from fairway.scheduling import Actor, Scheduler
 from fairway.storage.log import Damaged
 from fairway.world.clock import ManualClock
-from fairway.world.disk import Fetched
+from fairway.world.disk import ReadCompletion
 from tests.unit.world.timers import Timers
 
 
@@ -28,7 +28,7 @@ class Loop(Timers):
 class Device:
     """Answers when told to."""
 
-    under_way: list[tuple[str, Fetched]] = field(default_factory=list)
+    under_way: list[tuple[str, ReadCompletion]] = field(default_factory=list)
 
     def read(self, name: str) -> Begin:
         return lambda fetched: self.under_way.append((name, fetched))
@@ -55,11 +55,11 @@ class Stage:
     def actor(self, key: str) -> Actor:
         return Actor(key, 1.0, 0.0, 0)
 
-    def reads(self, shelf: Shelf, *names: str) -> list[tuple[Begin, Keep]]:
+    def reads(self, shelf: FetchCache, *names: str) -> list[tuple[Begin, KeepBytes]]:
         return [(self.device.read(name), lambda data: shelf.keep(0, len(data), data)) for name in names]
 
     def start(self, actor: Actor, *names: str) -> None:
-        shelf = Shelf()
+        shelf = FetchCache()
         self.fetches.start(actor, shelf, self.reads(shelf, *names))
 
 
@@ -120,10 +120,10 @@ def test_a_fault_ends_the_errand_and_is_told_once(stage: Stage) -> None:
 
 
 def test_what_is_gone_when_its_turn_comes_counts_as_read(stage: Stage) -> None:
-    def gone(_fetched: Fetched) -> None:
+    def gone(_fetched: ReadCompletion) -> None:
         raise Damaged(7, "missing")
 
-    actor, shelf = stage.actor("a"), Shelf()
+    actor, shelf = stage.actor("a"), FetchCache()
     stage.fetches.start(actor, shelf, [(gone, lambda data: shelf.keep(7, 100, data))])
     assert actor.suspensions == 0
     piece = shelf.piece(7, 100)
@@ -252,7 +252,7 @@ def test_one_that_is_larger_than_all_shelves_is_kept(stage: Stage) -> None:
 
 
 def test_a_piece_is_found_from_any_place_in_it() -> None:
-    shelf = Shelf()
+    shelf = FetchCache()
     shelf.keep(100, 10, b"0123456789")
     shelf.keep(200, 10, b"short")
     assert shelf.piece(100, 4) == (100, 4, b"0123456789")

@@ -7,11 +7,11 @@ from fairway.broker.fitting import beyond, fitting, missing, too_large
 from fairway.errors import Code
 from fairway.groups import Backoff, GroupConfig, Handout, Mode
 from fairway.limits import KIB
-from fairway.names import Group as GroupName
-from fairway.protocol import Options
+from fairway.names import GroupName
+from fairway.protocol import ConnectionOptions
 from fairway.protocol import messages as m
 from fairway.storage import segment
-from fairway.storage.consume_log import Entry
+from fairway.storage.consume_log import ConsumeLogEntry
 from fairway.storage.message_log import StoredBatch
 from tests.unit.broker.scene import GROUP, SUBJECT, Scene, Worker, refused, staged
 
@@ -20,12 +20,12 @@ HURRIED = Backoff(first_ms=1_000, cap_ms=1_000, jitter=0)
 
 
 def stored(first: int, count: int, size: int) -> StoredBatch:
-    return StoredBatch(Entry(first, count, size, 0, 0, 0, 0, 0), bytes(size))
+    return StoredBatch(ConsumeLogEntry(first, count, size, 0, 0, 0, 0, 0), bytes(size))
 
 
 async def narrow(scene: Scene, name: str, frame_bytes_max: int = 4 * KIB) -> Worker:
     """A consumer that takes small frames only."""
-    worker = Worker(await scene.connect(Options(frame_bytes_max=frame_bytes_max)), name, GROUP, SUBJECT)
+    worker = Worker(await scene.connect(ConnectionOptions(frame_bytes_max=frame_bytes_max)), name, GROUP, SUBJECT)
     await worker.join()
     return worker
 

@@ -87,11 +87,13 @@ async def test_what_frees_memory_goes_through_and_what_splits_lots_does_not(scen
     held = await wide.pull()
     await _fill(scene)
     [lot] = held.lots
-    part = m.Settle(m.Settlement.RETRY, lot.first, lot.attempt, [m.Span(lot.first, 1)])
+    part = m.Settle(m.Settlement.RETRY, lot.first, lot.attempt, [m.SequenceRange(lot.first, 1)])
     assert await refused(wide.settle_all([part])) is Code.BUSY
-    assert (await wide.settle_all([m.Settle(m.Settlement.ACK, lot.first, 1, [m.Span(lot.first, 1)])])).settled == 1
+    assert (
+        await wide.settle_all([m.Settle(m.Settlement.ACK, lot.first, 1, [m.SequenceRange(lot.first, 1)])])
+    ).settled == 1
     assert (await wide.heartbeat()).lease_ms
-    whole = m.Settle(m.Settlement.RETRY, lot.first, lot.attempt, [m.Span(lot.first + 1, 999)])
+    whole = m.Settle(m.Settlement.RETRY, lot.first, lot.attempt, [m.SequenceRange(lot.first + 1, 999)])
     assert (await wide.settle_all([whole])).settled == 999
     await wide.leave()
 

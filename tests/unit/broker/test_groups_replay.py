@@ -9,16 +9,16 @@ from fairway.broker.groups import Groups
 from fairway.errors import InvariantViolated, RemoteProtocolError
 from fairway.groups import GroupConfig, Order
 from fairway.groups.config import encode
-from fairway.names import Consumer, Group
+from fairway.names import ConsumerName, GroupName
 from fairway.storage.action_log import Action, ActionKind, pack
-from fairway.storage.record import Header, Kind, Record
+from fairway.storage.record import Record, RecordHeader, RecordKind
 
 NOW_MS = 1_700_000_000_000
 
 
 def record_at(position: int, *actions: Action) -> Record:
     body = pack(actions)
-    return Record(Header(Kind.ACTIONS, 0, position, 0, 1, 0, NOW_MS, len(actions), len(body), 0), body)
+    return Record(RecordHeader(RecordKind.ACTIONS, 0, position, 0, 1, 0, NOW_MS, len(actions), len(body), 0), body)
 
 
 def configured(group_id: int, name: str, order: Order = Order.NONE) -> Action:
@@ -38,10 +38,10 @@ def test_an_action_of_a_member_whose_join_has_rotted_is_no_reason_not_to_start()
     groups.replay(hole)
     joined = Action(ActionKind.JOIN, 2, 1, NOW_MS, consumer_id=1, detail=b"ann")
     groups.replay(record_at(hole.header.end, joined))
-    host = groups.find(1, Group("shipping"))
+    host = groups.find(1, GroupName("shipping"))
     assert host is not None
     assert [name for _, name in host.law.members()] == ["ann"]
-    assert groups.find(1, Group("billing")) is not None
+    assert groups.find(1, GroupName("billing")) is not None
 
 
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
@@ -59,7 +59,7 @@ def test_nor_is_one_of_messages_that_were_handed_out_there(action: Action, order
     first = record_at(64, configured(1, "billing", order), joined)
     groups.replay(first)
     groups.replay(record_at(first.header.end + 400, action))  # a PULL was there
-    host = groups.find(1, Group("billing"))
+    host = groups.find(1, GroupName("billing"))
     assert host is not None
     assert [name for _, name in host.law.members()] == ["ann"]
 
@@ -91,10 +91,10 @@ def test_what_a_pull_that_has_rotted_handed_out_comes_again() -> None:
 
 def handed_out(groups: Groups) -> list[int]:
     """To ann, of seven messages."""
-    host = groups.find(1, Group("billing"))
+    host = groups.find(1, GroupName("billing"))
     assert host is not None
     host.law.begin_life(7, 0)
-    pulled = host.law.pull(Consumer("ann"), arrived=0, messages_max=100, fresh=None, now_ns=0, now_ms=NOW_MS)
+    pulled = host.law.pull(ConsumerName("ann"), arrived=0, messages_max=100, fresh=None, now_ns=0, now_ms=NOW_MS)
     return [at for lot in pulled.lots for first, count in lot.ranges for at in range(first, first + count)]
 
 

@@ -12,8 +12,8 @@ from fairway.broker.dead_letter import HISTORY, HISTORY_ATTEMPTS, HISTORY_SEQUEN
 from fairway.errors import Code, Refused
 from fairway.groups import GroupConfig, TagFilter
 from fairway.groups.attempts import decode
-from fairway.names import Group, Subject
-from fairway.protocol import Options
+from fairway.names import GroupName, Subject
+from fairway.protocol import ConnectionOptions
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Lever
 from fairway.protocol.handshake import INBOX
@@ -24,7 +24,7 @@ INBOX_OF_BILLING = "inbox:billing:orders"
 
 
 async def sender(scene: Scene) -> Client:
-    return await scene.connect(Options(features=(INBOX,)))
+    return await scene.connect(ConnectionOptions(features=(INBOX,)))
 
 
 def a_batch(stream: int, first: int, *payloads: bytes, **columns: object) -> bytes:
@@ -133,7 +133,7 @@ async def test_a_stranger_cannot_pass_for_a_redrive(scene: Scene) -> None:
     await ann.reject(await ann.pull())
     await scene.sleep(1)
     client = await sender(scene)
-    own = stream_of(Subject("dead:billing:orders"), Group("billing"))
+    own = stream_of(Subject("dead:billing:orders"), GroupName("billing"))
     assert await refused(client.produce(INBOX_OF_BILLING, a_batch(own, 0, b"x"))) is Code.SEQUENCE_CONFLICT
     await client.produce(INBOX_OF_BILLING, a_batch(9, 0, b"sent"))
     assert (await scene.describe()).dead == 1

@@ -16,7 +16,7 @@ from fairway.protocol import Bytes, RequestReceived, Verb
 from fairway.protocol.messages import Produce
 from fairway.scheduling import Account
 from fairway.serving.budget import Allowance
-from fairway.serving.requests import Asker, ServedRequest, admit
+from fairway.serving.requests import Requester, ServedRequest, admit
 from fairway.storage.store import Store
 from fairway.world.buffers import LazyBuffer
 from tests.support.raw import Raw
@@ -46,7 +46,7 @@ class Waiting:
 
 def admitted(attachment: Bytes) -> Bytes:
     """The attachment, as an actor sees it."""
-    allowance: Allowance[Asker] = Allowance(64 * MIB, "wait")
+    allowance: Allowance[Requester] = Allowance(64 * MIB, "wait")
     received = RequestReceived(1, Verb.PRODUCE, Produce(SUBJECT), (attachment,), 20)
     return admit(Waiting(), received, received.message, allowance, deadline_ns=1).attachments[0]
 

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 from fairway.groups import GroupConfig
-from fairway.protocol import Bytes, Message, codec
+from fairway.protocol import Bytes, ControlMessage, codec
 from fairway.protocol import messages as m
 from fairway.protocol.frames import write
 from fairway.replication.figures import families as figures_of_copies
-from fairway.replication.standing import Standing
+from fairway.replication.standing import CopyStatus
 from fairway.storage.retention import Policy
 from tests.support.raw import Raw
 from tests.unit.broker.scene import BROKER, PORT, Scene, options_of, staged, staged_with
@@ -67,7 +67,7 @@ async def test_what_a_group_loses_to_retention_is_counted(scene: Scene) -> None:
     assert seen["fairway_forsaken_messages_total"] == seen["fairway_group_lost_total" + BILLING] > 0
 
 
-def said(message: Message, correlation: int) -> list[Bytes]:
+def said(message: ControlMessage, correlation: int) -> list[Bytes]:
     return write(codec.REQUESTS[type(message)], 0, 1, correlation, codec.encode(message))
 
 
@@ -91,7 +91,7 @@ async def test_what_the_connection_refuses_by_itself_is_counted(scene: Scene) ->
 async def test_the_manual_names_figures_that_exist(scene: Scene) -> None:
     await scene.worker("ann")
     families = set(re.findall(r"^# TYPE (fairway_\w+)", scene.broker.metrics.page(), re.MULTILINE))
-    of_copies = figures_of_copies(Standing("east", ()), scene.broker.store)
+    of_copies = figures_of_copies(CopyStatus("east", ()), scene.broker.store)
     families |= {f"fairway_{each.name}" for each in of_copies}
     named = set(re.findall(r"fairway_[a-z_]+[a-z]", MANUAL.read_text(encoding="utf-8")))
     assert len(named) > 10

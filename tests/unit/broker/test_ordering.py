@@ -30,7 +30,9 @@ def part(handed: Handed, *texts: str) -> list[m.Settle]:
     meant = [each.sequence for each in handed.messages if each.payload.decode() in texts]
     outcomes = []
     for lot in handed.lots:
-        spans = [m.Span(each, 1) for each in meant if any(s.first <= each < s.first + s.count for s in lot.spans)]
+        spans = [
+            m.SequenceRange(each, 1) for each in meant if any(s.first <= each < s.first + s.count for s in lot.spans)
+        ]
         if spans:
             outcomes.append(m.Settle(m.Settlement.ACK, lot.first, lot.attempt, spans, fence=lot.fence))
     return outcomes

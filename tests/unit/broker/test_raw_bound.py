@@ -8,7 +8,7 @@ from fairway.groups import Backoff, GroupConfig, Handout, Order
 from fairway.limits import KIB, MIB
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Scan, Scanned
-from fairway.storage.consume_log import Entry
+from fairway.storage.consume_log import ConsumeLogEntry
 from fairway.storage.message_log import StoredBatch
 from tests.unit.broker.scene import SUBJECT, Scene, Worker, staged
 
@@ -25,7 +25,7 @@ def bomb(number: int, *, keys: list[str | None] | None = None) -> bytes:
 
 def stored(number: int) -> StoredBatch:
     data = bomb(number)
-    return StoredBatch(Entry(MESSAGES * number, MESSAGES, len(data), 0, 0, 0, 0, 0), data)
+    return StoredBatch(ConsumeLogEntry(MESSAGES * number, MESSAGES, len(data), 0, 0, 0, 0, 0), data)
 
 
 async def send_bombs(scene: Scene, count: int, *, keys: list[str | None] | None = None) -> None:

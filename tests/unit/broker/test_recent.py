@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fairway.broker.recent import BATCH_BYTES_MAX, BATCHES_MAX, BYTES_MAX, Recent
-from fairway.storage.consume_log import Entry
+from fairway.storage.consume_log import ConsumeLogEntry
 from fairway.storage.message_log import StoredBatch
 from tests.unit.broker.scene import Scene, staged
 
 
 def batch_at(position: int, size: int = 100) -> StoredBatch:
-    entry = Entry(position, 1, size, position, 0, 0, 1, position)
+    entry = ConsumeLogEntry(position, 1, size, position, 0, 0, 1, position)
     return StoredBatch(entry, bytes([position % 251]) * size)
 
 

@@ -7,8 +7,7 @@ from fairway.broker.dead_letter import HISTORY, HISTORY_ATTEMPTS, HISTORY_SEQUEN
 from fairway.errors import Code
 from fairway.groups import GroupConfig
 from fairway.groups.attempts import decode
-from fairway.names import Group as GroupName
-from fairway.names import Subject
+from fairway.names import GroupName, Subject
 from fairway.protocol.admin import Lever
 from tests.unit.broker.scene import Scene, Worker, refused, staged
 

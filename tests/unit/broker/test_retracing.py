@@ -9,16 +9,16 @@ import msgspec
 from fairway.broker import naming
 from fairway.broker.groups import Groups
 from fairway.errors import Code
-from fairway.groups import Decision, Outcome
+from fairway.groups import GroupDecision, GroupOutcome
 from fairway.groups.events import joined
 from fairway.limits import KIB, NAMES_MAX, RETRACE_BYTES_MAX
-from fairway.names import Group as GroupName
+from fairway.names import GroupName
 from fairway.protocol.messages import Whence
 from fairway.protocol.tracing import Index, Indexed, Named, Names, NumberedConsumer, Retrace, Retraced
 from fairway.storage import record
 from fairway.storage.action_log import Action, ActionKind, unpack
 from fairway.storage.index_file import ENTRY
-from fairway.storage.record import Header, Kind
+from fairway.storage.record import RecordHeader, RecordKind
 from fairway.storage.segment import HEADER_BYTES
 from fairway.storage.subjects import SubjectTable
 from tests.unit.broker.scene import GROUP, SUBJECT, Scene, refused, staged
@@ -26,9 +26,9 @@ from tests.unit.broker.scene import GROUP, SUBJECT, Scene, refused, staged
 ALL = 1 << 40
 
 
-async def trail(scene: Scene, position: int = 0, bytes_max: int = ALL) -> list[tuple[Header, bytes]]:
+async def trail(scene: Scene, position: int = 0, bytes_max: int = ALL) -> list[tuple[RecordHeader, bytes]]:
     """The records from there on, as somebody reads them who has nothing but the answers."""
-    found: list[tuple[Header, bytes]] = []
+    found: list[tuple[RecordHeader, bytes]] = []
     data = b""
     while True:
         answer: Retraced = await scene.ask(Retrace(Whence.SEQUENCE, position, bytes_max), Retraced)
@@ -53,7 +53,7 @@ async def trail(scene: Scene, position: int = 0, bytes_max: int = ALL) -> list[t
         data = data[at:]
 
 
-def actions(found: list[tuple[Header, bytes]], kind: Kind = Kind.ACTIONS) -> list[Action]:
+def actions(found: list[tuple[RecordHeader, bytes]], kind: RecordKind = RecordKind.ACTIONS) -> list[Action]:
     return [each for header, body in found if header.kind == kind for each in unpack(body)]
 
 
@@ -110,11 +110,11 @@ async def test_every_segment_opens_with_the_names_it_needs(scene: Scene) -> None
     await busy(scene, 400)
     await bob.leave()
     found = await trail(scene)
-    restated = [at for at, (header, _) in enumerate(found) if header.kind == Kind.NAMES]
+    restated = [at for at, (header, _) in enumerate(found) if header.kind == RecordKind.NAMES]
     assert restated, "segments were filled"
     groups, consumers = named(actions(found))
     for at in restated:
-        told = named(actions(found[at : at + 1], Kind.NAMES))
+        told = named(actions(found[at : at + 1], RecordKind.NAMES))
         assert told == (groups, consumers), "all were there at that time"
     answer: Retraced = await scene.ask(Retrace(Whence.SEQUENCE, found[restated[0]][0].position, 0), Retraced)
     assert answer.position == answer.segment_base + HEADER_BYTES == found[restated[0]][0].position
@@ -151,7 +151,7 @@ def test_book_of_names_is_bounded() -> None:
     host = groups.introduce(1, GroupName(GROUP))
     most = naming.LATEST_MAX
     for number in range(1, most + 3):
-        book.note([(host, Decision(Outcome.DONE, (joined(number, f"c-{number}", 1, 0),)))])
+        book.note([(host, GroupDecision(GroupOutcome.DONE, (joined(number, f"c-{number}", 1, 0),)))])
     asked = Names([], [], [NumberedConsumer(host.id, each) for each in (1, 2, 3, most + 2)])
     assert book.answer(asked, SubjectTable()).consumers == ["", "", "c-3", f"c-{most + 2}"]
 

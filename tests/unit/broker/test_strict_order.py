@@ -26,7 +26,7 @@ def some(handed: Handed, kind: m.Settlement, *texts: str, after_s: float | None 
     found = {each.payload.decode(): each.sequence for each in handed.messages}
     after_ms = None if after_s is None else round(after_s * 1_000)
     return [
-        m.Settle(kind, lot.first, lot.attempt, [m.Span(found[text], 1)], after_ms, fence=lot.fence)
+        m.Settle(kind, lot.first, lot.attempt, [m.SequenceRange(found[text], 1)], after_ms, fence=lot.fence)
         for lot in handed.lots
         for text in texts
         if any(span.first <= found[text] < span.first + span.count for span in lot.spans)

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from fairway.broker.switches import AGAIN_S, Switches
-from fairway.names import Group, Subject
+from fairway.names import GroupName, Subject
 from fairway.registry.layout import SubjectRecord, pack, subject_path, unpack
 from fairway.registry.port import Registry, RegistryError
 from fairway.registry.simulated import SimEnsemble, Weather
 from fairway.world.simulation import Simulation, simulate
 
-ORDERS, BILLING = Subject("orders"), Group("billing")
+ORDERS, BILLING = Subject("orders"), GroupName("billing")
 RECORD = SubjectRecord(["east"], ["east"])
 
 
@@ -52,7 +52,7 @@ def test_a_switch_is_seen_and_whoever_waits_is_told() -> None:
             await turn(operator, ORDERS, "billing")
             await asyncio.sleep(1)
             assert switches.is_off(ORDERS, BILLING)
-            assert not switches.is_off(ORDERS, Group("shipping"))
+            assert not switches.is_off(ORDERS, GroupName("shipping"))
             assert told == [ORDERS]
             await turn(operator, ORDERS)
             await asyncio.sleep(1)

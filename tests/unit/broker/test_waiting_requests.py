@@ -17,7 +17,7 @@ from fairway.limits import MIB
 from fairway.names import Subject
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Lever, Scan, Scanned
-from fairway.protocol.routing import Asker, Route, Routed
+from fairway.protocol.routing import ClientRole, Route, Routed
 from fairway.protocol.tracing import Retrace, Retraced
 from fairway.serving.hall import _WITHDRAWN_PER_TURN
 from fairway.serving.requests import ServedRequest
@@ -63,7 +63,7 @@ def retrace(client: Client) -> Coroutine[Any, Any, Any]:
 
 
 def route(client: Client) -> Coroutine[Any, Any, Any]:
-    return client.ask(Route(Asker.CONSUMER, [SUBJECT], 1, WAIT_MS), Routed)
+    return client.ask(Route(ClientRole.CONSUMER, [SUBJECT], 1, WAIT_MS), Routed)
 
 
 async def pulling(scene: Scene) -> Client:

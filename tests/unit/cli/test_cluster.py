@@ -13,7 +13,7 @@ import pytest
 from fairway.cli.cluster import lag_bytes
 from fairway.lookup.opening import open_registry
 from fairway.protocol.routing import Copy
-from fairway.registry.layout import GroupRecord, Member
+from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.world.clock import RealClock
 from fairway.world.net import RealNet
 from fairway.world.process import Child
@@ -46,13 +46,13 @@ def with_groups(cli: Cli, story: Callable[[], None]) -> None:
     async def main() -> None:
         registry = await open_registry(cli.url, RealNet(), RealClock(), RealRng())
         living = [
-            ("east", Member(A1, "127.0.0.1", 7001, "master", 3, [9_000, 500])),
-            ("east", Member(A2, "127.0.0.1", 7002, "follower", 3, [8_000, 500])),
-            ("west", Member(B1, "127.0.0.1", 7003, "master", 1, [0, 0])),
+            ("east", RegisteredCopy(A1, "127.0.0.1", 7001, "master", 3, [9_000, 500])),
+            ("east", RegisteredCopy(A2, "127.0.0.1", 7002, "follower", 3, [8_000, 500])),
+            ("west", RegisteredCopy(B1, "127.0.0.1", 7003, "master", 1, [0, 0])),
         ]
         for group, member in living:
             await copies.register(registry, group, member)
-        away = await copies.register(registry, "east", Member(A3, "127.0.0.1", 7004))
+        away = await copies.register(registry, "east", RegisteredCopy(A3, "127.0.0.1", 7004))
         for in_sync, members in (([A1], [A1]), ([A1, A2, A3], [A1, A2, A3]), ([A1, A2], [A1, A2, A3])):
             await copies.put_record(registry, "east", GroupRecord("broker", 3, A1, in_sync, 2, members=members))
         await copies.put_record(registry, "west", GroupRecord("broker", 1, B1, [B1], members=[B1]))
@@ -141,7 +141,7 @@ def test_a_cluster_that_is_not_well_is_exit_status_4(meta: tuple[Cli, str]) -> N
 
     async def main() -> None:
         registry = await open_registry(cli.url, RealNet(), RealClock(), RealRng())
-        away = await copies.register(registry, "dead", Member(D1, "127.0.0.1", 7005))
+        away = await copies.register(registry, "dead", RegisteredCopy(D1, "127.0.0.1", 7005))
         await copies.put_record(registry, "dead", GroupRecord("broker", 1, D1, [D1], members=[D1]))
         await registry.remove(away)
         await asyncio.to_thread(until, cli, lambda found: bool(found["groups"]), "cluster")

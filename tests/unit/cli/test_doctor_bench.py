@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fairway.cli.doctor import State, _disk
+from fairway.cli.doctor import CheckStatus, _disk
 from tests.unit.cli.running import Cli, up
 
 
@@ -25,9 +25,9 @@ def test_a_sound_broker(cli: Cli, tmp_path: Path) -> None:
 def test_a_disk_without_a_byte_left_is_shown() -> None:
     """0 bytes passed for a broker that does not say how many."""
     [full] = _disk(0, is_read_only=True)
-    assert (full.name, full.state) == ("broker's disk", State.FAILED)
+    assert (full.name, full.state) == ("broker's disk", CheckStatus.FAILED)
     assert not list(_disk(0, is_read_only=False))
-    assert [each.state for each in _disk(1 << 40, is_read_only=False)] == [State.OK]
+    assert [each.state for each in _disk(1 << 40, is_read_only=False)] == [CheckStatus.OK]
 
 
 def test_nobody_there_is_status_3_and_says_how_to_start_one() -> None:

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fairway.cli import output, place
-from fairway.cli.rates import GroupRow, Watch
+from fairway.cli.rates import GroupRow, RateMeter
 from fairway.errors import Misuse
-from fairway.protocol.admin import ActorState, GroupState, SubjectState
+from fairway.protocol.admin import ActorState, GroupDescription, SubjectDescription
 from fairway.world.clock import SIMULATED_START_MS, ManualClock
 
 S_NS = 1_000_000_000
@@ -17,9 +17,9 @@ S_NS = 1_000_000_000
 
 def _subject(
     *, end: int, cursor: int, in_flight: int = 0, served_ns: int | None = None, cold_ns: int = 0, oldest_ms: int = 0
-) -> SubjectState:
+) -> SubjectDescription:
     actor = None if served_ns is None else ActorState("idle", 0, 0, 1, served_ns, cold_ns, 0)
-    group = GroupState(
+    group = GroupDescription(
         name="g",
         cursor=cursor,
         oldest_unacked=cursor,
@@ -39,11 +39,11 @@ def _subject(
         actor=actor,
         oldest_ms=oldest_ms or None,
     )
-    return SubjectState("s", 0, end, False, 1, [group])
+    return SubjectDescription("s", 0, end, False, 1, [group])
 
 
-def _two_looks(before: SubjectState, after: SubjectState, elapsed_s: float = 2.0) -> GroupRow:
-    watch = Watch()
+def _two_looks(before: SubjectDescription, after: SubjectDescription, elapsed_s: float = 2.0) -> GroupRow:
+    watch = RateMeter()
     [first] = watch.look([before], now_ns=S_NS, now_ms=5_000)
     assert (first.rate, first.rate_in, first.share, first.cold_share) == (0, 0, 0, 0)
     [second] = watch.look([after], now_ns=S_NS + int(elapsed_s * S_NS), now_ms=7_000)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from fairway.cli import broker, delay_serve, meta, subjects
-from fairway.cli.options import SETTINGS, Durability, Options
+from fairway.cli.options import SETTINGS, CliOptions, DurabilityChoice
 from fairway.cli.settings import resolve
 from fairway.errors import Misuse
 from fairway.storage import retention_choice
@@ -34,7 +34,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_without_anything_there_are_defaults() -> None:
     settings = resolve(None)
-    assert settings.options == Options()
+    assert settings.options == CliOptions()
     assert set(settings.origins.values()) == {"default"}
 
 
@@ -56,7 +56,7 @@ def test_text_of_the_environment_becomes_what_it_stands_for(monkeypatch: pytest.
         monkeypatch.setenv(f"FAIRWAY_{name}", text)
     monkeypatch.setenv("FAIRWAY_DATA", "")
     options = resolve(None).options
-    assert (options.allow_remote, options.durability, options.http_port) == (True, Durability.MEMORY, 0)
+    assert (options.allow_remote, options.durability, options.http_port) == (True, DurabilityChoice.MEMORY, 0)
     assert (options.patience_s, options.data) == (1.5, None)
 
 
@@ -145,13 +145,13 @@ def test_every_setting_is_a_flag_of_the_right_kind() -> None:
         hints = typing.get_type_hints(verb)
         flags.update({name: hints[name] for name in inspect.signature(verb).parameters if name in SETTINGS})
     assert flags.keys() == SETTINGS.keys()
-    hints = typing.get_type_hints(Options)
+    hints = typing.get_type_hints(CliOptions)
     for name, hint in flags.items():
         wanted = set(_kinds(hints[name])) - {type(None)}
         if any(typing.get_origin(each) is typing.Literal for each in wanted):
             wanted = {str}  # a number or a word is text that `settings` converts
         assert set(_kinds(hint)) - {type(None)} == wanted
-    assert [field.name for field in msgspec.structs.fields(Options)] == list(SETTINGS)
+    assert [field.name for field in msgspec.structs.fields(CliOptions)] == list(SETTINGS)
 
 
 def _kinds(hint: typing.Any) -> tuple[typing.Any, ...]:

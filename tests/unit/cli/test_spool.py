@@ -13,7 +13,7 @@ import pytest
 import fairway
 from fairway.batch import MessageId, encode
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import Entry
+from fairway.client.spool_record import SpoolEntry
 from fairway.protocol.diversion import Handed
 from fairway.world.clock import RealClock
 from fairway.world.rng import RealRng
@@ -137,7 +137,7 @@ def journal_of(spool: Path, *batches: Handed, aside: bool | None = None, is_clus
     journal.keep(batches, done.put)
     assert done.get(timeout=30) is None
     for at, each in enumerate(batches if aside is not None else ()):
-        journal.set_aside(Entry(at, *each), "it was no good", PRODUCER, bool(aside), done.put)
+        journal.set_aside(SpoolEntry(at, *each), "it was no good", PRODUCER, bool(aside), done.put)
         assert done.get(timeout=30) is None
     try:
         yield journal.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fairway.protocol import Message
+from fairway.protocol import ControlMessage
 from fairway.protocol.routing import Act, Register, Registered
 from fairway.world.process import Child
 from tests.support.stub_server import Reply, StubServer
@@ -15,7 +15,7 @@ END_S = 30.0
 class Absent(StubServer):
     """A registry that grants a session, and then says nothing more: it is being stopped, too."""
 
-    def handle(self, message: Message, reply: Reply) -> None:
+    def handle(self, message: ControlMessage, reply: Reply) -> None:
         assert isinstance(message, Register)
         if message.act in (Act.OPEN, Act.TOUCH):
             reply(Registered(number=1, version=6_000))

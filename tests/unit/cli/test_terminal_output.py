@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fairway.errors import Code, Refused
-from fairway.protocol import Message
-from fairway.protocol.admin import BrokerState, Describe, Described, GroupState, SubjectState
+from fairway.protocol import ControlMessage
+from fairway.protocol.admin import BrokerState, Describe, Described, GroupDescription, SubjectDescription
 from fairway.protocol.routing import Copy, GroupRoute, Routed, SubjectRoute
 from tests.support.stub_server import Reply, StubServer
 from tests.unit.cli.running import Cli, on_terminal
@@ -81,19 +81,19 @@ def test_delayed_messages(cli: Cli) -> None:
 class Hostile(StubServer):
     """Answers with names that no honest server has, or with a refusal."""
 
-    def handle(self, message: Message, reply: Reply) -> None:
+    def handle(self, message: ControlMessage, reply: Reply) -> None:
         if not isinstance(message, Describe):
             reply(Refused(Code.OTHER, HOSTILE))
             return
         broker = BrokerState(HOSTILE, 0, 1, True, False, 0, 1, durability="sync")
-        group = GroupState(HOSTILE, *(0,) * 11, 1.0, False, 0, 0)
-        reply(Described(broker, [SubjectState(HOSTILE, 0, 1, False, 1, groups=[group])]))
+        group = GroupDescription(HOSTILE, *(0,) * 11, 1.0, False, 0, 0)
+        reply(Described(broker, [SubjectDescription(HOSTILE, 0, 1, False, 1, groups=[group])]))
 
 
 class HostileMeta(StubServer):
     """A meta server whose every sentence is hostile."""
 
-    def handle(self, message: Message, reply: Reply) -> None:
+    def handle(self, message: ControlMessage, reply: Reply) -> None:
         copy = Copy(HOSTILE, f"127.0.0.1:{self.port}", HOSTILE)
         group = GroupRoute(HOSTILE, HOSTILE, 1, "", [], is_writable=False, why=HOSTILE, copies=[copy])
         reply(Routed(1, [SubjectRoute(HOSTILE, [], [], why=HOSTILE)], [group], metas=[HOSTILE]))

@@ -14,7 +14,7 @@ from fairway import batch
 from fairway.batch import MessageId
 from fairway.protocol.messages import Produce, Produced
 from fairway.protocol.routing import SubjectRoute
-from fairway.spark.places import Place, caller_to
+from fairway.spark.places import ServerGroupAddress, caller_to
 from fairway.world.clock import RealClock
 from fairway.world.process import Child
 from tests.support.stub_server import group
@@ -79,7 +79,7 @@ def replay(cluster: Cluster, name: str, subject: str, id: str) -> None:
         headers=[{"fairway.replay.id": "r"}],
         ids=[MessageId.parse(id)],
     )
-    with caller_to(Place(cluster.brokers[name].url, WAIT_S)) as caller:
+    with caller_to(ServerGroupAddress(cluster.brokers[name].url, WAIT_S)) as caller:
         caller.take(caller.put(Produce(f"inbox:billing:{subject}"), [data]), Produced)
 
 

@@ -22,12 +22,12 @@ from fairway.client.client_log import (
     shown_on_stderr,
 )
 from fairway.client.core import Goal
-from fairway.client.url import Address
+from fairway.client.url import BrokerAddress
 from fairway.protocol.consumption import JoinDelayed
 from fairway.protocol.line import Line
 from fairway.world.rng import SeededRng
 
-GOAL = Goal((Address("127.0.0.1", 20880), Address("127.0.0.1", 20881)))
+GOAL = Goal((BrokerAddress("127.0.0.1", 20880), BrokerAddress("127.0.0.1", 20881)))
 PLACE = "the broker at fairway://127.0.0.1:20880,127.0.0.1:20881"
 REFUSED = "cannot connect to 127.0.0.1:20880: Connection refused; 127.0.0.1:20881: Connection refused"
 TURNED = "cannot connect to 127.0.0.1:20881: Connection refused; 127.0.0.1:20880: Connection refused"

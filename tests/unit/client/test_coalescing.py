@@ -14,7 +14,11 @@ from fairway.world.clock import ManualClock
 from tests.unit.client.broker import WAIT_S, Running
 
 Coordinator = fairway.QueueCoordinator[str]
-ACCEPTED, WAITING, DECLINED = fairway.Standing.ACCEPTED, fairway.Standing.WAITING, fairway.Standing.DECLINED
+ACCEPTED, WAITING, DECLINED = (
+    fairway.RequestStatus.ACCEPTED,
+    fairway.RequestStatus.WAITING,
+    fairway.RequestStatus.DECLINED,
+)
 
 
 def in_thread(work: Callable[[], object]) -> threading.Thread:
@@ -68,7 +72,7 @@ def test_dead_head_is_evicted_by_the_one_that_waits() -> None:
     tail = coordinator.acquire("k")
     ended(in_thread(lambda: told.append(tail.wait())))
     assert told == [True]
-    assert dead.standing is fairway.Standing.EVICTED
+    assert dead.standing is fairway.RequestStatus.EVICTED
     assert not dead.release()  # it was only slow: the one that has its place keeps it
     assert tail.is_mine
     assert coordinator.statistics().evicted == 1
@@ -98,7 +102,7 @@ def test_head_that_takes_long_by_its_nature_renews() -> None:
     assert coordinator.acquire("k").standing is WAITING
     clock.advance(10_000)
     assert coordinator.acquire("k").standing is WAITING
-    assert head.standing is fairway.Standing.EVICTED
+    assert head.standing is fairway.RequestStatus.EVICTED
     assert not head.renew()
 
 
@@ -106,7 +110,7 @@ def test_waiting_has_a_limit_if_one_is_given() -> None:
     coordinator = Coordinator()
     head, tail = coordinator.acquire("k"), coordinator.acquire("k")
     assert not tail.wait(0.01)
-    assert tail.standing is fairway.Standing.WITHDRAWN
+    assert tail.standing is fairway.RequestStatus.WITHDRAWN
     assert coordinator.acquire("k").standing is WAITING  # the place is free
     assert head.release()
     assert not tail.is_mine

@@ -53,7 +53,7 @@ def test_dead_head_is_evicted_at_its_time_and_not_before() -> None:
         tail = coordinator.acquire("k")
         assert await tail.wait()
         assert world.clock.monotonic_ns() == 60 * 10**9
-        assert dead.standing is fairway.Standing.EVICTED
+        assert dead.standing is fairway.RequestStatus.EVICTED
         assert not dead.release()
         assert tail.renew()
         assert tail.release()
@@ -84,8 +84,8 @@ def test_task_that_is_cancelled_gives_up_its_place() -> None:
         await asyncio.sleep(1)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        assert tail.standing is fairway.Standing.WITHDRAWN
-        assert coordinator.acquire("k").standing is fairway.Standing.WAITING
+        assert tail.standing is fairway.RequestStatus.WITHDRAWN
+        assert coordinator.acquire("k").standing is fairway.RequestStatus.WAITING
         assert head.is_mine
 
     run(story)
@@ -115,7 +115,7 @@ def test_waiting_has_a_limit_if_one_is_given_and_latest_displaces() -> None:
         assert not await waiting
         assert not await third.wait(2)
         assert world.clock.monotonic_ns() == 3 * 10**9
-        assert third.standing is fairway.Standing.WITHDRAWN
+        assert third.standing is fairway.RequestStatus.WITHDRAWN
         assert head.release()
         assert coordinator.sweep() == 0
 

@@ -106,8 +106,10 @@ def test_one_changes_ones_mind(together: str, subject: str) -> None:
         client.send_many(subject, [b"1", b"2"], keys=["o-43", "o-43"], after=[timedelta(days=4), 90]).result(WAIT_S)
         assert client.delayed.count(subject) == 3
         assert [each.key for each in client.delayed.list(subject)] == ["o-43", "o-42", "o-43"]
-        assert client.delayed.cancel(receipt.id) == fairway.Decision("cancelled", 1)
-        assert client.delayed.reschedule(subject=subject, key="o-43", after=0.1) == fairway.Decision("rescheduled", 2)
+        assert client.delayed.cancel(receipt.id) == fairway.DelayedOutcome("cancelled", 1)
+        assert client.delayed.reschedule(subject=subject, key="o-43", after=0.1) == fairway.DelayedOutcome(
+            "rescheduled", 2
+        )
         with client.consumer(subject, group="hotel") as consumer:
             assert {message.payload for message in (consumer.poll(120), consumer.poll(120)) if message} == {b"1", b"2"}
         assert client.delayed.cancel(receipt.id).fate == "cancelled"

@@ -13,7 +13,7 @@ from fairway.client import delaying
 from fairway.client.asking import Questions
 from fairway.errors import Code, Misuse, Refused
 from fairway.protocol.delaying import Cancel, Decided, Fate, PendingMessage, PendingPage, Tallied, Which
-from fairway.protocol.session import Answer, Lost
+from fairway.protocol.session import Answer, ConnectionLost
 from fairway.world.clock import ManualClock
 
 NOW_MS = 1_700_000_000_000
@@ -166,7 +166,7 @@ def test_a_cancel_whose_answer_was_lost_is_asked_again() -> None:
     questions = Questions()
     question = questions.put(delaying.cancel(ID, None, None))
     (ask,) = questions.asks(8, 0)
-    questions.answered(ask.token, Lost("cut"), 0)
+    questions.answered(ask.token, ConnectionLost("cut"), 0)
     (again,) = questions.asks(8, 0)
     questions.answered(again.token, Answer(Decided(Fate.CANCELLED, 0)), 0)
     assert delaying.decision_of(question.answer()[0]).fate == "cancelled"

@@ -16,7 +16,7 @@ import pytest
 import fairway
 import fairway.aio
 from fairway.lookup.asking import Inquirer
-from fairway.protocol.routing import Asker, Change, Govern, Governed, Route, Routed
+from fairway.protocol.routing import ClientRole, Govern, Governed, Route, RouteChange, Routed
 from fairway.world.clock import RealClock
 from fairway.world.net import RealNet
 from fairway.world.process import Child
@@ -62,15 +62,15 @@ class Real:
     async def prepare(self) -> None:
         """Both copies of a are in sync, and the subject is on both groups."""
         for _ in range(300):
-            routed = await self.ask(Route(Asker.TOOL, []))
+            routed = await self.ask(Route(ClientRole.TOOL, []))
             assert isinstance(routed, Routed)
             if sum(copy.is_in_sync for group in routed.groups for copy in group.copies) == 3:
                 break
             await asyncio.sleep(0.1)
-        await self.ask(Govern(Change.CREATE, SUBJECT, ["a", "b"]))
+        await self.ask(Govern(RouteChange.CREATE, SUBJECT, ["a", "b"]))
 
     def kill_master_of_a(self) -> None:
-        routed = asyncio.run(self.ask(Route(Asker.TOOL, [])))
+        routed = asyncio.run(self.ask(Route(ClientRole.TOOL, [])))
         assert isinstance(routed, Routed)
         [master] = [group.master for group in routed.groups if group.name == "a"]
         [child] = [child for child, port in self.copies.values() if master == f"127.0.0.1:{port}"]

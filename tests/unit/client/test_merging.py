@@ -11,14 +11,14 @@ from fairway.protocol.admin import (
     Depth,
     Describe,
     Described,
-    GroupState,
+    GroupDescription,
     Redrive,
     Redriven,
     Seek,
     Sought,
-    SubjectState,
+    SubjectDescription,
 )
-from fairway.protocol.delaying import Cancel, Decided, Fate, Stretch, Tallied, Tally, Which
+from fairway.protocol.delaying import Cancel, Decided, DelayTally, Fate, Stretch, Tallied, Which
 from fairway.protocol.messages import Whence
 
 DESCRIBE = Describe(Depth.GROUPS)
@@ -28,15 +28,17 @@ def broker(free_bytes: int = 10, durability: str = "sync") -> BrokerState:
     return BrokerState("b", 1, 2, True, False, 100, 3, 200, durability, free_bytes, 50)
 
 
-def group(name: str, lag: int, *, is_paused: bool = False, oldest_ms: int | None = None) -> GroupState:
-    return GroupState(
+def group(name: str, lag: int, *, is_paused: bool = False, oldest_ms: int | None = None) -> GroupDescription:
+    return GroupDescription(
         name, 10, 9, lag, 1, 0, 0, 0, 0, 0, 0, 1, 1.0, is_paused, 1, 2, oldest_ms=oldest_ms
     )  # fmt: skip
 
 
 def test_groups_are_added_up_by_name() -> None:
-    one = Described(broker(), [SubjectState("s", 0, 20, False, 1, [group("g", 3, oldest_ms=7)])])
-    other = Described(broker(5), [SubjectState("s", 5, 40, True, 2, [group("g", 4, is_paused=True), group("h", 1)])])
+    one = Described(broker(), [SubjectDescription("s", 0, 20, False, 1, [group("g", 3, oldest_ms=7)])])
+    other = Described(
+        broker(5), [SubjectDescription("s", 5, 40, True, 2, [group("g", 4, is_paused=True), group("h", 1)])]
+    )
     found = merge(DESCRIBE, [one, other])
     assert isinstance(found, Described)
     [subject] = found.subjects
@@ -49,8 +51,11 @@ def test_groups_are_added_up_by_name() -> None:
 
 def test_pages_of_one_group_become_one() -> None:
     pages = [
-        Described(broker(), [SubjectState("s", 0, 20, False, 2, [group("g", 3)])], "more"),
-        Described(broker(), [SubjectState("s", 0, 20, False, 2, [group("h", 3)]), SubjectState("t", 0, 1, False, 0)]),
+        Described(broker(), [SubjectDescription("s", 0, 20, False, 2, [group("g", 3)])], "more"),
+        Described(
+            broker(),
+            [SubjectDescription("s", 0, 20, False, 2, [group("h", 3)]), SubjectDescription("t", 0, 1, False, 0)],
+        ),
     ]
     found = joined(pages)
     assert [(each.name, [of.name for of in each.groups]) for each in found.subjects] == [("s", ["g", "h"]), ("t", [])]
@@ -92,5 +97,5 @@ def test_a_delayed_message_is_with_one_of_them(fates: tuple[Fate, ...], fate: Fa
 
 def test_stretches_are_added_up() -> None:
     one, other = Tallied(3, [Stretch(0, 1), Stretch(60, 2)]), Tallied(5, [Stretch(60, 4), Stretch(120, 1)])
-    found = merge(Tally(Which(), 60), [one, other])
+    found = merge(DelayTally(Which(), 60), [one, other])
     assert found == Tallied(8, [Stretch(0, 1), Stretch(60, 6), Stretch(120, 1)], [])

@@ -10,8 +10,8 @@ from fairway.client import commands
 from fairway.client.fleet_asking import ask_all
 from fairway.errors import Code, Refused
 from fairway.protocol.admin import Removed, RemoveSubject
-from fairway.protocol.messages import Message
-from fairway.protocol.routing import Change, Govern, Governed, GroupRoute, Route, Routed
+from fairway.protocol.messages import ControlMessage
+from fairway.protocol.routing import Govern, Governed, GroupRoute, Route, RouteChange, Routed
 from fairway.testing import MemoryBroker
 
 
@@ -54,9 +54,9 @@ class _Fleet:
 class _Cluster:
     """Two broker groups and a meta server: `outcomes` says what each answers, in turn."""
 
-    def __init__(self, **outcomes: Sequence[Message | Refused]) -> None:
+    def __init__(self, **outcomes: Sequence[ControlMessage | Refused]) -> None:
         self.outcomes = {name: list(each) for name, each in outcomes.items()}
-        self.asked: list[tuple[str, Message]] = []
+        self.asked: list[tuple[str, ControlMessage]] = []
 
     def drive(self, force: bool = False) -> Removed:
         dialog = ask_all(_Fleet(), commands.remove_subject("orders", is_forced=force))  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ class _Cluster:
             message = asking.command.message
             if isinstance(message, Route):
                 groups = [GroupRoute(name, "broker", 1, f"{name}:1", [], is_writable=True) for name in ("a", "b")]
-                outcome: Message | Refused = Routed(1, [], groups)
+                outcome: ControlMessage | Refused = Routed(1, [], groups)
             else:
                 self.asked.append((asking.way, message))
                 outcome = self.outcomes[asking.way].pop(0)
@@ -90,7 +90,8 @@ def test_a_cluster_is_asked_first_and_the_registry_goes_last() -> None:
     cluster = _Cluster(a=[HERE, HERE, GONE], b=[HERE, HERE, GONE], meta=[Governed("subject orders is removed")])
     assert cluster.drive() == Removed(True, 2, 4, 6)
     assert cluster.deeds() == [
-        ("a", True), ("b", True), ("a", False), ("b", False), ("meta", (Change.REMOVE, [])), ("a", True), ("b", True),
+        ("a", True), ("b", True), ("a", False), ("b", False),
+        ("meta", (RouteChange.REMOVE, [])), ("a", True), ("b", True),
     ]  # fmt: skip
 
 
@@ -113,7 +114,7 @@ def test_a_removal_that_was_broken_off_is_finished_by_the_next() -> None:
 def test_a_subject_that_a_producer_has_made_again_has_a_route() -> None:
     cluster = _Cluster(a=[HERE, HERE, GONE], b=[HERE, HERE, HERE], meta=[Governed("removed"), Governed("made")])
     cluster.drive(force=True)
-    assert cluster.deeds()[-1] == ("meta", (Change.CREATE, ["b"]))
+    assert cluster.deeds()[-1] == ("meta", (RouteChange.CREATE, ["b"]))
     assert cluster.asked[-2] == ("b", RemoveSubject("orders", True, True))
 
 

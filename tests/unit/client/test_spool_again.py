@@ -16,12 +16,12 @@ from fairway.client import spool_again
 from fairway.client.spool_again import Bench, batch_id
 from fairway.client.spool_aside import Aside, aside_name, aside_parts
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import Entry, Placed
+from fairway.client.spool_record import PlacementRecord, SpoolEntry
 from fairway.client.spool_survey import survey
 from fairway.errors import DiskFull, FairwayError, Misuse, StorageFault
 from fairway.protocol.diversion import Handed
 from fairway.world.clock import RealClock
-from fairway.world.disk import Done
+from fairway.world.disk import Completion
 from fairway.world.rng import RealRng, SeededRng
 from fairway.world.sim_disk import SimulatedPowerCut
 from fairway.world.yard import Yard
@@ -49,7 +49,7 @@ def handed(number: int, *, was_sent: bool = False, group: str = "") -> Handed:
     return Handed("orders", 1, was_sent, encoded(number), group)
 
 
-def payloads(entries: list[Entry]) -> list[bytes]:
+def payloads(entries: list[SpoolEntry]) -> list[bytes]:
     return [bytes(each) for entry in entries for each in batch.decode(entry.data).payloads]
 
 
@@ -59,7 +59,7 @@ def aside_payloads(stage: Desk) -> list[bytes]:
 
 
 def bench(stage: Desk) -> Bench:
-    def wait(work: Callable[[Done], None]) -> None:
+    def wait(work: Callable[[Completion], None]) -> None:
         outcomes: list[StorageFault | None] = []
         work(outcomes.append)
         stage.settle_until(lambda: bool(outcomes))
@@ -114,7 +114,7 @@ def some_pinned() -> Desk:
     stage = kept(
         *(handed(each, was_sent=not each, group="b" if each == 3 else "a") for each in range(4)), is_cluster=True
     )
-    stage.journal.place([Placed(1, "a", STREAM, 1), Placed(2, "a", 99, 0)], lambda _: None)
+    stage.journal.place([PlacementRecord(1, "a", STREAM, 1), PlacementRecord(2, "a", 99, 0)], lambda _: None)
     stage.settle()
     return stage
 
@@ -302,7 +302,7 @@ def journal_of(spool: Path, *batches: Handed, is_unknown: bool | None = None) ->
     journal.keep(batches, done.put)
     assert done.get(timeout=30) is None
     for at, each in enumerate(batches if is_unknown is not None else ()):
-        entry = Entry(at, each.subject, each.messages, False, each.data)
+        entry = SpoolEntry(at, each.subject, each.messages, False, each.data)
         journal.set_aside(entry, "no", STREAM, bool(is_unknown), done.put)
         assert done.get(timeout=30) is None
     try:

@@ -12,7 +12,7 @@ import pytest
 from fairway import batch
 from fairway.client.spool_journal import SEGMENT_BYTES as SPOOL_SEGMENT_BYTES
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import Entry, Placed
+from fairway.client.spool_record import PlacementRecord, SpoolEntry
 from fairway.errors import DiskFull, StorageFault
 from fairway.protocol.diversion import Handed
 from fairway.world.clock import ManualClock
@@ -49,9 +49,9 @@ class Stage:
         [outcome] = outcomes
         return outcome
 
-    def load(self) -> list[Entry]:
+    def load(self) -> list[SpoolEntry]:
         """All that is to be had."""
-        found: list[Entry] = []
+        found: list[SpoolEntry] = []
         while self.journal.has_more:
             self.journal.load(found.extend)
             self.settle()
@@ -71,7 +71,7 @@ def stage() -> Stage:
     return Stage()
 
 
-def data(entries: list[Entry]) -> list[bytes]:
+def data(entries: list[SpoolEntry]) -> list[bytes]:
     return [entry.data for entry in entries]
 
 
@@ -195,7 +195,7 @@ def test_a_full_disk_has_room_for_where_the_smallest_entries_are_sent() -> None:
     all_of_them = range(journal.entries)
     for first in range(0, len(all_of_them), 300):
         numbers = all_of_them[first : first + 300]
-        journal.place([Placed(each, "broker-1", 1 << 63, each) for each in numbers], noted.append)
+        journal.place([PlacementRecord(each, "broker-1", 1 << 63, each) for each in numbers], noted.append)
         stage.settle()
         for each in numbers[1:]:  # one stays, and with it the segment
             journal.note_done(each)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fairway.client.spool import SpoolOptions
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_keeper import Keeper
+from fairway.client.spool_keeper import SpoolThread
 from fairway.world.clock import RealClock
 from fairway.world.rng import RealRng
 from fairway.world.yard import Yard
@@ -17,7 +17,7 @@ def test_a_journal_that_ends_while_its_client_closes_is_removed_once(tmp_path: P
     clock, yard = RealClock(), Yard(tmp_path / "spool")
     number, disk = yard.make(RealRng())
     journal = Journal(disk, number, clock)
-    keeper = Keeper(SpoolOptions(str(tmp_path / "spool")), yard, clock, lambda *_: None)
+    keeper = SpoolThread(SpoolOptions(str(tmp_path / "spool")), yard, clock, lambda *_: None)
     journals = [journal]
 
     def asked() -> list[Journal]:

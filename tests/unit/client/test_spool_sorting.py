@@ -18,7 +18,7 @@ from fairway.client.spool_sorting import Sorting
 from fairway.errors import Code, Refused
 from fairway.protocol.diversion import Handed
 from fairway.protocol.messages import Produced
-from fairway.protocol.session import Answer, Lost, Outcome
+from fairway.protocol.session import Answer, ConnectionLost, RequestOutcome
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk
@@ -83,7 +83,7 @@ class Stage:
         for errand in errands:
             errand()
 
-    def answer(self, outcome: Outcome) -> None:
+    def answer(self, outcome: RequestOutcome) -> None:
         """To all that is under way."""
         answered, self.under_way = self.under_way, []
         for parcel in answered:
@@ -110,7 +110,7 @@ def test_a_connection_that_comes_back_while_the_disk_notes_does_not_change_the_o
     stage.keep(2)
     stage.settle(lambda: stage.is_being_noted(2))
     stage.line.is_open = False
-    stage.answer(Lost("cut"))
+    stage.answer(ConnectionLost("cut"))
     stage.line.is_open = True
     stage.pump()
     stage.sent.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairway.client import url
-from fairway.client.url import Address
+from fairway.client.url import BrokerAddress
 from fairway.errors import Misuse
 
 
@@ -65,7 +65,7 @@ def test_what_is_wrong_is_named(text: str, said: str) -> None:
 
 def test_an_address_is_written_as_it_is_read() -> None:
     for text in ("a:1", "[::1]:20880"):
-        assert str(Address.parse(text)) == text
+        assert str(BrokerAddress.parse(text)) == text
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ import msgspec
 from fairway.delay.member import DelayMember
 from fairway.delay.server import ServerOptions
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
-from fairway.protocol.routing import Change, Govern, Governed
+from fairway.protocol.routing import Govern, Governed, RouteChange
 from fairway.registry import layout
-from fairway.registry.layout import GroupRecord, Member
+from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.registry.sim_client import SimRegistry
 from fairway.registry.simulated import SimEnsemble
 from fairway.replication.membership import MemberOptions, MemberWorld
@@ -161,7 +161,7 @@ class Cluster(Scene):
         directory = f"{host}-copy"
         path = layout.group_path(group)
         node = await self.hand.get(path, fresh=True)
-        member = Member(directory, host, PORT, role="master")
+        member = RegisteredCopy(directory, host, PORT, role="master")
         if node is None or not node.value:
             await self.hand.create(path, layout.pack(GroupRecord("broker", 1, directory, [directory])))
         else:
@@ -175,9 +175,9 @@ class Cluster(Scene):
         await self.hand.remove(layout.member_path(group, f"{host or group}-copy"))
 
     async def create(self, subject: str, *groups: str) -> None:
-        await self.govern(Change.CREATE, subject, *groups)
+        await self.govern(RouteChange.CREATE, subject, *groups)
 
-    async def govern(self, change: Change, name: str, *groups: str, **more: Any) -> str:
+    async def govern(self, change: RouteChange, name: str, *groups: str, **more: Any) -> str:
         client = await Client.connect(self.sim.net.host("operator"), self.clock, next(iter(self.metas)), META_PORT)
         return (await client.ask(Govern(change, name, list(groups), **more), Governed))[0].sentence
 
@@ -187,13 +187,13 @@ class Cluster(Scene):
         assert node is not None
         return layout.unpack(GroupRecord, path, node.value)
 
-    async def members_shown(self) -> list[Member]:
+    async def members_shown(self) -> list[RegisteredCopy]:
         found = []
         for name in await self.hand.children(layout.members_path(self.group)):
             path = layout.member_path(self.group, name)
             node = await self.hand.get(path, fresh=True)
             if node is not None:
-                found.append(layout.unpack(Member, path, node.value))
+                found.append(layout.unpack(RegisteredCopy, path, node.value))
         return found
 
 

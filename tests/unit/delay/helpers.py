@@ -16,11 +16,11 @@ from fairway.delay.buckets import DAY_MS, HOUR_MS
 from fairway.delay.dispatching import Intent
 from fairway.delay.engine import Engine
 from fairway.delay.options import DelayOptions
-from fairway.delay.pending import Answer, Decision
+from fairway.delay.pending import CancelOutcome, PendingDecision
 from fairway.limits import KIB
 from fairway.names import Subject
 from fairway.storage import retention
-from fairway.storage.message_log import Receipt
+from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import StoreOptions
 from fairway.world.sim_disk import SimDisk
 from fairway.world.simulation import Simulation
@@ -40,7 +40,7 @@ STORE = StoreOptions(
 OPTIONS = DelayOptions(store=STORE, messages_per_step=2, hold_ms=20, catalogue_messages=32)
 SECOND_MS = 1_000
 YEAR_MS = 365 * DAY_MS
-__all__ = ["DAY_MS", "HOUR_MS", "Answer", "MessageId"]
+__all__ = ["DAY_MS", "HOUR_MS", "CancelOutcome", "MessageId"]
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class Surroundings(ABC):
         data = batch.encode(
             payloads, producer_id=producer, first_sequence=first, created_ms=self.now_ms, due_ms=due_ms, keys=keys
         )
-        self.receipt: Receipt = self.engine.schedule(subject, data)
+        self.receipt: AppendReceipt = self.engine.schedule(subject, data)
         self.sequences[producer] = first + len(payloads)
         return [MessageId(producer, first + index) for index in range(len(payloads))]
 
@@ -228,7 +228,7 @@ class World(Surroundings):
     def await_receipt(self) -> None:
         self.run(self.engine.store.durable(self.receipt))
 
-    def decide(self, decision: Decision) -> Answer:
+    def decide(self, decision: PendingDecision) -> CancelOutcome:
         """Wait until the answer may be given."""
         self.run(self.engine.settled(decision))
         return decision.answer

@@ -14,11 +14,11 @@ from fairway.delay.arriving import Disks
 from fairway.delay.dispatching import Intent
 from fairway.delay.engine import Engine
 from fairway.delay.options import DelayOptions
-from fairway.delay.pending import Answer, Decision
-from fairway.delay.snapshot import Snapshot
+from fairway.delay.pending import CancelOutcome, PendingDecision
+from fairway.delay.snapshot import OpenSnapshot
 from fairway.errors import FairwayError
 from fairway.storage import cutting, directory, record
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.store import Store
 from fairway.world.clock import SimClock
 from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
@@ -102,7 +102,7 @@ class Side:
     def refill(self, master: Side) -> None:
         """Begin anew with what a power cut of the master would leave now."""
         self.refills += 1
-        taken = Snapshot.take(master.engine, Disks(master.disk, master.schedule_disk or master.disk))
+        taken = OpenSnapshot.take(master.engine, Disks(master.disk, master.schedule_disk or master.disk))
         files = [(each.name, each.file.read(0, each.size)) for each in taken.items]
         taken.close()
         self.disk = self._new_disk("new logs")
@@ -111,7 +111,7 @@ class Side:
             of_schedule = name.startswith("schedule/") and self.schedule_disk is not None
             (self.schedule_disk if of_schedule and self.schedule_disk else self.disk).publish(name, [data])
         known = master.store.identity
-        directory.publish(self.disk, Identity(self.refills + 1, known.messages_id, known.actions_id))
+        directory.publish(self.disk, DirectoryIdentity(self.refills + 1, known.messages_id, known.actions_id))
 
     @property
     def files(self) -> list[str]:
@@ -133,7 +133,7 @@ class Pair(Surroundings):
     ) -> None:
         super().__init__(seed, options, made)
         self.sim.loop.set_exception_handler(self._unhandled)
-        self.identity: Identity | None = None
+        self.identity: DirectoryIdentity | None = None
         self.epoch = 0
         self.in_sync = False  # the copy: the master waits for it
         self.is_cut_off = False  # the copy hears nothing
@@ -304,7 +304,7 @@ class Pair(Surroundings):
     def await_receipt(self) -> None:
         assert self.settled(self.receipt.end)
 
-    def decide(self, decision: Decision) -> Answer:
+    def decide(self, decision: PendingDecision) -> CancelOutcome:
         """Wait until the answer may be given."""
         assert self.settled(decision.end, 1)
         return decision.answer

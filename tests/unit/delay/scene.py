@@ -25,7 +25,7 @@ from fairway.delay.server import DelayServer, ServerOptions
 from fairway.delay.service import Delay, DelayWorld
 from fairway.errors import Refused
 from fairway.limits import KIB, MIB
-from fairway.protocol import Message
+from fairway.protocol import ControlMessage
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Lever, Scan, Scanned, Switch, Switched
 from fairway.protocol.delaying import Cancel, Decided, Reschedule
@@ -176,7 +176,7 @@ class Scene:
             known = self._clients[host] = await Client.connect(net, self.clock, host, PORT)
         return known
 
-    async def ask(self, message: Message, answer: type[Any], host: str | None = None) -> Any:
+    async def ask(self, message: ControlMessage, answer: type[Any], host: str | None = None) -> Any:
         return (await (await self.client(host)).ask(message, answer))[0]
 
     def batch_of(

@@ -10,22 +10,22 @@ from typing import TypeAlias, TypeVar
 from fairway.delay import installing
 from fairway.delay.arriving import Disks
 from fairway.delay.engine import Engine
-from fairway.delay.refill import Refill, RefillOptions
-from fairway.delay.rows import State
+from fairway.delay.refill import RefillOptions, SnapshotReceiver
+from fairway.delay.rows import RowState
 from fairway.delay.snapshot import SnapshotOptions, Snapshots
 from fairway.errors import Code, Refused
-from fairway.protocol import Bytes, Message
+from fairway.protocol import Bytes, ControlMessage
 from fairway.protocol.replicating import Fetched, TakeSnapshot
-from fairway.replication.peer import Question
-from fairway.replication.wire import Answer
+from fairway.replication.peer import ReplicaQuestion
+from fairway.replication.wire import ResponseFuture
 from fairway.storage import directory
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk
 from tests.unit.delay.helpers import BILLS, DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, World
 
-AnswerT = TypeVar("AnswerT", bound=Message)
-Tamper: TypeAlias = Callable[[Message, Sequence[Bytes]], tuple[Message, Sequence[Bytes]]]
+AnswerT = TypeVar("AnswerT", bound=ControlMessage)
+Tamper: TypeAlias = Callable[[ControlMessage, Sequence[Bytes]], tuple[ControlMessage, Sequence[Bytes]]]
 Told: TypeAlias = dict[tuple[int, int], tuple[int, int]]
 
 GROUP, EPOCH, REPLICA = "d1", 3, 161
@@ -42,14 +42,14 @@ class Session:
 class Asked:
     """One question, with the way back."""
 
-    def __init__(self, line: Line, message: Message, answer: Answer) -> None:
+    def __init__(self, line: Line, message: ControlMessage, answer: ResponseFuture) -> None:
         self.message = message
         self.attachments: tuple[Bytes, ...] = ()
         self.session = line.session
         self._line = line
         self._answer = answer
 
-    def respond(self, message: Message, attachments: Sequence[Bytes] = ()) -> None:
+    def respond(self, message: ControlMessage, attachments: Sequence[Bytes] = ()) -> None:
         self._line.under_way -= 1
         if not self._answer.done():
             self._answer.set_result(self._line.tamper(message, attachments))
@@ -75,13 +75,13 @@ class Line:
         self.parts_max: int | None = None  # then nothing more is answered
         self._snapshots = snapshots
 
-    async def ask(self, message: Message, answer: type[AnswerT]) -> tuple[AnswerT, Sequence[Bytes]]:
+    async def ask(self, message: ControlMessage, answer: type[AnswerT]) -> tuple[AnswerT, Sequence[Bytes]]:
         told, attached = await self.post(message)
         assert isinstance(told, answer)
         return told, attached
 
-    def post(self, message: Message) -> Answer:
-        future: Answer = asyncio.get_running_loop().create_future()
+    def post(self, message: ControlMessage) -> ResponseFuture:
+        future: ResponseFuture = asyncio.get_running_loop().create_future()
         self.parts += 1
         if self.parts_max is not None and self.parts > self.parts_max:
             return future
@@ -130,7 +130,7 @@ class Stage:
         return Disks(self.world.disk, self.world.schedule_disk or self.world.disk)
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> DirectoryIdentity:
         return self.world.engine.store.identity
 
     def reign(self, options: SnapshotOptions | None = None) -> Snapshots:
@@ -148,7 +148,7 @@ class Stage:
         )
         return self.snapshots
 
-    def check_follower(self, question: Question, message: TakeSnapshot) -> None:
+    def check_follower(self, question: ReplicaQuestion, message: TakeSnapshot) -> None:
         """As the leader does: only the connection that follows under an id may ask under it."""
         if question.session is not self.following.get(message.directory_id, question.session):
             raise Refused(Code.FENCED, "follow again")
@@ -175,11 +175,11 @@ class Stage:
         self.world.engine.store.checkpoint()
         self.world.settle()
 
-    def refill(self, options: RefillOptions = SMALL) -> Refill:
+    def refill(self, options: RefillOptions = SMALL) -> SnapshotReceiver:
         """Of the replica as it is now: only what the engine says of itself matters, so the master's will do."""
-        return Refill(self.world.engine, self.disks, options)
+        return SnapshotReceiver(self.world.engine, self.disks, options)
 
-    def fetch(self, line: Line | None = None, refill: Refill | None = None) -> Refill:
+    def fetch(self, line: Line | None = None, refill: SnapshotReceiver | None = None) -> SnapshotReceiver:
         refill = refill or self.refill()
         self.world.run(refill.fetch(line or Line(self.snapshots), GROUP, EPOCH, REPLICA))
         return refill
@@ -234,12 +234,12 @@ def known(engine: Engine) -> Told:
     rows = engine.rows
     return {
         (int(rows.subject_id[row]), int(rows.sequence[row])): (int(rows.state[row]), int(rows.due_ms[row]))
-        for state in (State.PENDING, State.INTENDED)
+        for state in (RowState.PENDING, RowState.INTENDED)
         for row in rows.in_state(state).tolist()
     }
 
 
-def spoiled(message: Message, attached: Sequence[Bytes], at: int = 32) -> tuple[Message, Sequence[Bytes]]:
+def spoiled(message: ControlMessage, attached: Sequence[Bytes], at: int = 32) -> tuple[ControlMessage, Sequence[Bytes]]:
     """One bit of a part flips on its way."""
     if not isinstance(message, Fetched):
         return message, attached

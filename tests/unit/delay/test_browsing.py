@@ -6,13 +6,13 @@ import pytest
 
 from fairway import batch
 from fairway.delay import browsing
-from fairway.delay.browsing import Page
+from fairway.delay.browsing import BrowsedPage
 from fairway.delay.pending import Filter
 from fairway.errors import Code, Refused
 from tests.unit.delay.helpers import BILLS, DAY_MS, HOUR_MS, ORDERS, World
 
 
-def pages(world: World, which: Filter, items_max: int) -> list[Page]:
+def pages(world: World, which: Filter, items_max: int) -> list[BrowsedPage]:
     found = [world.run(world.engine.page(which, "", items_max))]
     for _ in range(1_000):
         if not found[-1].next:

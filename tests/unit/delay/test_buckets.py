@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from fairway.delay.buckets import DAY_MS, HOUR_MS, Grain, Span, check_horizon, is_to_split, span_of
+from fairway.delay.buckets import DAY_MS, HOUR_MS, Grain, TimeRange, check_horizon, is_to_split, span_of
 from fairway.errors import Code, Refused
 from fairway.limits import DELAY_HORIZON_MS
 
@@ -30,7 +30,7 @@ NOW_MS = at(2026, 3, 10, 9, 30)
         (at(2028, 2, 29), (Grain.MONTH, at(2028, 2, 1), at(2028, 3, 1))),
     ],
 )
-def test_a_due_time_has_one_stretch(due_ms: int, expected: Span) -> None:
+def test_a_due_time_has_one_stretch(due_ms: int, expected: TimeRange) -> None:
     assert span_of(due_ms, NOW_MS) == expected
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fairway.delay import catalogue
 from fairway.delay.catalogue import Draft
-from fairway.delay.piece import Index
+from fairway.delay.piece import BucketIndex
 from fairway.errors import RemoteProtocolError
 from tests.unit.delay.helpers import BILLS, DAY_MS, OPTIONS, ORDERS, World
 from tests.unit.storage.helpers import content
@@ -17,9 +17,9 @@ from tests.unit.storage.helpers import content
 FEW = replace(OPTIONS, catalogue_messages=4)
 
 
-def numbers(*values: int) -> Index:
+def numbers(*values: int) -> BucketIndex:
     column = np.array(values, np.uint64)
-    return Index(column.astype(np.int64), column + 1, column + 2, column + 3)
+    return BucketIndex(column.astype(np.int64), column + 1, column + 2, column + 3)
 
 
 def packed() -> bytes:

@@ -8,7 +8,7 @@ from fairway.errors import WrongDirectory
 from fairway.lookup.homes import home
 from fairway.names import Subject
 from fairway.protocol.admin import Removed, RemoveSubject
-from fairway.protocol.routing import Change
+from fairway.protocol.routing import RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import SubjectRecord
 from fairway.replication.promotion import change_master
@@ -245,11 +245,11 @@ async def test_messages_follow_the_master_of_their_group(cluster: Cluster) -> No
 @in_cluster("g1", "g2")
 async def test_a_read_only_subject_waits_until_it_is_opened(cluster: Cluster) -> None:
     await cluster.create("orders", "g1")
-    await cluster.govern(Change.READ_ONLY, "orders")
+    await cluster.govern(RouteChange.READ_ONLY, "orders")
     await cluster.schedule([b"a"], after_s=5)
     await cluster.sleep(MINUTE_S)
     assert await cluster.payloads() == []
-    await cluster.govern(Change.READ_ONLY, "orders", is_on=False)
+    await cluster.govern(RouteChange.READ_ONLY, "orders", is_on=False)
     await cluster.sleep(5)
     assert await cluster.payloads() == [b"a"]
 
@@ -257,7 +257,7 @@ async def test_a_read_only_subject_waits_until_it_is_opened(cluster: Cluster) ->
 @in_cluster("g1", "g2")
 async def test_the_keys_of_an_ordered_subject_stay_with_their_group(cluster: Cluster) -> None:
     """The group that clients send them to as well; while it is away they wait for it, and nobody else does."""
-    await cluster.govern(Change.CREATE, "orders", "g1", "g2", options={"ordered": "true"})
+    await cluster.govern(RouteChange.CREATE, "orders", "g1", "g2", options={"ordered": "true"})
     cluster.delay.courier.route(Subject("orders"))
     await cluster.sleep(5)
     keys = [f"key-{number}" for number in range(40)]
@@ -282,7 +282,7 @@ async def test_the_keys_of_an_ordered_subject_stay_with_their_group(cluster: Clu
 
 @in_cluster("g1", "g2")
 async def test_keys_that_wait_by_the_thousand_hold_back_no_other_key(cluster: Cluster) -> None:
-    await cluster.govern(Change.CREATE, "orders", "g1", "g2", options={"ordered": "true"})
+    await cluster.govern(RouteChange.CREATE, "orders", "g1", "g2", options={"ordered": "true"})
     cluster.delay.courier.route(Subject("orders"))
     await cluster.sleep(5)
     east, west = (next(key for key in map(str, range(100)) if home(key, ("g1", "g2")) == group) for group in (0, 1))

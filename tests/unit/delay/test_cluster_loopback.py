@@ -16,9 +16,9 @@ from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.protocol import Bytes
 from fairway.protocol.admin import Scan, Scanned
 from fairway.protocol.messages import Whence
-from fairway.protocol.routing import Asker, Change, Govern, Governed, Route, Routed
+from fairway.protocol.routing import ClientRole, Govern, Governed, Route, RouteChange, Routed
 from fairway.registry import layout
-from fairway.registry.layout import GroupRecord, Member
+from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.registry.sqlite import SqliteRegistry
 from fairway.replication.membership import MemberOptions, MemberWorld
 from fairway.world.clock import RealClock
@@ -45,7 +45,7 @@ async def start_broker(path: Path) -> Broker:
 async def lead(registry: RemoteRegistry, group: str, broker: Broker) -> None:
     """Write what a copy that leads would write."""
     directory = layout.hex_id(broker.store.identity.directory_id)
-    await copies.register(registry, group, Member(directory, HOST, broker.port, role="master"))
+    await copies.register(registry, group, RegisteredCopy(directory, HOST, broker.port, role="master"))
     await copies.put_record(registry, group, GroupRecord("broker", 1, directory, [directory], members=[directory]))
 
 
@@ -90,7 +90,7 @@ async def story(root: Path) -> None:
     server = await DelayMember.start(world, ServerOptions(host=HOST, port=0), MemberOptions("d1"), places)
     tool = await Client.connect(NET, CLOCK, HOST, meta.port)
     for name in brokers:
-        await tool.ask(Govern(Change.CREATE, f"only-{name}", [name]), Governed)
+        await tool.ask(Govern(RouteChange.CREATE, f"only-{name}", [name]), Governed)
 
     route = await _delay_route(tool)
     client = await Client.connect(NET, CLOCK, HOST, int(route.rpartition(":")[2]))
@@ -103,7 +103,7 @@ async def story(root: Path) -> None:
 
     client.abort()
     await server.stop()
-    assert (await tool.ask(Route(Asker.SCHEDULER, ["only-g1"]), Routed))[0].subjects[0].writable == []
+    assert (await tool.ask(Route(ClientRole.SCHEDULER, ["only-g1"]), Routed))[0].subjects[0].writable == []
     tool.abort()
     for broker in brokers.values():
         await broker.stop()
@@ -114,7 +114,7 @@ async def story(root: Path) -> None:
 async def _delay_route(tool: Client) -> str:
     """Where clients that schedule something are sent to."""
     for _ in range(LOOKS_MAX):
-        routed, _ = await tool.ask(Route(Asker.SCHEDULER, ["only-g1"]), Routed)
+        routed, _ = await tool.ask(Route(ClientRole.SCHEDULER, ["only-g1"]), Routed)
         if routed.subjects[0].writable == ["d1"]:
             return routed.groups[0].master
         await asyncio.sleep(LOOK_S)

@@ -8,12 +8,12 @@ import pytest
 
 from fairway import batch
 from fairway.batch import MessageId
-from fairway.delay.carrier import IN_FLIGHT_MAX, Carrier, Parcel
+from fairway.delay.carrier import IN_FLIGHT_MAX, Carrier, DispatchBatch
 from fairway.delay.dispatching import Intent
 from fairway.errors import Code, Refused, StoredRange
 from fairway.names import Subject
 from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.session import Answer, Ask, Lost
+from fairway.protocol.session import Answer, Ask, ConnectionLost
 from fairway.world.rng import SeededRng
 
 ORDERS, BILLS = Subject("orders"), Subject("bills")
@@ -47,12 +47,12 @@ class Line:
     def asks(self, room: int = 1_000) -> list[Ask]:
         return list(self.carrier.asks(room, self.now_ns))
 
-    def tell(self, ask: Ask, outcome: Answer | Refused | Lost) -> None:
+    def tell(self, ask: Ask, outcome: Answer | Refused | ConnectionLost) -> None:
         self.carrier.answered(ask.token, outcome, self.now_ns)
 
 
 def numbers(asks: list[Ask]) -> list[int]:
-    return [ask.token.intent.number for ask in asks if isinstance(ask.token, Parcel)]
+    return [ask.token.intent.number for ask in asks if isinstance(ask.token, DispatchBatch)]
 
 
 def subjects(asks: list[Ask]) -> set[str]:
@@ -139,7 +139,7 @@ def test_what_was_lost_with_the_connection_is_sent_again() -> None:
     line.carrier.send(intent(1))
     first = line.asks()
     for ask in first:
-        line.tell(ask, Lost("cut"))
+        line.tell(ask, ConnectionLost("cut"))
     line.carrier.opened(0)
     again = line.asks()
     assert [each.attachments for each in again] == [each.attachments for each in first]
@@ -240,7 +240,7 @@ def test_a_new_stream_of_a_subject_waits_for_what_is_left_of_the_old_one() -> No
     line.carrier.send(intent(3)._replace(producer_id=99, first_sequence=1))
     line.carrier.send(intent(0, BILLS))
     first = line.asks()
-    assert [each.token.intent.producer_id for each in first if isinstance(each.token, Parcel)] == [7, 8, 7]
+    assert [each.token.intent.producer_id for each in first if isinstance(each.token, DispatchBatch)] == [7, 8, 7]
     line.tell(first[0], STORED)
     assert line.asks() == []
     line.tell(first[2], Refused(Code.READ_ONLY, "not now"))

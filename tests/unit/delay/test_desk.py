@@ -15,12 +15,12 @@ from fairway.protocol.admin import Depth, Describe, Described
 from fairway.protocol.delaying import (
     Cancel,
     Decided,
+    DelayTally,
     Fate,
-    Pending,
+    PendingListed,
     PendingPage,
     Reschedule,
     Tallied,
-    Tally,
     Which,
 )
 from fairway.serving.exposition import Exposition
@@ -31,10 +31,12 @@ HOUR_S = 3_600
 SMALL = DelayOptions(store=STORE, messages_per_step=2, pending_max=3)
 
 
-async def refused(scene: Scene, message: m.Message, *, data: bytes | None = None, host: str | None = None) -> Refused:
+async def refused(
+    scene: Scene, message: m.ControlMessage, *, data: bytes | None = None, host: str | None = None
+) -> Refused:
     client = await scene.client(host)
     with pytest.raises(Refused) as caught:
-        await client.ask(message, m.Message, [] if data is None else [data])
+        await client.ask(message, m.ControlMessage, [] if data is None else [data])
     return caught.value
 
 
@@ -60,7 +62,7 @@ async def test_a_batch_that_comes_twice_is_taken_once(scene: Scene) -> None:
 @staged()
 async def test_a_broker_alone_refuses_delayed_messages_and_names_the_remedy(scene: Scene) -> None:
     data, _ = scene.batch_of([b"a"], scene.now_ms)
-    for message, attached in ((m.Produce("orders"), data), (Tally(Which()), None)):
+    for message, attached in ((m.Produce("orders"), data), (DelayTally(Which()), None)):
         no = await refused(scene, message, data=attached, host="east")
         assert no.code is Code.BAD_REQUEST
         assert "?delay=HOST:PORT" in no.sentence
@@ -102,7 +104,7 @@ async def test_a_quota_has_an_answer(scene: Scene) -> None:
 async def test_a_name_that_is_none_is_refused(scene: Scene) -> None:
     data, _ = scene.batch_of([b"a"], scene.now_ms)
     assert (await refused(scene, m.Produce("../x"), data=data)).code is Code.BAD_NAME
-    assert (await refused(scene, Tally(Which(subject="../x")))).code is Code.BAD_NAME
+    assert (await refused(scene, DelayTally(Which(subject="../x")))).code is Code.BAD_NAME
 
 
 # --- what it decides --------------------------------------------------------------------------------------------------
@@ -156,7 +158,7 @@ async def test_what_is_pending_is_listed_page_by_page_in_the_order_of_due_times(
     listed = []
     after = ""
     for _ in range(10):
-        page, attached = await (await scene.client()).ask(Pending(Which(), after, 2, True), PendingPage)
+        page, attached = await (await scene.client()).ask(PendingListed(Which(), after, 2, True), PendingPage)
         opened = [each for data in attached for each in batch.decode(data).payloads]
         listed += list(zip(page.messages, opened, strict=True))
         after = page.next
@@ -179,16 +181,16 @@ async def test_what_is_pending_is_counted_by_stretches(scene: Scene) -> None:
     )
     await (await scene.client()).produce("orders", data)
     await settled(scene)
-    whole: Tallied = await scene.ask(Tally(Which(), 60_000), Tallied)
+    whole: Tallied = await scene.ask(DelayTally(Which(), 60_000), Tallied)
     assert whole.count == 5
     assert [(each.start_ms, each.count) for each in whole.stretches] == [
         (start_ms, 2),
         (start_ms + 60_000, 2),
         (start_ms + 300_000, 1),
     ]
-    part: Tallied = await scene.ask(Tally(Which("orders", None, start_ms + 1, start_ms + 90_000)), Tallied)
+    part: Tallied = await scene.ask(DelayTally(Which("orders", None, start_ms + 1, start_ms + 90_000)), Tallied)
     assert part == Tallied(2, [], [])
-    assert (await scene.ask(Tally(Which("nobody")), Tallied)).count == 0
+    assert (await scene.ask(DelayTally(Which("nobody")), Tallied)).count == 0
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

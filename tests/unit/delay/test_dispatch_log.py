@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fairway.delay.dispatch_log import DispatchLog, Event, EventKind, pack, ranges_of, unpack
-from fairway.delay.piece import Index
-from fairway.delay.rows import Rows, State
+from fairway.delay.dispatch_log import DispatchEvent, DispatchLog, EventKind, pack, ranges_of, unpack
+from fairway.delay.piece import BucketIndex
+from fairway.delay.rows import Rows, RowState
 from fairway.errors import Refused, RemoteProtocolError
 
-INTENT = Event(EventKind.INTENT, 3, ((10, 2), (20, 1)), 7, 99, 1_000, 1_700_000_000_000, 0xABCD, "east")
+INTENT = DispatchEvent(EventKind.INTENT, 3, ((10, 2), (20, 1)), 7, 99, 1_000, 1_700_000_000_000, 0xABCD, "east")
 EVENTS = [
     INTENT,
-    Event(EventKind.SENT, number=6),
-    Event(EventKind.CANCEL, 3, ((11, 1),)),
-    Event(EventKind.RESCHEDULE, 3, ((30, 5),), time_ms=5),
-    Event(EventKind.STREAM, 3, producer_id=1, first_sequence=2, time_ms=3, target="väst"),
+    DispatchEvent(EventKind.SENT, number=6),
+    DispatchEvent(EventKind.CANCEL, 3, ((11, 1),)),
+    DispatchEvent(EventKind.RESCHEDULE, 3, ((30, 5),), time_ms=5),
+    DispatchEvent(EventKind.STREAM, 3, producer_id=1, first_sequence=2, time_ms=3, target="väst"),
 ]
 
 
@@ -51,7 +51,7 @@ def test_a_stream_goes_on_where_its_last_intent_ended() -> None:
     log.append([INTENT])
     stream = log.streams[3, "east"]
     assert (stream.producer_id, stream.next_sequence, stream.outstanding) == (99, 1_003, 1)
-    log.append([Event(EventKind.SENT, number=7)])
+    log.append([DispatchEvent(EventKind.SENT, number=7)])
     assert (log.intents, log.streams[3, "east"].outstanding, log.next_number) == ({}, 0, 8)
 
 
@@ -60,22 +60,27 @@ def test_a_picture_says_the_same(is_loaded: bool) -> None:
     log, rows = opened(DispatchLog()), Rows()
     sequences = np.arange(40, dtype=np.uint64)
     nothing = np.zeros(40, np.uint64)
-    numbers = rows.add(3, sequences, Index(np.zeros(40, np.int64), nothing, nothing, nothing))
+    numbers = rows.add(3, sequences, BucketIndex(np.zeros(40, np.int64), nothing, nothing, nothing))
     if is_loaded:
         log.loaded(rows)
-    log.append([Event(EventKind.INTENT, 3, ((0, 5),), 1, 99, 0, 50, 1, "east")])
-    log.append([Event(EventKind.SENT, number=1)])
-    log.append([Event(EventKind.INTENT, 3, ((5, 5),), 2, 99, 5, 60, 1, "east")])
-    log.append([Event(EventKind.CANCEL, 3, ((20, 2),)), Event(EventKind.RESCHEDULE, 3, ((30, 1),), time_ms=777)])
-    rows.state[numbers[:5]], rows.state[numbers[5:10]] = State.DISPATCHED, State.INTENDED
-    rows.state[numbers[20:22]] = State.CANCELLED
+    log.append([DispatchEvent(EventKind.INTENT, 3, ((0, 5),), 1, 99, 0, 50, 1, "east")])
+    log.append([DispatchEvent(EventKind.SENT, number=1)])
+    log.append([DispatchEvent(EventKind.INTENT, 3, ((5, 5),), 2, 99, 5, 60, 1, "east")])
+    log.append(
+        [
+            DispatchEvent(EventKind.CANCEL, 3, ((20, 2),)),
+            DispatchEvent(EventKind.RESCHEDULE, 3, ((30, 1),), time_ms=777),
+        ]
+    )
+    rows.state[numbers[:5]], rows.state[numbers[5:10]] = RowState.DISPATCHED, RowState.INTENDED
+    rows.state[numbers[20:22]] = RowState.CANCELLED
     rows.due_ms[30], rows.is_rescheduled[30] = 777, True
     copy = DispatchLog()
     copy.restore(log.picture(), 0)
     assert (copy.intents, copy.streams, copy.next_number) == (log.intents, log.streams, 3)
     ledger = copy.ledger()
     assert ledger.states(3, sequences).tolist() == rows.state[numbers].tolist()
-    assert ledger.states(4, sequences).tolist() == [State.PENDING] * 40
+    assert ledger.states(4, sequences).tolist() == [RowState.PENDING] * 40
     assert [each.tolist() for each in ledger.dues(3, sequences)] == [[30], [777]]
     assert [each.tolist() for each in ledger.dues(4, sequences)] == [[], []]
 

@@ -9,7 +9,7 @@ import pytest
 
 from fairway.cli.broker import run_to_end
 from fairway.errors import StorageFault
-from fairway.protocol.delaying import Pending, PendingPage, Which
+from fairway.protocol.delaying import PendingListed, PendingPage, Which
 from tests.unit.delay.helpers import OPTIONS
 from tests.unit.delay.scene import Scene
 
@@ -68,7 +68,7 @@ def test_a_question_ends_when_a_bucket_cannot_be_read() -> None:
         await scene.start()
         await asyncio.sleep(1)
         scene.disk.fail_fetch(1)
-        asked = asyncio.ensure_future(scene.ask(Pending(Which(key_prefix="k")), PendingPage))
+        asked = asyncio.ensure_future(scene.ask(PendingListed(Which(key_prefix="k")), PendingPage))
         await asyncio.sleep(1)
         assert isinstance(scene.delay.engine.fault, StorageFault)
         assert await ended(scene, lambda: True)

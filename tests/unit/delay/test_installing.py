@@ -220,7 +220,7 @@ def test_half_a_snapshot_is_not_installed() -> None:
 
 def test_what_an_installation_needs_is_asked_for() -> None:
     with _ready(apart=True) as stage:
-        plan = installing.Plan(1, stage.identity, EPOCH, installing.MOVE_IN)
+        plan = installing.InstallPlan(1, stage.identity, EPOCH, installing.MOVE_IN)
         stage.disk.publish(installing.FILE, [installing.pack(plan)])
         with pytest.raises(WrongDirectory, match="name the two directories that it had before"):
             installing.finish(stage.disk, stage._new_disk("another", 1 << 20))

@@ -8,7 +8,7 @@ from fairway.delay.server import DelayServer, ServerOptions
 from fairway.delay.service import DelayWorld
 from fairway.errors import Code, Refused
 from fairway.protocol.admin import Depth, Describe, Described
-from fairway.protocol.delaying import Fate, Tallied, Tally, Which
+from fairway.protocol.delaying import DelayTally, Fate, Tallied, Which
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord
 from fairway.replication.promotion import change_master
@@ -30,7 +30,7 @@ async def pair(cluster: Cluster) -> None:
 async def pending(cluster: Cluster) -> int:
     for _ in range(100):
         try:
-            tallied: Tallied = await cluster.ask(Tally(Which()), Tallied)
+            tallied: Tallied = await cluster.ask(DelayTally(Which()), Tallied)
         except Refused as refused:
             if refused.code is not Code.BUSY:
                 raise
@@ -60,7 +60,7 @@ async def test_a_replica_takes_nothing_and_says_who_does(cluster: Cluster) -> No
         await client.produce("orders", cluster.batch_of([b"a"], cluster.now_ms + 1_000)[0])
     assert refused.value.code is Code.NOT_MASTER
     with pytest.raises(Refused, match="replica of group d1"):
-        await client.ask(Tally(Which()), Tallied)
+        await client.ask(DelayTally(Which()), Tallied)
     described, _ = await client.ask(Describe(Depth.SUBJECTS), Described)
     assert not described.broker.is_master
 

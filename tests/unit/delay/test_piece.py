@@ -12,7 +12,7 @@ from fairway.delay.buckets import Calendar
 from fairway.delay.letters import Letters
 from fairway.delay.sheet import Sheet
 from fairway.errors import RemoteProtocolError
-from fairway.storage.record import Header, Kind, Record
+from fairway.storage.record import Record, RecordHeader, RecordKind
 from tests.unit.delay.helpers import DAY_MS, HOUR_MS, ORDERS
 
 NOW_MS = 1_700_000_000_000
@@ -24,7 +24,9 @@ def made(count: int = 3, **columns: object) -> bytes:
 
 
 def record(body: bytes, sequences: list[int]) -> Record:
-    return Record(Header(Kind.SCHEDULE, 3, 64, 0, 0, sequences[0], NOW_MS, len(sequences), len(body), 0), body)
+    return Record(
+        RecordHeader(RecordKind.SCHEDULE, 3, 64, 0, 0, sequences[0], NOW_MS, len(sequences), len(body), 0), body
+    )
 
 
 @pytest.mark.parametrize("sequences", [[4, 5, 6], [4, 9, 10]])

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from fairway.delay.piece import Index
-from fairway.delay.rows import Place, Rows, State
+from fairway.delay.piece import BucketIndex
+from fairway.delay.rows import RowLocation, Rows, RowState
 from fairway.delay.wheel import RowNumbers
 
 
 def add(rows: Rows, first: int, count: int, subject_id: int = 1) -> RowNumbers:
     sequences = np.arange(first, first + count, dtype=np.uint64)
-    return rows.add(subject_id, sequences, Index(sequences.astype(np.int64), sequences, sequences, sequences))
+    return rows.add(subject_id, sequences, BucketIndex(sequences.astype(np.int64), sequences, sequences, sequences))
 
 
 def test_rows_grow_and_keep_what_they_hold() -> None:
     rows = Rows()
     for first in range(0, 5_000, 100):
         rows.put(add(rows, first, 100), 3, first)
-    assert len(rows) == rows.count(State.PENDING) == 5_000
+    assert len(rows) == rows.count(RowState.PENDING) == 5_000
     assert rows.sequence[: rows.end].tolist() == list(range(5_000))
-    assert rows.place(4_242) == Place(3, 4_200, 42)
+    assert rows.place(4_242) == RowLocation(3, 4_200, 42)
 
 
 def test_freed_rows_are_used_again() -> None:
@@ -48,9 +48,9 @@ def test_messages_are_found_by_their_names() -> None:
 def test_a_quota_counts_what_is_not_done_with() -> None:
     rows = Rows()
     numbers = add(rows, 0, 10)
-    rows.become(numbers[:3], State.INTENDED)
-    rows.become(numbers[:2], State.DISPATCHED)
-    rows.become(numbers[5:6], State.CANCELLED)
+    rows.become(numbers[:3], RowState.INTENDED)
+    rows.become(numbers[:2], RowState.DISPATCHED)
+    rows.become(numbers[5:6], RowState.CANCELLED)
     assert (rows.pending, len(rows)) == (7, 10)
     rows.free(numbers[:2])
     assert (rows.pending, len(rows)) == (7, 8)

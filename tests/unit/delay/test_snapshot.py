@@ -11,11 +11,11 @@ from fairway.delay import manifest
 from fairway.delay.refill import RefillOptions
 from fairway.delay.snapshot import SnapshotOptions
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
-from fairway.protocol import Bytes, Message
+from fairway.protocol import Bytes, ControlMessage
 from fairway.protocol.frames import stretch, stretched
 from fairway.protocol.replicating import Fetch, Fetched, Snapshot, SnapshotFile, TakeSnapshot
 from fairway.storage import checkpoint as checkpoints
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from tests.unit.delay.helpers import DAY_MS
 from tests.unit.delay.snapshots import EPOCH, GROUP, REPLICA, Line, Stage, Tamper, known, spoiled
 from tests.unit.storage.helpers import content, names
@@ -34,9 +34,9 @@ def _taken(stage: Stage, line: Line, message: TakeSnapshot = TAKE) -> Snapshot:
     return stage.world.run(line.ask(message, Snapshot))[0]
 
 
-def _refusal(stage: Stage, line: Line, message: Message) -> Refused:
+def _refusal(stage: Stage, line: Line, message: ControlMessage) -> Refused:
     with pytest.raises(Refused) as caught:
-        stage.world.run(line.ask(message, Message))
+        stage.world.run(line.ask(message, ControlMessage))
     return caught.value
 
 
@@ -258,15 +258,15 @@ def test_there_has_to_be_room(stage: Stage) -> None:
 # --- garbage ---------------------------------------------------------------------------------------------------------
 
 
-def _short(message: Message, attached: Sequence[Bytes]) -> tuple[Message, Sequence[Bytes]]:
+def _short(message: ControlMessage, attached: Sequence[Bytes]) -> tuple[ControlMessage, Sequence[Bytes]]:
     return (message, [stretch(stretched(attached[0])[:-1])]) if isinstance(message, Fetched) else (message, attached)
 
 
-def _elsewhere(message: Message, attached: Sequence[Bytes]) -> tuple[Message, Sequence[Bytes]]:
+def _elsewhere(message: ControlMessage, attached: Sequence[Bytes]) -> tuple[ControlMessage, Sequence[Bytes]]:
     return (Fetched(8, message.crc), attached) if isinstance(message, Fetched) else (message, attached)
 
 
-def _nothing(message: Message, attached: Sequence[Bytes]) -> tuple[Message, Sequence[Bytes]]:
+def _nothing(message: ControlMessage, attached: Sequence[Bytes]) -> tuple[ControlMessage, Sequence[Bytes]]:
     return (Fetched(message.position, 0), [stretch(b"")]) if isinstance(message, Fetched) else (message, attached)
 
 
@@ -281,7 +281,7 @@ def test_a_part_that_is_not_what_was_asked_for_is_not_taken(stage: Stage) -> Non
 
 
 def _with(change: Callable[[list[SnapshotFile]], list[SnapshotFile]]) -> Tamper:
-    def tamper(message: Message, attached: Sequence[Bytes]) -> tuple[Message, Sequence[Bytes]]:
+    def tamper(message: ControlMessage, attached: Sequence[Bytes]) -> tuple[ControlMessage, Sequence[Bytes]]:
         if isinstance(message, Snapshot):
             message = Snapshot(message.epoch, message.number, change(message.files))
         return message, attached
@@ -329,7 +329,10 @@ def test_a_list_that_cannot_be_is_refused(stage: Stage) -> None:
 
 def test_the_files_of_another_group_are_refused(stage: Stage) -> None:
     refill = stage.refill()
-    for other in (Identity(1, 2, stage.identity.actions_id), Identity(1, stage.identity.messages_id, 2)):
+    for other in (
+        DirectoryIdentity(1, 2, stage.identity.actions_id),
+        DirectoryIdentity(1, stage.identity.messages_id, 2),
+    ):
         refill._identity = other
         with pytest.raises(RemoteProtocolError, match="speaks of"):
             stage.fetch(None, refill)

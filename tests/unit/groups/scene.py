@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairway.groups import (
-    Claim,
-    Decision,
-    Event,
-    Group,
     GroupConfig,
+    GroupDecision,
+    GroupEvent,
+    GroupOutcome,
+    GroupStateMachine,
     Handout,
-    Joined,
-    Outcome,
-    Pulled,
+    JoinClaim,
+    JoinDecision,
+    PullDecision,
     Range,
-    Settled,
-    Verdict,
+    SettleDecision,
+    SettleVerdict,
 )
-from fairway.names import Consumer
+from fairway.names import ConsumerName
 
 MS_NS = 1_000_000
 BORN_MS = 1_700_000_000_000
@@ -29,8 +29,8 @@ class Scene:
     """Applies what is decided, at once; keeps the events, as the action log would."""
 
     def __init__(self, end: int = 100, **config: Any) -> None:
-        self.group = Group()
-        self.events: list[Event] = []
+        self.group = GroupStateMachine()
+        self.events: list[GroupEvent] = []
         self.now_ms = BORN_MS
         self.end = end
         self.arrived: dict[str, int] = {}
@@ -41,7 +41,7 @@ class Scene:
     def now_ns(self) -> int:
         return (self.now_ms - BORN_MS) * MS_NS
 
-    def happen(self, decision: Decision) -> None:
+    def happen(self, decision: GroupDecision) -> None:
         self.group.apply_all(decision.events, self.now_ns)
         self.events += decision.events
 
@@ -49,26 +49,26 @@ class Scene:
         self.now_ms += passed_ms
 
     def join(
-        self, name: str, *, arrived: int = 0, version: int = 0, resume_at: int = 0, claim: Claim | None = None
-    ) -> Joined:
+        self, name: str, *, arrived: int = 0, version: int = 0, resume_at: int = 0, claim: JoinClaim | None = None
+    ) -> JoinDecision:
         decision = self.group.join(
-            Consumer.parse(name),
+            ConsumerName.parse(name),
             version=version,
             arrived=arrived,
             resume_at=resume_at,
             now_ns=self.now_ns,
             now_ms=self.now_ms,
-            claim=claim or Claim(),
+            claim=claim or JoinClaim(),
         )
         self.happen(decision)
         return decision
 
-    def pull(self, name: str, most: int = 10, *, arrives: bool = True, fresh: Range | None = None) -> Pulled:
+    def pull(self, name: str, most: int = 10, *, arrives: bool = True, fresh: Range | None = None) -> PullDecision:
         """`arrives`: whether the response reaches the consumer, which then says so with its next request."""
         if fresh is None and self.end > self.group.cursor:
             fresh = (self.group.cursor, self.end - self.group.cursor)
         decision = self.group.pull(
-            Consumer(name),
+            ConsumerName(name),
             arrived=self.arrived.get(name, 0),
             messages_max=most,
             fresh=fresh,
@@ -76,7 +76,7 @@ class Scene:
             now_ms=self.now_ms,
         )
         self.happen(decision)
-        if arrives and decision.outcome is Outcome.DONE:
+        if arrives and decision.outcome is GroupOutcome.DONE:
             self.arrived[name] = decision.number
         return decision
 
@@ -86,10 +86,10 @@ class Scene:
         return lot
 
     def settle(
-        self, name: str, verdict: Verdict, lot: Handout, ranges: Sequence[Range] | None = None, **more: Any
-    ) -> Settled:
+        self, name: str, verdict: SettleVerdict, lot: Handout, ranges: Sequence[Range] | None = None, **more: Any
+    ) -> SettleDecision:
         decision = self.group.settle(
-            Consumer(name),
+            ConsumerName(name),
             verdict,
             lot.first,
             lot.attempt,
@@ -100,16 +100,16 @@ class Scene:
         self.happen(decision)
         return decision
 
-    def ack(self, name: str, lot: Handout, ranges: Sequence[Range] | None = None) -> Settled:
-        return self.settle(name, Verdict.ACK, lot, ranges)
+    def ack(self, name: str, lot: Handout, ranges: Sequence[Range] | None = None) -> SettleDecision:
+        return self.settle(name, SettleVerdict.ACK, lot, ranges)
 
-    def beat(self, name: str) -> Decision:
-        return self.group.heartbeat(Consumer(name), arrived=self.arrived.get(name, 0), now_ns=self.now_ns)
+    def beat(self, name: str) -> GroupDecision:
+        return self.group.heartbeat(ConsumerName(name), arrived=self.arrived.get(name, 0), now_ns=self.now_ns)
 
     def leave(self, name: str) -> None:
-        self.happen(self.group.leave(Consumer(name), now_ms=self.now_ms))
+        self.happen(self.group.leave(ConsumerName(name), now_ms=self.now_ms))
 
-    def expire(self) -> Decision:
+    def expire(self) -> GroupDecision:
         decision = self.group.expire(now_ns=self.now_ns, now_ms=self.now_ms)
         self.happen(decision)
         return decision
@@ -117,6 +117,6 @@ class Scene:
     def crash(self, lost: int = 0) -> None:
         """The broker begins again, without the last `lost` events."""
         del self.events[len(self.events) - lost :]
-        self.group = Group()
+        self.group = GroupStateMachine()
         self.group.apply_all(self.events)
         self.group.begin_life(self.end, self.now_ns)

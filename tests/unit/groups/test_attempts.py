@@ -9,21 +9,21 @@ import pytest
 
 from fairway import limits
 from fairway.errors import RemoteProtocolError
-from fairway.groups import Attempt, Attempts, Group, Handout, Verdict
+from fairway.groups import Attempt, Attempts, GroupStateMachine, Handout, SettleVerdict
 from fairway.groups.attempts import added, bounded, decode, encode, failed, joined
-from fairway.names import Consumer
+from fairway.names import ConsumerName
 from tests.unit.groups.scene import BORN_MS, Scene
 
 
-def dying(group: Group, end: int = 100) -> dict[int, Attempts]:
+def dying(group: GroupStateMachine, end: int = 100) -> dict[int, Attempts]:
     return {each.first: each.history for each in group.begin_life(end, 0)}
 
 
-def in_each_way(scene: Scene) -> list[Group]:
+def in_each_way(scene: Scene) -> list[GroupStateMachine]:
     """The group itself, the group of a replay or of a replica, and the group of a checkpoint."""
-    replayed = Group()
+    replayed = GroupStateMachine()
     replayed.apply_all(scene.events)
-    restored = Group.restore(scene.group.snapshot())
+    restored = GroupStateMachine.restore(scene.group.snapshot())
     assert scene.group.snapshot() == replayed.snapshot() == restored.snapshot()
     return [scene.group, replayed, restored]
 
@@ -35,7 +35,7 @@ def numbered(count: int) -> Attempts:
 def test_each_attempt_has_its_time_consumer_and_reason() -> None:
     scene = Scene(attempts_max=4, max_handling_ms=5_000)
     scene.join("ann")
-    scene.settle("ann", Verdict.RETRY, scene.lot("ann", 1), after_ms=0, reason="no such hotel")
+    scene.settle("ann", SettleVerdict.RETRY, scene.lot("ann", 1), after_ms=0, reason="no such hotel")
     scene.lot("ann", 1)
     scene.wait(6_000)
     scene.expire()  # held too long
@@ -45,7 +45,7 @@ def test_each_attempt_has_its_time_consumer_and_reason() -> None:
     scene.wait(20_000)
     scene.expire()  # the lease
     scene.join("bob")
-    scene.settle("bob", Verdict.REJECT, scene.lot("bob", 1), reason="closed")
+    scene.settle("bob", SettleVerdict.REJECT, scene.lot("bob", 1), reason="closed")
     for group in in_each_way(scene):
         assert dying(group) == {
             0: (
@@ -60,11 +60,11 @@ def test_each_attempt_has_its_time_consumer_and_reason() -> None:
 def test_what_counts_as_no_attempt_is_none() -> None:
     scene = Scene(attempts_max=1)
     scene.join("ann")
-    scene.settle("ann", Verdict.RELEASE, scene.lot("ann", 1), reason="not mine")
+    scene.settle("ann", SettleVerdict.RELEASE, scene.lot("ann", 1), reason="not mine")
     scene.lot("ann", 1)
     scene.leave("ann")
     scene.join("bob")
-    scene.settle("bob", Verdict.REJECT, scene.lot("bob", 1), reason="closed")
+    scene.settle("bob", SettleVerdict.REJECT, scene.lot("bob", 1), reason="closed")
     for group in in_each_way(scene):
         assert dying(group) == {0: (Attempt(1, BORN_MS, "bob", "closed"),)}
 
@@ -72,7 +72,7 @@ def test_what_counts_as_no_attempt_is_none() -> None:
 def test_what_the_broker_gives_up_names_no_consumer() -> None:
     scene = Scene()
     scene.join("ann")
-    scene.settle("ann", Verdict.RETRY, scene.lot("ann", 1), reason="later")
+    scene.settle("ann", SettleVerdict.RETRY, scene.lot("ann", 1), reason="later")
     decision = scene.group.forsake(1, now_ms=scene.now_ms)
     scene.happen(decision)
     assert [(each.attempt, each.consumer) for each in scene.group.history_of(decision.dying[0])] == [
@@ -84,13 +84,13 @@ def test_what_the_broker_gives_up_names_no_consumer() -> None:
 def test_messages_of_one_lot_that_part_keep_what_they_had() -> None:
     scene = Scene(attempts_max=2)
     scene.join("ann")
-    scene.settle("ann", Verdict.RETRY, scene.lot("ann", 4), after_ms=0, reason="all")
+    scene.settle("ann", SettleVerdict.RETRY, scene.lot("ann", 4), after_ms=0, reason="all")
     again = scene.lot("ann", 4)
-    scene.settle("ann", Verdict.RETRY, again, [(1, 1)], reason="one")
-    scene.settle("ann", Verdict.RELEASE, again, [(2, 1)])
-    scene.settle("ann", Verdict.REJECT, again, [(3, 1)], reason="three")
+    scene.settle("ann", SettleVerdict.RETRY, again, [(1, 1)], reason="one")
+    scene.settle("ann", SettleVerdict.RELEASE, again, [(2, 1)])
+    scene.settle("ann", SettleVerdict.REJECT, again, [(3, 1)], reason="three")
     scene.ack("ann", again, [(0, 1)])
-    scene.settle("ann", Verdict.RETRY, scene.lot("ann", 1), reason="two")
+    scene.settle("ann", SettleVerdict.RETRY, scene.lot("ann", 1), reason="two")
     for group in in_each_way(scene):
         reasons = {first: [each.reason for each in history] for first, history in dying(group).items()}
         assert reasons == {1: ["all", "one"], 2: ["all", "two"], 3: ["all", "three"]}
@@ -99,7 +99,7 @@ def test_messages_of_one_lot_that_part_keep_what_they_had() -> None:
 def test_a_part_that_is_buried_leaves_the_history_with_the_rest() -> None:
     scene = Scene(attempts_max=1)
     scene.join("ann")
-    settled = scene.settle("ann", Verdict.RETRY, scene.lot("ann", 4), reason="all")
+    settled = scene.settle("ann", SettleVerdict.RETRY, scene.lot("ann", 4), reason="all")
     [whole] = settled.dying
     scene.happen(scene.group.bury(whole._replace(ranges=((0, 2),)), now_ms=scene.now_ms))
     for group in in_each_way(scene):
@@ -112,8 +112,8 @@ def test_of_many_attempts_the_first_and_the_last_are_kept() -> None:
     scene = Scene(attempts_max=40)
     scene.join("ann")
     for _ in range(39):
-        scene.settle("ann", Verdict.RETRY, scene.lot("ann", 1), after_ms=0, reason="é" * 500)
-    scene.settle("ann", Verdict.REJECT, scene.lot("ann", 1), reason="closed")
+        scene.settle("ann", SettleVerdict.RETRY, scene.lot("ann", 1), after_ms=0, reason="é" * 500)
+    scene.settle("ann", SettleVerdict.REJECT, scene.lot("ann", 1), reason="closed")
     for group in in_each_way(scene):
         [history] = dying(group).values()
         assert [each.attempt for each in history] == [1, 2, 3, 4, *range(29, 41)]
@@ -131,14 +131,14 @@ def test_beyond_the_bound_of_the_group_failures_are_counted_and_not_noted(monkey
     scene.join("ann")
     handed = [scene.lot("ann", 1) for _ in range(5)]
     for lot in handed[:4]:
-        scene.settle("ann", Verdict.RETRY, lot, after_ms=0, reason="first")
+        scene.settle("ann", SettleVerdict.RETRY, lot, after_ms=0, reason="first")
     scene.ack("ann", handed[4])
     taken: list[Handout] = []
     while len(taken) < 4:
         taken += scene.pull("ann", 1, fresh=(5, 0)).lots
     scene.ack("ann", taken[1])
     for lot in (taken[0], *taken[2:]):
-        scene.settle("ann", Verdict.RETRY, lot, reason="second")
+        scene.settle("ann", SettleVerdict.RETRY, lot, reason="second")
     for group in in_each_way(scene):
         shown = {first: [each.attempt for each in history] for first, history in dying(group).items()}
         assert shown == {0: [2], 2: [2], 3: [2]}
@@ -161,7 +161,7 @@ def test_a_snapshot_says_a_shared_history_once_and_nothing_where_nothing_failed(
     scene.join("ann")
     lot = scene.lot("ann", 10)
     assert len(msgspec.msgpack.decode(scene.group.snapshot())) == 15  # as before histories were kept
-    scene.settle("ann", Verdict.RETRY, lot, after_ms=0, reason="no such hotel")
+    scene.settle("ann", SettleVerdict.RETRY, lot, after_ms=0, reason="no such hotel")
     for _ in range(10):
         scene.pull("ann", 1)
     data = scene.group.snapshot()
@@ -182,27 +182,27 @@ def test_a_snapshot_says_a_shared_history_once_and_nothing_where_nothing_failed(
 def test_a_snapshot_with_histories_that_cannot_be_is_refused(histories: list[object], history_of: list[int]) -> None:
     scene = Scene()
     scene.join("ann")
-    scene.settle("ann", Verdict.RETRY, scene.lot("ann", 1))
+    scene.settle("ann", SettleVerdict.RETRY, scene.lot("ann", 1))
     fields = msgspec.msgpack.decode(scene.group.snapshot())
     fields[15:] = [histories, history_of]
     with pytest.raises(RemoteProtocolError):
-        Group.restore(msgspec.msgpack.encode(fields))
+        GroupStateMachine.restore(msgspec.msgpack.encode(fields))
 
 
 def test_a_snapshot_of_a_version_that_keeps_more_attempts_is_read_with_as_many_as_this_one_keeps() -> None:
     scene = Scene()
     scene.join("ann")
-    scene.settle("ann", Verdict.REJECT, scene.lot("ann", 1))
+    scene.settle("ann", SettleVerdict.REJECT, scene.lot("ann", 1))
     fields = msgspec.msgpack.decode(scene.group.snapshot())
     fields[15:] = [[[[number, BORN_MS, "ann", "no"] for number in range(1, 51)]], [1]]
-    [history] = dying(Group.restore(msgspec.msgpack.encode(fields))).values()
+    [history] = dying(GroupStateMachine.restore(msgspec.msgpack.encode(fields))).values()
     assert [each.attempt for each in history] == [1, 2, 3, 4, *range(39, 51)]
 
 
 def test_the_header_is_bounded_in_bytes() -> None:
     every: Attempts = ()
     for number in range(1, 17):
-        every = added(every, failed(number, BORN_MS, Consumer("n" * limits.NAME_CHARS_MAX), b"\x01" * 1_000))
+        every = added(every, failed(number, BORN_MS, ConsumerName("n" * limits.NAME_CHARS_MAX), b"\x01" * 1_000))
     text = encode(every, 16)
     assert len(text.encode()) <= limits.HISTORY_BYTES_MAX
     found = decode(text)

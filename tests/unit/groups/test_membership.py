@@ -6,7 +6,16 @@ import pytest
 
 from fairway.batch.hashing import tag_mask
 from fairway.errors import Misuse
-from fairway.groups import Dying, Group, GroupConfig, Handout, Kind, Outcome, TagFilter, Verdict
+from fairway.groups import (
+    Dying,
+    GroupConfig,
+    GroupEventKind,
+    GroupOutcome,
+    GroupStateMachine,
+    Handout,
+    SettleVerdict,
+    TagFilter,
+)
 from fairway.groups.config import HOUR_MS
 from tests.unit.groups.scene import BORN_MS, MS_NS, Scene
 
@@ -20,7 +29,7 @@ def test_a_consumer_that_stops_renewing_expires_and_its_messages_go_to_the_other
     scene.beat("bob")
     assert not scene.expire().events
     scene.wait(1)
-    assert [event.kind for event in scene.expire().events] == [Kind.EXPIRE]
+    assert [event.kind for event in scene.expire().events] == [GroupEventKind.EXPIRE]
     assert scene.lot("bob") == Handout(0, 2, ((0, 10),))
 
 
@@ -43,7 +52,7 @@ def test_a_hung_handler_loses_its_lot_and_nothing_else() -> None:
     kept = scene.lot("ann")
     scene.wait(10_000)
     scene.beat("ann")
-    assert [event.kind for event in scene.expire().events] == [Kind.EXPIRE]
+    assert [event.kind for event in scene.expire().events] == [GroupEventKind.EXPIRE]
     assert scene.ack("ann", hung).stale == 10
     assert scene.ack("ann", kept).settled == 10
     assert scene.lot("ann") == Handout(0, 2, ((0, 10),))
@@ -68,7 +77,7 @@ def test_one_that_leaves_hands_back_at_once_and_no_attempt_is_counted() -> None:
     lot = scene.lot("ann")
     scene.leave("ann")
     assert scene.lot("bob") == lot
-    assert scene.pull("ann").outcome is Outcome.NOT_A_MEMBER
+    assert scene.pull("ann").outcome is GroupOutcome.NOT_A_MEMBER
     scene.leave("ann")
 
 
@@ -77,7 +86,7 @@ def test_a_consumer_that_restarts_without_its_memory_gets_what_it_held_as_the_ne
     scene.join("ann")
     lot = scene.lot("ann")
     scene.arrived.clear()
-    assert [event.kind for event in scene.join("ann").events] == [Kind.EXPIRE, Kind.JOIN]
+    assert [event.kind for event in scene.join("ann").events] == [GroupEventKind.EXPIRE, GroupEventKind.JOIN]
     assert scene.lot("ann") == Handout(lot.first, 2, lot.ranges)
 
 
@@ -93,14 +102,14 @@ def test_a_message_that_kills_its_handler_ends_in_dead_letter() -> None:
 def test_members_are_bounded() -> None:
     scene = Scene(is_broadcast=True)
     scene.join("ann")
-    assert scene.join("bob").outcome is Outcome.BUSY
+    assert scene.join("bob").outcome is GroupOutcome.BUSY
 
 
 def test_a_member_with_another_version_is_told_so() -> None:
     scene = Scene()
     refused = scene.join("ann", version=7)
-    assert (refused.outcome, refused.config) == (Outcome.OTHER_VERSION, scene.group.config)
-    assert scene.join("ann", version=1).outcome is Outcome.DONE
+    assert (refused.outcome, refused.config) == (GroupOutcome.OTHER_VERSION, scene.group.config)
+    assert scene.join("ann", version=1).outcome is GroupOutcome.DONE
 
 
 def test_a_new_version_is_rolled_out_by_compare_and_set_and_members_join_again() -> None:
@@ -110,13 +119,13 @@ def test_a_new_version_is_rolled_out_by_compare_and_set_and_members_join_again()
     lot = scene.lot("ann")
     config = GroupConfig(version=2, tags=TagFilter(("paid",)))
     scene.happen(scene.group.configure(1, config, now_ms=scene.now_ms))
-    assert scene.group.configure(1, config, now_ms=scene.now_ms).outcome is Outcome.OTHER_VERSION
-    assert scene.group.configure(2, config, now_ms=scene.now_ms).outcome is Outcome.BAD_REQUEST
-    assert scene.pull("ann").outcome is Outcome.OTHER_VERSION
+    assert scene.group.configure(1, config, now_ms=scene.now_ms).outcome is GroupOutcome.OTHER_VERSION
+    assert scene.group.configure(2, config, now_ms=scene.now_ms).outcome is GroupOutcome.BAD_REQUEST
+    assert scene.pull("ann").outcome is GroupOutcome.OTHER_VERSION
     assert scene.ack("ann", lot).settled == 10
-    assert scene.join("ann", version=1).outcome is Outcome.OTHER_VERSION
+    assert scene.join("ann", version=1).outcome is GroupOutcome.OTHER_VERSION
     assert scene.join("bob").config == config
-    assert scene.pull("bob").outcome is Outcome.DONE
+    assert scene.pull("bob").outcome is GroupOutcome.DONE
 
 
 def test_any_or_all_tags_of_a_filter() -> None:
@@ -157,7 +166,7 @@ def test_a_broadcast_consumer_that_comes_back_later_is_told_of_the_gap() -> None
     scene.expire()
     scene.wait(HOUR_MS + 1)
     joined = scene.join("ann", arrived=1, resume_at=100)
-    assert (joined.outcome, joined.is_gap) == (Outcome.DONE, True)
+    assert (joined.outcome, joined.is_gap) == (GroupOutcome.DONE, True)
     assert scene.lot("ann").first == 100
 
 
@@ -174,7 +183,7 @@ def test_of_a_gap_is_told_until_it_must_have_been_heard() -> None:
     scene.wait(15_000)
     scene.expire()
     assert scene.join("ann", arrived=9, resume_at=150).is_gap
-    scene.group = Group.restore(scene.group.snapshot())
+    scene.group = GroupStateMachine.restore(scene.group.snapshot())
     assert scene.join("ann", arrived=9, resume_at=150).is_gap
     assert scene.lot("ann").first == 100  # nothing more was missed meanwhile
     assert not scene.join("ann", arrived=10, resume_at=150).is_gap
@@ -205,7 +214,7 @@ def test_one_timer_suffices() -> None:
     assert deadline_ms() == 15_000
     lot = scene.lot("ann")
     assert deadline_ms() == 12_000
-    scene.settle("ann", Verdict.RETRY, lot)
+    scene.settle("ann", SettleVerdict.RETRY, lot)
     assert deadline_ms() == 5_000
     scene.wait(5_000)
     assert scene.group.has_ready(scene.now_ms)

@@ -6,8 +6,8 @@ import pytest
 
 from fairway import limits
 from fairway.errors import InvariantViolated
-from fairway.groups import Group, Handout, Kind, Mode, Outcome, Verdict
-from fairway.names import Consumer
+from fairway.groups import GroupEventKind, GroupOutcome, GroupStateMachine, Handout, Mode, SettleVerdict
+from fairway.names import ConsumerName
 from tests.unit.groups.scene import Scene
 
 
@@ -32,7 +32,7 @@ def test_a_lot_has_at_most_so_many_messages_and_a_response_holds_several() -> No
     scene.join("ann")
     pulled = scene.pull("ann", 2_500)
     assert [lot.ranges for lot in pulled.lots] == [((0, 1_000),), ((1_000, 1_000),), ((2_000, 500),)]
-    assert {event.kind for event in pulled.events} == {Kind.PULL}
+    assert {event.kind for event in pulled.events} == {GroupEventKind.PULL}
 
 
 def test_a_response_has_a_bounded_number_of_lots() -> None:
@@ -45,17 +45,17 @@ def test_nothing_there_is_an_empty_answer() -> None:
     scene = Scene(end=0)
     scene.join("ann")
     pulled = scene.pull("ann")
-    assert (pulled.outcome, pulled.events) == (Outcome.EMPTY, ())
+    assert (pulled.outcome, pulled.events) == (GroupOutcome.EMPTY, ())
 
 
 def test_what_is_filtered_out_moves_the_cursor_without_being_handed_out() -> None:
     scene = Scene()
     scene.join("ann")
     pulled = scene.pull("ann", fresh=(40, 10))
-    assert [event.kind for event in pulled.events] == [Kind.CURSOR, Kind.PULL]
+    assert [event.kind for event in pulled.events] == [GroupEventKind.CURSOR, GroupEventKind.PULL]
     assert pulled.lots == (Handout(40, 1, ((40, 10),)),)
     skipped = scene.pull("ann", fresh=(90, 0))
-    assert (skipped.outcome, scene.group.cursor) == (Outcome.EMPTY, 90)
+    assert (skipped.outcome, scene.group.cursor) == (GroupOutcome.EMPTY, 90)
 
 
 def test_fresh_messages_below_the_cursor_are_a_bug_of_the_caller() -> None:
@@ -86,7 +86,7 @@ def test_a_group_and_its_inbox_share_the_numbers_of_a_consumers_responses() -> N
     main, inbox = Scene(), Scene()
     for scene in (main, inbox):
         scene.join("ann")
-    name = Consumer("ann")
+    name = ConsumerName("ann")
     main.pull("ann", arrives=False)
     assert (main.group.has_unarrived(name), inbox.group.has_unarrived(name)) == (True, False)
     after = main.group.last_number(name)
@@ -120,7 +120,7 @@ def handed_back_and_lost(scene: Scene) -> Handout:
     """Ann has 0 to 9, gives 0 to 2 back, and the response that brings them again is lost."""
     scene.join("ann")
     lot = scene.lot("ann")
-    scene.settle("ann", Verdict.RELEASE, lot, [(0, 3)])
+    scene.settle("ann", SettleVerdict.RELEASE, lot, [(0, 3)])
     (part,) = scene.pull("ann", 3, arrives=False).lots
     assert part == Handout(0, 1, ((0, 3),))
     return part
@@ -137,7 +137,7 @@ def test_it_does_not_after_a_crash_either() -> None:
     scene = Scene()
     part = handed_back_and_lost(scene)
     scene.crash()
-    assert scene.group.snapshot() == Group.restore(scene.group.snapshot()).snapshot()
+    assert scene.group.snapshot() == GroupStateMachine.restore(scene.group.snapshot()).snapshot()
     scene.join("ann", arrived=1)
     assert scene.pull("ann").lots == (part,)
 
@@ -147,7 +147,7 @@ def test_a_consumer_that_remembers_less_gets_both_parts_each_under_its_number() 
     scene.join("ann")
     scene.ack("ann", scene.lot("ann"))
     lot = scene.lot("ann")
-    scene.settle("ann", Verdict.RELEASE, lot, [(10, 3)])
+    scene.settle("ann", SettleVerdict.RELEASE, lot, [(10, 3)])
     scene.pull("ann", 3)
     scene.join("ann", arrived=1)
     scene.arrived["ann"] = 1
@@ -170,7 +170,7 @@ def test_what_was_handed_back_goes_before_retries_and_those_before_fresh_message
     scene.join("ann")
     scene.join("bob")
     failed, left = scene.lot("ann", 2), scene.lot("bob", 2)
-    scene.settle("ann", Verdict.RETRY, failed, after_ms=1_000)
+    scene.settle("ann", SettleVerdict.RETRY, failed, after_ms=1_000)
     scene.leave("bob")
     scene.wait(1_000)
     assert scene.pull("ann", 6).lots == (left, Handout(0, 2, ((0, 2),)), Handout(4, 1, ((4, 2),)))
@@ -191,24 +191,24 @@ def test_un_acked_ranges_are_bounded_and_then_pulls_are_busy() -> None:
     scene.join("ann")
     lots = [scene.lot("ann", 1) for _ in range(3)]
     pulled = scene.pull("ann", 1)
-    assert (pulled.outcome, pulled.events) == (Outcome.BUSY, ())
+    assert (pulled.outcome, pulled.events) == (GroupOutcome.BUSY, ())
     assert pulled.retry_after_ms
     scene.ack("ann", lots[0])
-    assert scene.pull("ann", 1).outcome is Outcome.DONE
+    assert scene.pull("ann", 1).outcome is GroupOutcome.DONE
 
 
 def test_a_busy_group_still_hands_out_what_comes_back() -> None:
     scene = Scene(lots_max=1)
     scene.join("ann")
     lot = scene.lot("ann")
-    scene.settle("ann", Verdict.RELEASE, lot)
+    scene.settle("ann", SettleVerdict.RELEASE, lot)
     assert scene.pull("ann").lots == (lot,)
 
 
 def test_one_that_never_joined_is_told_so() -> None:
     scene = Scene()
-    assert scene.pull("ann").outcome is Outcome.NOT_A_MEMBER
-    assert scene.beat("ann").outcome is Outcome.NOT_A_MEMBER
+    assert scene.pull("ann").outcome is GroupOutcome.NOT_A_MEMBER
+    assert scene.beat("ann").outcome is GroupOutcome.NOT_A_MEMBER
 
 
 @pytest.mark.parametrize(("arrived", "most"), [(-1, 1), (2**60, 1), (0, 0)])
@@ -217,7 +217,7 @@ def test_nonsense_is_refused_and_changes_nothing(arrived: int, most: int) -> Non
     scene.join("ann")
     before = scene.group.snapshot()
     scene.arrived["ann"] = arrived
-    assert scene.pull("ann", most).outcome is Outcome.BAD_REQUEST
+    assert scene.pull("ann", most).outcome is GroupOutcome.BAD_REQUEST
     assert scene.group.snapshot() == before
 
 
@@ -236,17 +236,17 @@ def test_a_paused_group_hands_out_nothing_and_goes_on_when_resumed() -> None:
     scene = Scene()
     scene.join("ann")
     scene.happen(scene.group.pause(now_ms=scene.now_ms))
-    assert scene.pull("ann").outcome is Outcome.PAUSED
+    assert scene.pull("ann").outcome is GroupOutcome.PAUSED
     scene.happen(scene.group.resume(now_ms=scene.now_ms))
-    assert scene.pull("ann").outcome is Outcome.DONE
+    assert scene.pull("ann").outcome is GroupOutcome.DONE
 
 
 def test_a_paused_consumer_stays_paused_when_it_comes_back() -> None:
     scene = Scene()
     scene.join("ann")
     scene.join("bob")
-    scene.happen(scene.group.pause(Consumer("ann"), now_ms=scene.now_ms))
-    assert scene.pull("bob").outcome is Outcome.DONE
+    scene.happen(scene.group.pause(ConsumerName("ann"), now_ms=scene.now_ms))
+    assert scene.pull("bob").outcome is GroupOutcome.DONE
     scene.leave("ann")
     scene.join("ann")
-    assert scene.pull("ann").outcome is Outcome.PAUSED
+    assert scene.pull("ann").outcome is GroupOutcome.PAUSED

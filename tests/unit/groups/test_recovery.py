@@ -6,8 +6,8 @@ import pytest
 
 from fairway import limits
 from fairway.errors import RemoteProtocolError
-from fairway.groups import Event, Group, Handout, Kind, Outcome, Verdict
-from fairway.names import Consumer
+from fairway.groups import GroupEvent, GroupEventKind, GroupOutcome, GroupStateMachine, Handout, SettleVerdict
+from fairway.names import ConsumerName
 from tests.unit.groups.scene import Scene
 
 
@@ -17,19 +17,19 @@ def busy_scene() -> Scene:
     scene.join("ann")
     scene.join("bob")
     scene.ack("ann", scene.lot("ann"), [(1, 3), (7, 1)])
-    scene.settle("ann", Verdict.RETRY, scene.lot("ann"), [(12, 2)])
-    scene.settle("ann", Verdict.REJECT, scene.lot("ann"), reason="broken")
+    scene.settle("ann", SettleVerdict.RETRY, scene.lot("ann"), [(12, 2)])
+    scene.settle("ann", SettleVerdict.REJECT, scene.lot("ann"), reason="broken")
     scene.pull("bob", fresh=(35, 5))
     scene.pull("bob", arrives=False)
     scene.leave("ann")
     scene.join("cid")
-    scene.happen(scene.group.pause(Consumer("cid"), now_ms=scene.now_ms))
+    scene.happen(scene.group.pause(ConsumerName("cid"), now_ms=scene.now_ms))
     return scene
 
 
 def test_the_events_give_the_state_again() -> None:
     scene = busy_scene()
-    again = Group()
+    again = GroupStateMachine()
     again.apply_all(scene.events)
     assert again.snapshot() == scene.group.snapshot()
 
@@ -37,9 +37,9 @@ def test_the_events_give_the_state_again() -> None:
 def test_a_snapshot_and_the_later_events_give_the_state_again() -> None:
     scene = busy_scene()
     for cut in range(len(scene.events)):
-        early = Group()
+        early = GroupStateMachine()
         early.apply_all(scene.events[:cut])
-        restored = Group.restore(early.snapshot())
+        restored = GroupStateMachine.restore(early.snapshot())
         restored.apply_all(scene.events[cut:])
         assert restored.snapshot() == scene.group.snapshot()
 
@@ -48,7 +48,7 @@ def test_a_snapshot_that_cannot_be_read_is_an_error_not_an_empty_group() -> None
     data = busy_scene().group.snapshot()
     for broken in (b"", data[:-1], data[:1] + b"\x02" + data[2:]):
         with pytest.raises(RemoteProtocolError):
-            Group.restore(broken)
+            GroupStateMachine.restore(broken)
 
 
 def test_a_new_life_grants_full_leases() -> None:
@@ -90,7 +90,7 @@ def test_an_ack_from_beyond_the_cursor_is_believed_and_what_lies_below_goes_out_
     assert scene.group.cursor == 20
     assert scene.lot("bob").first == 20
     scene.wait(14_999)
-    assert scene.pull("bob").outcome is Outcome.EMPTY
+    assert scene.pull("bob").outcome is GroupOutcome.EMPTY
     scene.wait(1)
     assert scene.pull("bob", 100).lots == (Handout(0, 1, ((0, 12),)),)
 
@@ -110,7 +110,7 @@ def test_whoever_holds_what_was_orphaned_may_still_ack_it() -> None:
 def test_a_redelivery_whose_pull_was_lost_may_still_be_acked_by_its_holder() -> None:
     scene = Scene(end=10)
     scene.join("ann")
-    scene.settle("ann", Verdict.RETRY, scene.lot("ann"), after_ms=0)
+    scene.settle("ann", SettleVerdict.RETRY, scene.lot("ann"), after_ms=0)
     again = scene.lot("ann")
     scene.crash(lost=1)
     assert scene.ack("ann", again).settled == 10
@@ -178,7 +178,7 @@ def test_after_a_seek_no_ack_from_before_moves_the_cursor() -> None:
 def test_what_retention_takes_dies_if_it_was_pulled_and_is_counted_as_lost_if_not() -> None:
     scene = Scene()
     scene.join("ann")
-    scene.settle("ann", Verdict.RETRY, scene.lot("ann"))
+    scene.settle("ann", SettleVerdict.RETRY, scene.lot("ann"))
     held = scene.lot("ann")
     decision = scene.group.forsake(15, now_ms=scene.now_ms)
     scene.happen(decision)
@@ -199,7 +199,7 @@ def test_an_orphan_that_never_existed_is_dropped() -> None:
     scene.wait(15_000)
     scene.beat("ann")
     chosen = scene.group.pull(
-        Consumer("ann"), arrived=2, messages_max=100, fresh=None, now_ns=scene.now_ns, now_ms=scene.now_ms
+        ConsumerName("ann"), arrived=2, messages_max=100, fresh=None, now_ns=scene.now_ns, now_ms=scene.now_ms
     )
     scene.happen(scene.group.drop(chosen.lots[0], now_ms=scene.now_ms))
     assert scene.group.oldest_unacked == 20
@@ -221,19 +221,21 @@ def test_an_event_is_an_action_without_group_and_subject() -> None:
 
     scene = busy_scene()
     actions = [Action(ActionKind(event.kind), 3, 4, *event[1:]) for event in scene.events]
-    again = [Event(Kind(action.kind), *action[3:]) for action in unpack(pack(actions))]
+    again = [GroupEvent(GroupEventKind(action.kind), *action[3:]) for action in unpack(pack(actions))]
     assert again == scene.events
     numbers = {kind.name: kind.value for kind in ActionKind}
-    assert {kind.name: numbers[kind.name] for kind in Kind} == {kind.name: kind.value for kind in Kind}
+    assert {kind.name: numbers[kind.name] for kind in GroupEventKind} == {
+        kind.name: kind.value for kind in GroupEventKind
+    }
 
 
 def test_why_a_message_dies_is_in_the_events_and_in_the_snapshot() -> None:
     scene = Scene(attempts_max=1)
     scene.join("ann")
-    scene.settle("ann", Verdict.REJECT, scene.lot("ann", 2), [(1, 1)], reason="no such hotel")
+    scene.settle("ann", SettleVerdict.REJECT, scene.lot("ann", 2), [(1, 1)], reason="no such hotel")
     scene.wait(scene.group.config.lease_ms)
     scene.expire()
-    restored = Group.restore(scene.group.snapshot())
+    restored = GroupStateMachine.restore(scene.group.snapshot())
     scene.crash()
     for group in (scene.group, restored):
         dying = {each.first: each.reason for each in group.begin_life(scene.end, 0)}

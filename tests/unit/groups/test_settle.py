@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairway import limits
-from fairway.groups import Backoff, Handout, Kind, Outcome, Verdict
+from fairway.groups import Backoff, GroupEventKind, GroupOutcome, Handout, SettleVerdict
 from tests.unit.groups.scene import Scene
 
 
@@ -35,7 +35,7 @@ def test_an_ack_counts_only_from_the_holder() -> None:
     scene.join("bob")
     lot = scene.lot("ann")
     stale = scene.ack("bob", lot)
-    assert (stale.outcome, stale.stale, stale.events) == (Outcome.DONE, 10, ())
+    assert (stale.outcome, stale.stale, stale.events) == (GroupOutcome.DONE, 10, ())
     assert scene.ack("ann", lot).stale == 0
 
 
@@ -53,7 +53,7 @@ def test_a_late_ack_for_an_earlier_attempt_is_stale() -> None:
     scene = Scene()
     scene.join("ann")
     lot = scene.lot("ann")
-    scene.settle("ann", Verdict.RETRY, lot, after_ms=0)
+    scene.settle("ann", SettleVerdict.RETRY, lot, after_ms=0)
     assert scene.lot("ann").attempt == 2
     assert scene.ack("ann", lot).stale == 10
 
@@ -65,28 +65,28 @@ def test_an_ack_concerns_only_what_had_arrived_when_it_was_sent() -> None:
     scene.happen(scene.group.seek(0, now_ms=scene.now_ms))
     again = scene.pull("ann")
     assert again.lots == (lot,)
-    assert scene.settle("ann", Verdict.ACK, lot, arrived=1).stale == 3
-    assert scene.settle("ann", Verdict.ACK, lot, arrived=again.number).settled == 3
+    assert scene.settle("ann", SettleVerdict.ACK, lot, arrived=1).stale == 3
+    assert scene.settle("ann", SettleVerdict.ACK, lot, arrived=again.number).settled == 3
 
 
 def test_of_a_lot_that_came_in_parts_an_ack_concerns_those_that_had_arrived() -> None:
     scene = Scene(end=3)
     scene.join("ann")
     lot = scene.lot("ann")
-    scene.settle("ann", Verdict.RELEASE, lot, [(0, 1)])
+    scene.settle("ann", SettleVerdict.RELEASE, lot, [(0, 1)])
     assert scene.pull("ann", arrives=False).number == 2
-    late = scene.settle("ann", Verdict.ACK, lot, arrived=1)
+    late = scene.settle("ann", SettleVerdict.ACK, lot, arrived=1)
     assert (late.settled, late.stale) == (2, 1)
-    assert scene.settle("ann", Verdict.ACK, lot, [(0, 1)], arrived=2).settled == 1
+    assert scene.settle("ann", SettleVerdict.ACK, lot, [(0, 1)], arrived=2).settled == 1
 
 
 def test_a_failed_message_comes_again_when_it_is_due_to_any_consumer() -> None:
     scene = Scene(end=3)
     scene.join("ann")
     scene.join("bob")
-    scene.settle("ann", Verdict.RETRY, scene.lot("ann"), [(1, 1)])
+    scene.settle("ann", SettleVerdict.RETRY, scene.lot("ann"), [(1, 1)])
     scene.wait(4_999)
-    assert scene.pull("bob").outcome is Outcome.EMPTY
+    assert scene.pull("bob").outcome is GroupOutcome.EMPTY
     scene.wait(1)
     assert scene.lot("bob") == Handout(1, 2, ((1, 1),))
 
@@ -102,7 +102,7 @@ def test_released_messages_go_to_the_others_at_once_and_count_as_no_attempt() ->
     scene.join("ann")
     scene.join("bob")
     lot = scene.lot("ann")
-    scene.settle("ann", Verdict.RELEASE, lot)
+    scene.settle("ann", SettleVerdict.RELEASE, lot)
     assert scene.lot("bob") == lot
 
 
@@ -110,7 +110,7 @@ def test_the_head_of_a_lot_may_be_released_and_come_back_to_the_same_consumer() 
     scene = Scene(end=3)
     scene.join("ann")
     lot = scene.lot("ann")
-    scene.settle("ann", Verdict.RELEASE, lot, [(0, 1)])
+    scene.settle("ann", SettleVerdict.RELEASE, lot, [(0, 1)])
     assert scene.lot("ann") == Handout(0, 1, ((0, 1),))
     assert scene.ack("ann", lot).settled == 3
 
@@ -118,11 +118,11 @@ def test_the_head_of_a_lot_may_be_released_and_come_back_to_the_same_consumer() 
 def test_after_the_last_attempt_the_decision_names_the_dead_and_they_are_not_handed_out_again() -> None:
     scene = Scene(end=3, attempts_max=2)
     scene.join("ann")
-    assert not scene.settle("ann", Verdict.RETRY, scene.lot("ann"), after_ms=0).dying
-    last = scene.settle("ann", Verdict.RETRY, scene.lot("ann"), [(1, 1)], after_ms=0, reason="no such order")
+    assert not scene.settle("ann", SettleVerdict.RETRY, scene.lot("ann"), after_ms=0).dying
+    last = scene.settle("ann", SettleVerdict.RETRY, scene.lot("ann"), [(1, 1)], after_ms=0, reason="no such order")
     assert [each.ranges for each in last.dying] == [((1, 1),)]
     assert last.dying[0].reason == "no such order"
-    assert scene.pull("ann").outcome is Outcome.EMPTY
+    assert scene.pull("ann").outcome is GroupOutcome.EMPTY
     assert scene.group.oldest_unacked == 0
     scene.happen(scene.group.bury(last.dying[0], now_ms=scene.now_ms))
     assert scene.group.describe(3, now_ns=0, now_ms=scene.now_ms).dying == 0
@@ -132,13 +132,13 @@ def test_a_rejected_message_dies_at_once() -> None:
     scene = Scene()
     scene.join("ann")
     lot = scene.lot("ann")
-    assert [each.ranges for each in scene.settle("ann", Verdict.REJECT, lot, [(3, 2)]).dying] == [((3, 2),)]
+    assert [each.ranges for each in scene.settle("ann", SettleVerdict.REJECT, lot, [(3, 2)]).dying] == [((3, 2),)]
 
 
 def test_what_was_dying_at_a_crash_is_named_again_and_burying_it_twice_is_harmless() -> None:
     scene = Scene()
     scene.join("ann")
-    (dying,) = scene.settle("ann", Verdict.REJECT, scene.lot("ann")).dying
+    (dying,) = scene.settle("ann", SettleVerdict.REJECT, scene.lot("ann")).dying
     scene.crash()
     (again,) = scene.group.begin_life(scene.end, scene.now_ns)
     assert again[:3] == dying[:3]
@@ -153,33 +153,35 @@ def test_what_was_dying_at_a_crash_is_named_again_and_burying_it_twice_is_harmle
 def test_ranges_outside_a_lot_are_refused(ranges: list[tuple[int, int]]) -> None:
     scene = Scene()
     scene.join("ann")
-    assert scene.ack("ann", scene.lot("ann"), ranges).outcome is Outcome.BAD_REQUEST
+    assert scene.ack("ann", scene.lot("ann"), ranges).outcome is GroupOutcome.BAD_REQUEST
 
 
 def test_a_retry_later_than_a_day_is_refused_not_shortened() -> None:
     scene = Scene()
     scene.join("ann")
     lot = scene.lot("ann")
-    refused = scene.settle("ann", Verdict.RETRY, lot, after_ms=limits.RETRY_AFTER_MS_MAX + 1)
-    assert refused.outcome is Outcome.BAD_REQUEST
-    assert scene.settle("ann", Verdict.RETRY, lot, after_ms=limits.RETRY_AFTER_MS_MAX).outcome is Outcome.DONE
+    refused = scene.settle("ann", SettleVerdict.RETRY, lot, after_ms=limits.RETRY_AFTER_MS_MAX + 1)
+    assert refused.outcome is GroupOutcome.BAD_REQUEST
+    assert (
+        scene.settle("ann", SettleVerdict.RETRY, lot, after_ms=limits.RETRY_AFTER_MS_MAX).outcome is GroupOutcome.DONE
+    )
 
 
 def test_a_full_group_does_not_split_lots_but_takes_acks_and_whole_lots() -> None:
     scene = Scene(end=10, lots_max=1)
     scene.join("ann")
     lot = scene.lot("ann")
-    assert scene.settle("ann", Verdict.RETRY, lot, [(0, 1)]).outcome is Outcome.DONE
-    assert scene.settle("ann", Verdict.RETRY, lot, [(1, 1)]).outcome is Outcome.BUSY
+    assert scene.settle("ann", SettleVerdict.RETRY, lot, [(0, 1)]).outcome is GroupOutcome.DONE
+    assert scene.settle("ann", SettleVerdict.RETRY, lot, [(1, 1)]).outcome is GroupOutcome.BUSY
     assert scene.ack("ann", lot, [(1, 1)]).settled == 1
-    assert scene.settle("ann", Verdict.RETRY, lot, [(2, 8)]).outcome is Outcome.DONE
+    assert scene.settle("ann", SettleVerdict.RETRY, lot, [(2, 8)]).outcome is GroupOutcome.DONE
 
 
 def test_reasons_are_bounded_in_the_log() -> None:
     scene = Scene()
     scene.join("ann")
-    settled = scene.settle("ann", Verdict.RETRY, scene.lot("ann"), reason="x" * 10_000)
-    assert (settled.events[0].kind, len(settled.events[0].detail)) == (Kind.RETRY, limits.REASON_BYTES_MAX)
+    settled = scene.settle("ann", SettleVerdict.RETRY, scene.lot("ann"), reason="x" * 10_000)
+    assert (settled.events[0].kind, len(settled.events[0].detail)) == (GroupEventKind.RETRY, limits.REASON_BYTES_MAX)
 
 
 def test_a_burial_counts_only_for_what_is_dying_still() -> None:
@@ -187,10 +189,10 @@ def test_a_burial_counts_only_for_what_is_dying_still() -> None:
     scene = Scene()
     scene.join("ann")
     lot = scene.lot("ann", 3)
-    [old] = scene.settle("ann", Verdict.REJECT, lot).dying
+    [old] = scene.settle("ann", SettleVerdict.REJECT, lot).dying
     scene.happen(scene.group.seek(0, now_ms=scene.now_ms))
     assert not scene.group.bury(old, now_ms=scene.now_ms).events
-    [new] = scene.settle("ann", Verdict.REJECT, scene.lot("ann", 1)).dying
+    [new] = scene.settle("ann", SettleVerdict.REJECT, scene.lot("ann", 1)).dying
     assert (new.first, new.attempt) == (old.first, old.attempt)
     scene.happen(scene.group.bury(old, now_ms=scene.now_ms))
     assert scene.group.describe(10, now_ns=0, now_ms=0).dying == 0
@@ -199,7 +201,7 @@ def test_a_burial_counts_only_for_what_is_dying_still() -> None:
 def test_a_lot_may_be_buried_in_parts_and_in_any_order() -> None:
     scene = Scene()
     scene.join("ann")
-    [dying] = scene.settle("ann", Verdict.REJECT, scene.lot("ann", 5)).dying
+    [dying] = scene.settle("ann", SettleVerdict.REJECT, scene.lot("ann", 5)).dying
     for part in ((3, 2), (0, 1), (1, 2)):
         scene.happen(scene.group.bury(dying._replace(first=part[0], ranges=(part,)), now_ms=scene.now_ms))
     assert scene.group.describe(10, now_ns=0, now_ms=0).dying == 0

@@ -9,26 +9,25 @@ from collections.abc import Callable
 import pytest
 
 from fairway.broker.groups import GroupHost
-from fairway.groups import Claim, Group, GroupConfig, Order, Verdict
-from fairway.names import Consumer
-from fairway.names import Group as GroupName
+from fairway.groups import GroupConfig, GroupStateMachine, JoinClaim, Order, SettleVerdict
+from fairway.names import ConsumerName, GroupName
 
-ANN = Consumer("ann".ljust(200, "x"))
+ANN = ConsumerName("ann".ljust(200, "x"))
 START = 10**9  # numbers as large as those of a subject that is in use
 NOW_MS, NOW_NS = 10**12, 10**15
 RATIO_MIN, RATIO_MAX = 1.0, 3.2  # a held lot counts the attempt that it may become, and so three times what it takes
 
 
-def _group(config: GroupConfig) -> Group:
-    law = Group()
+def _group(config: GroupConfig) -> GroupStateMachine:
+    law = GroupStateMachine()
     law.apply_all(law.configure(0, config, now_ms=1).events)
     law.apply_all(law.seek(START, now_ms=1).events)
     _join(law, ANN)
     return law
 
 
-def _join(law: Group, name: Consumer, secret: bytes = b"") -> None:
-    decision = law.join(name, version=0, arrived=0, resume_at=0, now_ns=NOW_NS, now_ms=NOW_MS, claim=Claim(secret))
+def _join(law: GroupStateMachine, name: ConsumerName, secret: bytes = b"") -> None:
+    decision = law.join(name, version=0, arrived=0, resume_at=0, now_ns=NOW_NS, now_ms=NOW_MS, claim=JoinClaim(secret))
     law.apply_all(decision.events, NOW_NS)
 
 
@@ -36,7 +35,7 @@ def _hashes(first: int, count: int) -> list[int]:
     return [number * 0x9E3779B97F4A7C15 % 2**64 for number in range(first, first + count)]
 
 
-def _pull(law: Group, count: int, arrived: int, keys: list[int]) -> int:
+def _pull(law: GroupStateMachine, count: int, arrived: int, keys: list[int]) -> int:
     pulled = law.pull(
         ANN, arrived=arrived, messages_max=count, fresh=(law.cursor, count), now_ns=NOW_NS, now_ms=NOW_MS, keys=keys
     )
@@ -51,21 +50,21 @@ def _hosts() -> list[GroupHost]:
     ]
 
 
-def _members() -> Group:
+def _members() -> GroupStateMachine:
     law = _group(GroupConfig())
     for number in range(5_000):
-        _join(law, Consumer(f"{number}".ljust(200, "x")), number.to_bytes(32, "little"))
+        _join(law, ConsumerName(f"{number}".ljust(200, "x")), number.to_bytes(32, "little"))
     return law
 
 
-def _held() -> Group:
+def _held() -> GroupStateMachine:
     law, arrived = _group(GroupConfig(max_handling_ms=10**6)), 0
     for _ in range(4_000):
         arrived = _pull(law, 1_000, arrived, [])
     return law
 
 
-def _retrying() -> Group:
+def _retrying() -> GroupStateMachine:
     """Every lot in two parts that wait, each with its own reason."""
     law, arrived = _group(GroupConfig()), 0
     for number in range(2_000):
@@ -73,12 +72,12 @@ def _retrying() -> Group:
         arrived = _pull(law, 1_000, arrived, [])
         for ranges in ([(at, 1), (at + 2, 500)], [(at + 1, 1), (at + 502, 498)]):
             reason = f"{number} {ranges[0][0]}".ljust(200, "r")
-            settled = law.settle(ANN, Verdict.RETRY, at, 1, ranges, now_ms=NOW_MS, after_ms=5_000, reason=reason)
+            settled = law.settle(ANN, SettleVerdict.RETRY, at, 1, ranges, now_ms=NOW_MS, after_ms=5_000, reason=reason)
             law.apply_all(settled.events, NOW_NS)
     return law
 
 
-def _keyed() -> Group:
+def _keyed() -> GroupStateMachine:
     """As many as make the tables grow for the last time."""
     law, arrived = _group(GroupConfig(order=Order.KEY)), 0
     for _ in range(44):
@@ -86,7 +85,7 @@ def _keyed() -> Group:
     return law
 
 
-def _parked() -> Group:
+def _parked() -> GroupStateMachine:
     """One behind each of many keys."""
     law, arrived = _group(GroupConfig(order=Order.KEY)), 0
     keys = _hashes(START, 4_000)
@@ -98,24 +97,26 @@ def _parked() -> Group:
     return law
 
 
-def _resting() -> Group:
+def _resting() -> GroupStateMachine:
     law, arrived = _group(GroupConfig(order=Order.KEY, rate_per_key=0.001)), 0
     for _ in range(44):
         at = law.cursor
         arrived = _pull(law, 1_000, arrived, _hashes(at, 1_000))
-        law.apply_all(law.settle(ANN, Verdict.ACK, at, 1, [(at, 1_000)], now_ms=NOW_MS).events, NOW_NS)
+        law.apply_all(law.settle(ANN, SettleVerdict.ACK, at, 1, [(at, 1_000)], now_ms=NOW_MS).events, NOW_NS)
     return law
 
 
-def _paused() -> Group:
+def _paused() -> GroupStateMachine:
     law = _group(GroupConfig())
     for number in range(5_000):
-        law.apply_all(law.pause(Consumer(f"{number}".ljust(200, "x")), now_ms=1).events)
+        law.apply_all(law.pause(ConsumerName(f"{number}".ljust(200, "x")), now_ms=1).events)
     return law
 
 
 @pytest.mark.parametrize("make", [_hosts, _members, _held, _retrying, _keyed, _parked, _resting, _paused])
-def test_the_estimate_is_no_less_than_what_is_allocated(make: Callable[[], Group | list[GroupHost]]) -> None:
+def test_the_estimate_is_no_less_than_what_is_allocated(
+    make: Callable[[], GroupStateMachine | list[GroupHost]],
+) -> None:
     gc.collect()
     tracemalloc.start()
     try:
@@ -131,9 +132,9 @@ def test_the_estimate_is_no_less_than_what_is_allocated(make: Callable[[], Group
 
 
 @pytest.mark.parametrize("make", [_members, _held, _retrying, _keyed, _parked, _resting, _paused])
-def test_a_group_that_is_restored_weighs_the_same(make: Callable[[], Group]) -> None:
+def test_a_group_that_is_restored_weighs_the_same(make: Callable[[], GroupStateMachine]) -> None:
     law = make()
-    assert Group.restore(law.snapshot()).held_bytes == law.held_bytes
+    assert GroupStateMachine.restore(law.snapshot()).held_bytes == law.held_bytes
 
 
 def test_what_fails_or_comes_back_weighs_no_more_than_what_was_held() -> None:
@@ -141,7 +142,7 @@ def test_what_fails_or_comes_back_weighs_no_more_than_what_was_held() -> None:
     before = law.held_bytes
     at = START
     settled = law.settle(
-        ANN, Verdict.RETRY, at, 1, [(at, 1_000)], now_ms=NOW_MS, after_ms=1, reason="r" * 200, may_grow=False
+        ANN, SettleVerdict.RETRY, at, 1, [(at, 1_000)], now_ms=NOW_MS, after_ms=1, reason="r" * 200, may_grow=False
     )
     law.apply_all(settled.events, NOW_NS)
     assert law.held_bytes <= before
@@ -157,9 +158,9 @@ def test_everything_settled_weighs_nothing() -> None:
 
 def test_a_lot_is_not_split_where_there_is_no_memory_for_two() -> None:
     law = _held()
-    part = law.settle(ANN, Verdict.RETRY, START, 1, [(START, 1)], now_ms=NOW_MS, may_grow=False)
+    part = law.settle(ANN, SettleVerdict.RETRY, START, 1, [(START, 1)], now_ms=NOW_MS, may_grow=False)
     assert part.outcome.value == "busy"
-    acked = law.settle(ANN, Verdict.ACK, START, 1, [(START, 1)], now_ms=NOW_MS, may_grow=False)
+    acked = law.settle(ANN, SettleVerdict.ACK, START, 1, [(START, 1)], now_ms=NOW_MS, may_grow=False)
     assert acked.settled == 1
 
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fairway.lookup.remote import RemoteRegistry
-from fairway.meta.registry_access import RegistryAccess, Writer
+from fairway.meta.registry_access import RegistryAccess, RegistryWriter
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.protocol.routing import Register
 from fairway.registry.port import Registry
@@ -22,7 +22,7 @@ from tests.unit.registry.forms import SESSION_MS, Story
 class AnyAccess(RegistryAccess):
     """Everybody may write everything: for tests of the wire, whose nodes are no copies' and no careers'."""
 
-    async def check(self, session: Writer, asked: Register) -> None:
+    async def check(self, session: RegistryWriter, asked: Register) -> None:
         del session, asked
 
 

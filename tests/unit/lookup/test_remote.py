@@ -15,9 +15,9 @@ from fairway.lookup import remote
 from fairway.lookup.asking import Inquirer
 from fairway.lookup.opening import open_registry, parse_meta
 from fairway.meta.server import MetaOptions
-from fairway.protocol.messages import Message
+from fairway.protocol.messages import ControlMessage
 from fairway.protocol.routing import Act, Register, Registered
-from fairway.protocol.session import Answer, Outcome
+from fairway.protocol.session import Answer, RequestOutcome
 from fairway.registry.port import SessionState
 from fairway.serving.hall import HallOptions
 from fairway.world.clock import RealClock
@@ -87,7 +87,7 @@ class ConfusedInquirer(Inquirer):
 
     confused: set[Act]
 
-    async def outcome(self, message: Message, timeout_s: float) -> Outcome:
+    async def outcome(self, message: ControlMessage, timeout_s: float) -> RequestOutcome:
         if isinstance(message, Register) and message.act in self.confused:
             self.confused.remove(message.act)
             return Answer(Register(Act.TOUCH, 0))

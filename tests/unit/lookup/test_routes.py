@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fairway.errors import Code, Refused
 from fairway.lookup.routes import DOUBT_MS, LOOK_SUBJECTS_MAX, POLL_SUBJECTS, Routes
-from fairway.protocol.routing import Asker, GroupRoute, Route, Routed, SubjectRoute
-from fairway.protocol.session import Answer, Ask, Lost
+from fairway.protocol.routing import ClientRole, GroupRoute, Route, Routed, SubjectRoute
+from fairway.protocol.session import Answer, Ask, ConnectionLost
 from fairway.world.rng import SeededRng
 
 MS = 1_000_000
@@ -22,10 +22,10 @@ def subject(name: str, *groups: str) -> SubjectRoute:
 class Stage:
     """A `Routes` on a line that is open, with room for as much as it likes."""
 
-    def __init__(self, asker: Asker = Asker.CONSUMER, *wanted: str) -> None:
+    def __init__(self, asker: ClientRole = ClientRole.CONSUMER, *wanted: str) -> None:
         self.changes = 0
         self.now_ns = 0
-        self.routes = Routes(asker, SeededRng(1), self._changed, may_create=asker is Asker.PRODUCER)
+        self.routes = Routes(asker, SeededRng(1), self._changed, may_create=asker is ClientRole.PRODUCER)
         self.routes.opened(0)
         for name in wanted:
             self.routes.want(name)
@@ -63,7 +63,7 @@ class Stage:
 
 
 def test_what_is_wanted_is_looked_up_at_once_and_polled_for_from_then_on() -> None:
-    stage = Stage(Asker.PRODUCER, "orders")
+    stage = Stage(ClientRole.PRODUCER, "orders")
     assert stage.routes.subject("orders") is None
     look, asked = stage.one()
     assert (asked.subjects, asked.known, asked.wait_ms, asked.may_create) == (["orders"], 0, 0, True)
@@ -84,7 +84,7 @@ def test_nothing_is_asked_before_anything_is_wanted() -> None:
 
 
 def test_a_change_is_told_and_the_next_poll_names_its_version() -> None:
-    stage = Stage(Asker.CONSUMER, "orders")
+    stage = Stage(ClientRole.CONSUMER, "orders")
     poll = stage.polling()
     stage.answer(poll, 9, [subject("orders", "g1", "g2")], [group("g1", "b:2", 2), group("g2")])
     assert stage.changes == 2
@@ -93,7 +93,7 @@ def test_a_change_is_told_and_the_next_poll_names_its_version() -> None:
 
 
 def test_a_poll_that_tells_nothing_changes_nothing() -> None:
-    stage = Stage(Asker.CONSUMER, "orders")
+    stage = Stage(ClientRole.CONSUMER, "orders")
     stage.answer(stage.polling(), 9, [], [])
     assert stage.changes == 1
     assert stage.routes.subject("orders") == subject("orders", "g1")
@@ -101,7 +101,7 @@ def test_a_poll_that_tells_nothing_changes_nothing() -> None:
 
 
 def test_a_subject_that_comes_later_is_looked_up_alone_and_joins_the_poll() -> None:
-    stage = Stage(Asker.CONSUMER, "orders")
+    stage = Stage(ClientRole.CONSUMER, "orders")
     old = stage.polling()
     stage.routes.want("mails")
     look, asked = stage.one()
@@ -114,7 +114,7 @@ def test_a_subject_that_comes_later_is_looked_up_alone_and_joins_the_poll() -> N
 
 
 def test_a_poll_about_fewer_subjects_does_not_hide_a_change_of_the_new_one() -> None:
-    stage = Stage(Asker.CONSUMER, "orders")
+    stage = Stage(ClientRole.CONSUMER, "orders")
     old = stage.polling()
     stage.routes.want("mails")
     look, _ = stage.one()
@@ -124,9 +124,9 @@ def test_a_poll_about_fewer_subjects_does_not_hide_a_change_of_the_new_one() -> 
 
 
 def test_a_lost_connection_leaves_what_is_known_and_everything_is_asked_anew() -> None:
-    stage = Stage(Asker.CONSUMER, "orders")
+    stage = Stage(ClientRole.CONSUMER, "orders")
     poll = stage.polling()
-    stage.routes.answered(poll.token, Lost("gone"), 0)
+    stage.routes.answered(poll.token, ConnectionLost("gone"), 0)
     assert stage.routes.group("g1") == group("g1")
     assert list(stage.routes.asks(0, 0)) == []
     stage.routes.opened(0)
@@ -135,7 +135,7 @@ def test_a_lost_connection_leaves_what_is_known_and_everything_is_asked_anew() -
 
 
 def test_an_answer_of_the_connection_before_is_nobodys() -> None:
-    stage = Stage(Asker.CONSUMER, "orders")
+    stage = Stage(ClientRole.CONSUMER, "orders")
     look, _ = stage.one()
     stage.routes.opened(0)
     stage.answer(look, 99, [subject("orders", "g9")], [group("g9")])
@@ -143,7 +143,7 @@ def test_an_answer_of_the_connection_before_is_nobodys() -> None:
 
 
 def test_a_doubt_leads_to_another_look_but_not_to_a_flood_of_them() -> None:
-    stage = Stage(Asker.CONSUMER, "orders")
+    stage = Stage(ClientRole.CONSUMER, "orders")
     stage.polling()
     stage.routes.doubt("g1")
     look, asked = stage.one()
@@ -159,7 +159,7 @@ def test_a_doubt_leads_to_another_look_but_not_to_a_flood_of_them() -> None:
 
 
 def test_a_refusal_is_shown_and_asked_again_after_a_while() -> None:
-    stage = Stage(Asker.CONSUMER, "orders")
+    stage = Stage(ClientRole.CONSUMER, "orders")
     look, _ = stage.one()
     refused = Refused(Code.BUSY, "come back", retry_after_ms=500)
     stage.routes.answered(look.token, refused, 0)
@@ -175,13 +175,13 @@ def test_a_refusal_is_shown_and_asked_again_after_a_while() -> None:
 
 
 def test_without_a_connection_no_deadline_is_left_behind() -> None:
-    stage = Stage(Asker.CONSUMER, "orders")
+    stage = Stage(ClientRole.CONSUMER, "orders")
     assert list(stage.routes.asks(0, 5)) == []
     assert stage.routes.next_deadline() is None
 
 
 def test_what_is_forgotten_takes_its_groups_along() -> None:
-    stage = Stage(Asker.CONSUMER, "orders", "mails")
+    stage = Stage(ClientRole.CONSUMER, "orders", "mails")
     look, _ = stage.one()
     stage.answer(look, 2, [subject("orders", "g1"), subject("mails", "g1", "g2")], [group("g1"), group("g2")])
     stage.routes.forget("mails")
@@ -191,7 +191,7 @@ def test_what_is_forgotten_takes_its_groups_along() -> None:
 
 def test_many_subjects_are_looked_up_a_part_at_a_time() -> None:
     names = [f"s{number}" for number in range(LOOK_SUBJECTS_MAX + 10)]
-    stage = Stage(Asker.CONSUMER, *names)
+    stage = Stage(ClientRole.CONSUMER, *names)
     look, asked = stage.one()
     assert asked.subjects == names[:LOOK_SUBJECTS_MAX]
     stage.answer(look, 5, [subject(name, "g1") for name in asked.subjects], [group("g1")])
@@ -203,7 +203,7 @@ def test_many_subjects_are_looked_up_a_part_at_a_time() -> None:
 
 
 def test_a_program_that_begins_with_subject_after_subject_does_not_name_all_of_them_for_each() -> None:
-    stage = Stage(Asker.PRODUCER)
+    stage = Stage(ClientRole.PRODUCER)
     named = 0
     for number in range(1_000):
         stage.now_ns += 1_000_000
@@ -269,7 +269,7 @@ class ManyPolls:
 
 
 def test_a_subject_joins_a_poll_that_waits_by_its_look_up() -> None:
-    stage = Stage(Asker.PRODUCER, "orders")
+    stage = Stage(ClientRole.PRODUCER, "orders")
     server = ManyPolls(stage)
     server.serve()
     assert {number: names for number, (_, names) in server.polls.items()} == {1: {"orders"}}
@@ -287,7 +287,7 @@ def test_a_subject_joins_a_poll_that_waits_by_its_look_up() -> None:
 
 
 def test_many_subjects_are_in_polls_of_a_bounded_size() -> None:
-    stage = Stage(Asker.CONSUMER, *(f"s{number}" for number in range(3 * POLL_SUBJECTS)))
+    stage = Stage(ClientRole.CONSUMER, *(f"s{number}" for number in range(3 * POLL_SUBJECTS)))
     server = ManyPolls(stage)
     server.serve()
     assert sorted(server.polls) == [1, 2, 3]
@@ -300,7 +300,7 @@ def test_many_subjects_are_in_polls_of_a_bounded_size() -> None:
 
 
 def test_a_poll_that_was_answered_before_the_look_up_is_asked_again_with_the_new_subject() -> None:
-    stage = Stage(Asker.PRODUCER, "orders")
+    stage = Stage(ClientRole.PRODUCER, "orders")
     server = ManyPolls(stage)
     server.serve()
     stage.routes.want("mails")
@@ -313,7 +313,7 @@ def test_a_poll_that_was_answered_before_the_look_up_is_asked_again_with_the_new
 
 
 def test_a_subject_that_could_not_join_does_not_let_the_poll_go_on_without_it() -> None:
-    stage = Stage(Asker.PRODUCER, "orders")
+    stage = Stage(ClientRole.PRODUCER, "orders")
     server = ManyPolls(stage)
     server.serve()
     stage.routes.want("mails")
@@ -326,7 +326,7 @@ def test_a_subject_that_could_not_join_does_not_let_the_poll_go_on_without_it() 
 
 
 def test_another_meta_server_may_know_no_poll_numbers() -> None:
-    stage = Stage(Asker.PRODUCER, *(f"s{number}" for number in range(2 * POLL_SUBJECTS)))
+    stage = Stage(ClientRole.PRODUCER, *(f"s{number}" for number in range(2 * POLL_SUBJECTS)))
     ManyPolls(stage).serve()
     stage.routes.opened(0)
     for _ in range(2):

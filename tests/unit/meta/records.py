@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fairway.meta.routing import GroupView
-from fairway.registry.layout import GroupRecord, Member
+from fairway.registry.layout import GroupRecord, RegisteredCopy
 
 
-def member(directory: str, port: int = 1, **more: object) -> Member:
-    return Member(directory, "10.0.0.1", port, **more)  # type: ignore[arg-type]
+def member(directory: str, port: int = 1, **more: object) -> RegisteredCopy:
+    return RegisteredCopy(directory, "10.0.0.1", port, **more)  # type: ignore[arg-type]
 
 
 def record(*in_sync: str, master: str | None = None, **more: object) -> GroupRecord:
@@ -18,7 +18,7 @@ def record(*in_sync: str, master: str | None = None, **more: object) -> GroupRec
     return GroupRecord(master=leader, in_sync=list(in_sync), **values)  # type: ignore[arg-type]
 
 
-def view(name: str, *living: Member, of: GroupRecord | None = None, **more: object) -> GroupView:
+def view(name: str, *living: RegisteredCopy, of: GroupRecord | None = None, **more: object) -> GroupView:
     """A group whose first living member leads, unless it is told otherwise."""
     found = record(*(each.directory for each in living), **more) if of is None else of  # type: ignore[arg-type]
     return GroupView(name, found, {each.directory: each for each in living})

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
-from fairway.protocol.messages import Message
-from fairway.protocol.routing import Asker, Change, Govern, Governed, Route, Routed
+from fairway.protocol.messages import ControlMessage
+from fairway.protocol.routing import ClientRole, Govern, Governed, Route, RouteChange, Routed
 from fairway.registry import layout
-from fairway.registry.layout import GroupRecord, Member, SubjectRecord
+from fairway.registry.layout import GroupRecord, RegisteredCopy, SubjectRecord
 from fairway.registry.sim_client import SimRegistry
 from fairway.registry.simulated import SimEnsemble
 from fairway.world.simulation import Simulation
@@ -81,17 +81,17 @@ class Scene:
         return await Client.connect(self.sim.net.host("client"), self.sim.clock, meta, PORT)
 
     async def route(
-        self, asker: Asker, *subjects: str, meta: str = "m1", client: Client | None = None, **more: Any
+        self, asker: ClientRole, *subjects: str, meta: str = "m1", client: Client | None = None, **more: Any
     ) -> Routed:
         asked = Route(asker, list(subjects), **more)
         return (await (client or await self.client(meta)).ask(asked, Routed))[0]
 
-    async def govern(self, change: Change, name: str, *groups: str, meta: str = "m1", **more: Any) -> str:
+    async def govern(self, change: RouteChange, name: str, *groups: str, meta: str = "m1", **more: Any) -> str:
         """What was done, for people."""
         asked = Govern(change, name, list(groups), **more)
         return (await (await self.client(meta)).ask(asked, Governed))[0].sentence
 
-    async def ask(self, message: Message, kind: type[Any], meta: str = "m1") -> Any:
+    async def ask(self, message: ControlMessage, kind: type[Any], meta: str = "m1") -> Any:
         return (await (await self.client(meta)).ask(message, kind))[0]
 
     # --- brokers ------------------------------------------------------------------------------------------------------
@@ -107,14 +107,14 @@ class Scene:
         await self.live(group, directory, port)
 
     async def live(self, group: str, directory: str, port: int = 1, **more: Any) -> None:
-        member = Member(directory, group, port, **more)
+        member = RegisteredCopy(directory, group, port, **more)
         await self.write(layout.member_path(group, directory), member, is_ephemeral=True)
 
     async def die(self, group: str, directory: str = "") -> None:
         await self.hand.remove(layout.member_path(group, directory or f"{group}-a"))
 
     async def write(
-        self, path: str, record: GroupRecord | Member | SubjectRecord, *, is_ephemeral: bool = False
+        self, path: str, record: GroupRecord | RegisteredCopy | SubjectRecord, *, is_ephemeral: bool = False
     ) -> None:
         node = await self.hand.get(path, fresh=True)
         if node is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fairway.meta.keeper import Keeper
+from fairway.meta.keeper import RegistryWatcher
 from fairway.meta.picture import Picture
 from fairway.registry import layout
 from fairway.registry.layout import SubjectRecord
@@ -58,7 +58,7 @@ class Counting:
 @asynccontextmanager
 async def keeping(world: Simulation, registry: Registry) -> AsyncIterator[Picture]:
     picture = Picture()
-    keeper = Keeper(registry, picture, world.rng.child("keeper"), lambda _: None, lambda _: None)
+    keeper = RegistryWatcher(registry, picture, world.rng.child("keeper"), lambda _: None, lambda _: None)
     registry.on_session = keeper.session_is
     keeper.start()
     try:

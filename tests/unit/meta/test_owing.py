@@ -9,7 +9,7 @@ import pytest
 
 from fairway.errors import FairwayError
 from fairway.meta import owing
-from fairway.protocol.delaying import InTransit, Tallied
+from fairway.protocol.delaying import Tallied, TransitReport
 
 
 class Answering:
@@ -28,7 +28,7 @@ def pending(answer: Tallied) -> str:
 
 def test_a_delay_server_owes_what_is_pending_and_what_is_on_its_way() -> None:
     assert pending(Tallied(0, [], [])) == ""
-    transit = [InTransit("west", 1_200, is_reachable=False)]
+    transit = [TransitReport("west", 1_200, is_reachable=False)]
     said = pending(Tallied(3, [], transit))
     assert said == "3 delayed messages are pending and 1,200 are on their way to their broker groups (west 1,200)"
 

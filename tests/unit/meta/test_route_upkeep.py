@@ -13,8 +13,8 @@ import pytest
 from fairway import limits
 from fairway.meta.masters import Masters
 from fairway.meta.routing import GroupView
-from fairway.protocol.admin import SubjectState
-from fairway.protocol.routing import Asker, Change
+from fairway.protocol.admin import SubjectDescription
+from fairway.protocol.routing import ClientRole, RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import SubjectRecord
 from tests.unit.meta.brokers import GroupOfOne
@@ -32,7 +32,7 @@ def _short_hour(monkeypatch: pytest.MonkeyPatch) -> None:
 async def make(scene: Scene, *subjects: str, meta: str = "m1") -> None:
     """Ask for subjects, as a client that never sends."""
     client = await scene.dial(meta)
-    routed = await scene.route(Asker.PRODUCER, *subjects, may_create=True, client=client)
+    routed = await scene.route(ClientRole.PRODUCER, *subjects, may_create=True, client=client)
     assert all(each.groups for each in routed.subjects)
     client.close()
 
@@ -56,7 +56,7 @@ class Moment:
         self._has_come = asyncio.Event()
         original = Masters.subjects
 
-        async def subjects(masters: Masters, view: GroupView, names: Sequence[str]) -> dict[str, SubjectState]:
+        async def subjects(masters: Masters, view: GroupView, names: Sequence[str]) -> dict[str, SubjectDescription]:
             self._answers += 1
             is_due = self._answers == number
             if is_due and before:
@@ -114,13 +114,13 @@ async def test_what_an_operator_has_made_or_changed_stays(scene: Scene) -> None:
     await GroupOfOne.lead(scene, "g2")
     names = ["paused", "set", "wide", "locked", "kept", "drained"]
     await make(scene, *names)
-    await scene.govern(Change.CREATE, "made")
-    await scene.govern(Change.PAUSE, "paused", "billing", is_on=True)
-    await scene.govern(Change.OPTIONS, "set", options={"team": "shop"})
-    await scene.govern(Change.EXTEND, "wide", number=2)
-    await scene.govern(Change.READ_ONLY, "locked", is_on=True)
-    assert await scene.govern(Change.CREATE, "kept") == ""
-    await scene.govern(Change.DRAIN, "g2", is_on=True)  # a decision about a group of servers
+    await scene.govern(RouteChange.CREATE, "made")
+    await scene.govern(RouteChange.PAUSE, "paused", "billing", is_on=True)
+    await scene.govern(RouteChange.OPTIONS, "set", options={"team": "shop"})
+    await scene.govern(RouteChange.EXTEND, "wide", number=2)
+    await scene.govern(RouteChange.READ_ONLY, "locked", is_on=True)
+    assert await scene.govern(RouteChange.CREATE, "kept") == ""
+    await scene.govern(RouteChange.DRAIN, "g2", is_on=True)  # a decision about a group of servers
     await asyncio.sleep(3 * UNUSED_S)
     assert [name for name in [*names, "made"] if not await exists(scene, name)] == ["drained"]
 
@@ -159,12 +159,14 @@ async def test_every_group_must_answer(scene: Scene) -> None:
 async def test_a_route_that_a_client_waits_for_stays(scene: Scene) -> None:
     await GroupOfOne.lead(scene, "g1")
     await make(scene, "orders")
-    known = (await scene.route(Asker.PRODUCER, "orders")).version
+    known = (await scene.route(ClientRole.PRODUCER, "orders")).version
 
     async def polls() -> None:
         client = await scene.dial()
         while True:
-            await scene.route(Asker.PRODUCER, "orders", client=client, known=known, wait_ms=30_000, may_create=True)
+            await scene.route(
+                ClientRole.PRODUCER, "orders", client=client, known=known, wait_ms=30_000, may_create=True
+            )
 
     polling = asyncio.ensure_future(polls())
     await asyncio.sleep(3 * UNUSED_S)
@@ -249,8 +251,8 @@ def test_a_message_after_the_last_step_has_a_route_one_audit_later(monkeypatch: 
         moment = Moment(monkeypatch, lambda: group.send("orders"), 2)
         await moment.come()
         client = await scene.dial()
-        known = (await scene.route(Asker.CONSUMER, "orders", client=client)).version
-        poll = scene.route(Asker.CONSUMER, "orders", client=client, known=known, wait_ms=60_000)
+        known = (await scene.route(ClientRole.CONSUMER, "orders", client=client)).version
+        poll = scene.route(ClientRole.CONSUMER, "orders", client=client, known=known, wait_ms=60_000)
         async with asyncio.timeout(AUDIT_S):
             routed = await poll
         assert [each.groups for each in routed.subjects] == [["g1"]]
@@ -264,7 +266,7 @@ async def test_a_message_beside_a_route_to_another_group_is_found(scene: Scene) 
     """The producer had the route to g1, which expired; the subject was made again, on g2."""
     old = await GroupOfOne.lead(scene, "g1")
     await GroupOfOne.lead(scene, "g2")
-    await scene.govern(Change.CREATE, "orders", "g2")
+    await scene.govern(RouteChange.CREATE, "orders", "g2")
     await old.send("orders")
     await asyncio.sleep(AUDIT_S)
     assert await groups_of(scene, "orders") == (["g2", "g1"], ["g2"])
@@ -300,7 +302,7 @@ def test_an_operator_who_changes_the_subject_meanwhile_wins(monkeypatch: pytest.
         await make(scene, "orders")
 
         async def pause() -> None:
-            await scene.govern(Change.PAUSE, "orders", "billing", is_on=True)
+            await scene.govern(RouteChange.PAUSE, "orders", "billing", is_on=True)
 
         Moment(monkeypatch, pause, 1)
         await asyncio.sleep(3 * UNUSED_S)

@@ -7,8 +7,8 @@ import pytest
 from fairway.errors import Refused
 from fairway.meta.picture import Picture
 from fairway.meta.routing import GroupView, base_of, check_names, choose, group_route, missing_subject, subject_route
-from fairway.protocol.routing import Asker
-from fairway.registry.layout import Member, SubjectRecord
+from fairway.protocol.routing import ClientRole
+from fairway.registry.layout import RegisteredCopy, SubjectRecord
 from tests.unit.meta.records import member, record, view, views
 
 ORDERS = SubjectRecord(["g1", "g2"], ["g1", "g2"])
@@ -41,18 +41,18 @@ def test_a_group_that_takes_no_messages_says_why(group: GroupView, why: str) -> 
 
 
 def test_an_ipv6_address_can_be_dialled() -> None:
-    assert group_route(view("g1", Member("d1", "::1", 7))).master == "[::1]:7"
+    assert group_route(view("g1", RegisteredCopy("d1", "::1", 7))).master == "[::1]:7"
 
 
 def test_producers_go_around_a_dead_group_and_consumers_are_told_of_it() -> None:
     groups = views(view("g1", member("d1")), view("g2", of=record("d2")))
-    produced = subject_route(Asker.PRODUCER, "orders", ORDERS, groups)
+    produced = subject_route(ClientRole.PRODUCER, "orders", ORDERS, groups)
     assert (produced.groups, produced.writable) == (["g1", "g2"], ["g1"])
-    assert subject_route(Asker.CONSUMER, "orders", ORDERS, groups).groups == ["g1", "g2"]
+    assert subject_route(ClientRole.CONSUMER, "orders", ORDERS, groups).groups == ["g1", "g2"]
 
 
 def test_where_nobody_takes_messages_the_reasons_are_told() -> None:
-    route = subject_route(Asker.PRODUCER, "orders", ORDERS, views(view("g2", member("d2"), is_draining=True)))
+    route = subject_route(ClientRole.PRODUCER, "orders", ORDERS, views(view("g2", member("d2"), is_draining=True)))
     assert route.writable == []
     assert "g1 has never been led" in route.why
     assert "g2 is being drained" in route.why
@@ -60,7 +60,7 @@ def test_where_nobody_takes_messages_the_reasons_are_told() -> None:
 
 def test_a_read_only_subject_is_writable_nowhere() -> None:
     closed = SubjectRecord(["g1"], ["g1"], is_read_only=True)
-    route = subject_route(Asker.PRODUCER, "orders", closed, views(view("g1", member("d1"))))
+    route = subject_route(ClientRole.PRODUCER, "orders", closed, views(view("g1", member("d1"))))
     assert (route.writable, route.is_read_only) == ([], True)
     assert "fairway subject read-only orders --off" in route.why
 
@@ -69,9 +69,11 @@ def test_delayed_messages_go_to_delay_servers() -> None:
     groups = views(
         view("g1", member("d1")), view("w1", member("d2"), kind="delay"), view("w2", of=record("d3", kind="delay"))
     )
-    route = subject_route(Asker.SCHEDULER, "orders", SubjectRecord(["g1"], ["g1"]), groups)
+    route = subject_route(ClientRole.SCHEDULER, "orders", SubjectRecord(["g1"], ["g1"]), groups)
     assert (route.groups, route.writable) == (["w1", "w2"], ["w1"])
-    nobody = subject_route(Asker.SCHEDULER, "orders", SubjectRecord(["g1"], ["g1"]), views(view("g1", member("d1"))))
+    nobody = subject_route(
+        ClientRole.SCHEDULER, "orders", SubjectRecord(["g1"], ["g1"]), views(view("g1", member("d1")))
+    )
     assert "no delay server is registered" in nobody.why
 
 

@@ -11,7 +11,7 @@ from fairway.errors import Code, Misuse, Refused
 from fairway.meta.server import MetaOptions
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Depth, Describe, Described
-from fairway.protocol.routing import Act, Asker, Register, Registered
+from fairway.protocol.routing import Act, ClientRole, Register, Registered
 from fairway.registry import layout
 from fairway.registry.layout import SubjectRecord
 from tests.unit.meta.scene import Scene, staged
@@ -27,7 +27,7 @@ async def test_a_subject_is_told_with_its_groups(scene: Scene) -> None:
     await scene.lead("g1", port=7)
     await scene.write(layout.subject_path("orders"), ON_G1)
     await scene.settle()
-    routed = await scene.route(Asker.CONSUMER, "orders")
+    routed = await scene.route(ClientRole.CONSUMER, "orders")
     [subject], [group] = routed.subjects, routed.groups
     assert (subject.groups, group.name, group.master, group.is_writable) == (["g1"], "g1", "g1:7", True)
     assert not routed.is_old
@@ -36,11 +36,11 @@ async def test_a_subject_is_told_with_its_groups(scene: Scene) -> None:
 @staged()
 async def test_a_consumer_that_comes_too_early_is_told_when_the_subject_is_there(scene: Scene) -> None:
     await scene.lead("g1")
-    first = await scene.route(Asker.CONSUMER, "orders")
+    first = await scene.route(ClientRole.CONSUMER, "orders")
     assert first.subjects[0].groups == []
     assert "first message" in first.subjects[0].why
-    poll = asyncio.ensure_future(scene.route(Asker.CONSUMER, "orders", known=first.version, wait_ms=30_000))
-    await scene.route(Asker.PRODUCER, "orders", may_create=True)
+    poll = asyncio.ensure_future(scene.route(ClientRole.CONSUMER, "orders", known=first.version, wait_ms=30_000))
+    await scene.route(ClientRole.PRODUCER, "orders", may_create=True)
     assert [each.groups for each in (await poll).subjects] == [["g1"]]
 
 
@@ -49,14 +49,14 @@ async def test_a_new_master_is_told_to_those_who_wait_within_a_second(scene: Sce
     await scene.lead("g1")
     await scene.write(layout.subject_path("orders"), ON_G1)
     await scene.settle()
-    known = (await scene.route(Asker.PRODUCER, "orders")).version
+    known = (await scene.route(ClientRole.PRODUCER, "orders")).version
     began_ns = 0
 
     async def told_of_epoch_2() -> int:
         """When, in ns; what is told before that is the new copy, which may be seen first."""
         client, seen = await scene.dial(), known
         while True:
-            routed = await scene.route(Asker.PRODUCER, "orders", client=client, known=seen, wait_ms=30_000)
+            routed = await scene.route(ClientRole.PRODUCER, "orders", client=client, known=seen, wait_ms=30_000)
             assert began_ns, "nothing has changed yet"
             if any(group.epoch == 2 for group in routed.groups):
                 return scene.sim.clock.monotonic_ns()
@@ -75,8 +75,8 @@ async def test_what_concerns_others_wakes_nobody(scene: Scene) -> None:
     await scene.lead("g2")
     await scene.write(layout.subject_path("orders"), ON_G1)
     await scene.settle()
-    known = (await scene.route(Asker.PRODUCER, "orders")).version
-    poll = asyncio.ensure_future(scene.route(Asker.PRODUCER, "orders", known=known, wait_ms=5_000))
+    known = (await scene.route(ClientRole.PRODUCER, "orders")).version
+    poll = asyncio.ensure_future(scene.route(ClientRole.PRODUCER, "orders", known=known, wait_ms=5_000))
     await scene.write(layout.subject_path("mails"), SubjectRecord(["g2"], ["g2"]))
     await scene.die("g2")
     await scene.live("g1", "g1-a", load={"bytes_per_s": 7.0})  # how busy it is interests nobody but tools
@@ -92,11 +92,11 @@ async def test_one_poll_of_a_kind_waits_on_a_connection(scene: Scene) -> None:
     await scene.lead("g1")
     await scene.write(layout.subject_path("orders"), ON_G1)
     await scene.settle()
-    known = (await scene.route(Asker.PRODUCER, "orders")).version
-    first = asyncio.ensure_future(scene.route(Asker.PRODUCER, "orders", known=known, wait_ms=30_000))
-    other = asyncio.ensure_future(scene.route(Asker.CONSUMER, "orders", known=known, wait_ms=30_000))
+    known = (await scene.route(ClientRole.PRODUCER, "orders")).version
+    first = asyncio.ensure_future(scene.route(ClientRole.PRODUCER, "orders", known=known, wait_ms=30_000))
+    other = asyncio.ensure_future(scene.route(ClientRole.CONSUMER, "orders", known=known, wait_ms=30_000))
     await asyncio.sleep(0.1)
-    second = asyncio.ensure_future(scene.route(Asker.PRODUCER, "orders", known=known, wait_ms=30_000))
+    second = asyncio.ensure_future(scene.route(ClientRole.PRODUCER, "orders", known=known, wait_ms=30_000))
     await asyncio.sleep(0.1)
     assert (first.done(), second.done(), other.done()) == (True, False, False)
     assert len(scene.metas["m1"].routes) == 2
@@ -110,14 +110,18 @@ async def test_a_subject_that_joins_a_poll_is_told_by_it(scene: Scene) -> None:
     await scene.lead("g2")
     await scene.write(layout.subject_path("orders"), ON_G1)
     await scene.settle()
-    first = await scene.route(Asker.PRODUCER, "orders")
+    first = await scene.route(ClientRole.PRODUCER, "orders")
     assert (first.joined, first.polls_max) == (0, limits.ROUTE_POLLS_MAX)
-    assert (await scene.route(Asker.PRODUCER, "mails", poll=1)).joined == 0, "no poll waits"
-    poll = asyncio.ensure_future(scene.route(Asker.PRODUCER, "orders", known=first.version, wait_ms=30_000, poll=1))
-    other = asyncio.ensure_future(scene.route(Asker.PRODUCER, "orders", known=first.version, wait_ms=30_000, poll=2))
+    assert (await scene.route(ClientRole.PRODUCER, "mails", poll=1)).joined == 0, "no poll waits"
+    poll = asyncio.ensure_future(
+        scene.route(ClientRole.PRODUCER, "orders", known=first.version, wait_ms=30_000, poll=1)
+    )
+    other = asyncio.ensure_future(
+        scene.route(ClientRole.PRODUCER, "orders", known=first.version, wait_ms=30_000, poll=2)
+    )
     await asyncio.sleep(0.1)
     held_bytes = scene.metas["m1"].waiting.taken_bytes
-    made = await scene.route(Asker.PRODUCER, "mails", may_create=True, poll=1)
+    made = await scene.route(ClientRole.PRODUCER, "mails", may_create=True, poll=1)
     assert (made.joined, made.subjects[0].name) == (1, "mails")
     await asyncio.sleep(1)
     assert not poll.done(), "it is told of changes after the answer alone"
@@ -138,10 +142,10 @@ async def test_a_change_of_the_group_of_a_joined_subject_is_told(scene: Scene) -
     await scene.write(layout.subject_path("orders"), ON_G1)
     await scene.write(layout.subject_path("mails"), SubjectRecord(["g2"], ["g2"]))
     await scene.settle()
-    known = (await scene.route(Asker.PRODUCER, "orders")).version
-    poll = asyncio.ensure_future(scene.route(Asker.PRODUCER, "orders", known=known, wait_ms=30_000, poll=1))
+    known = (await scene.route(ClientRole.PRODUCER, "orders")).version
+    poll = asyncio.ensure_future(scene.route(ClientRole.PRODUCER, "orders", known=known, wait_ms=30_000, poll=1))
     await asyncio.sleep(0.1)
-    assert (await scene.route(Asker.PRODUCER, "mails", poll=1)).joined == 1
+    assert (await scene.route(ClientRole.PRODUCER, "mails", poll=1)).joined == 1
     await scene.die("g2")
     told = await poll
     assert [each.name for each in told.subjects] == ["mails"]
@@ -154,26 +158,26 @@ async def test_polls_hold_no_more_subjects_than_a_request_and_no_memory_beyond_t
     meta = scene.metas["m1"]
     client = await scene.dial()
     names = [f"s{number}" for number in range(limits.ROUTE_SUBJECTS_MAX)]
-    first = await scene.route(Asker.CONSUMER, *names[:-1], client=client)
+    first = await scene.route(ClientRole.CONSUMER, *names[:-1], client=client)
     polls = [
         asyncio.ensure_future(
-            scene.route(Asker.CONSUMER, *names[:-1], client=client, known=first.version, wait_ms=30_000, poll=1)
+            scene.route(ClientRole.CONSUMER, *names[:-1], client=client, known=first.version, wait_ms=30_000, poll=1)
         )
     ]
     await asyncio.sleep(0.1)
-    assert (await scene.route(Asker.CONSUMER, "last", client=client, poll=1)).joined == 1
-    assert (await scene.route(Asker.CONSUMER, "last", client=client, poll=1)).joined == 1, "it is in it already"
-    assert (await scene.route(Asker.CONSUMER, "beyond", client=client, poll=1)).joined == 0
+    assert (await scene.route(ClientRole.CONSUMER, "last", client=client, poll=1)).joined == 1
+    assert (await scene.route(ClientRole.CONSUMER, "last", client=client, poll=1)).joined == 1, "it is in it already"
+    assert (await scene.route(ClientRole.CONSUMER, "beyond", client=client, poll=1)).joined == 0
     assert meta.waiting.taken_bytes > limits.ROUTE_SUBJECTS_MAX * limits.ROUTE_SUBJECT_BYTES
     with pytest.raises(Refused, match="numbers go to 256"):
-        await scene.route(Asker.CONSUMER, "last", client=client, poll=limits.ROUTE_POLLS_MAX + 1)
-    more = scene.route(Asker.CONSUMER, "x", client=client, known=first.version, wait_ms=9_000, poll=2)
+        await scene.route(ClientRole.CONSUMER, "last", client=client, poll=limits.ROUTE_POLLS_MAX + 1)
+    more = scene.route(ClientRole.CONSUMER, "x", client=client, known=first.version, wait_ms=9_000, poll=2)
     polls.append(asyncio.ensure_future(more))
     await asyncio.sleep(0.1)
     meta.waiting.bytes_max = (
         3 * meta.waiting.taken_bytes
     )  # of which polls may have half: there is room for answers only
-    assert (await scene.route(Asker.CONSUMER, "y", client=client, poll=2)).joined == 0
+    assert (await scene.route(ClientRole.CONSUMER, "y", client=client, poll=2)).joined == 0
     client.abort()
     await asyncio.sleep(1)
     assert meta.waiting.taken_bytes == 0
@@ -189,9 +193,9 @@ async def test_a_dead_group_is_gone_around_by_producers_and_named_to_consumers(s
     await scene.settle()
     await scene.die("g1")
     await scene.settle()
-    produced = await scene.route(Asker.PRODUCER, "orders")
+    produced = await scene.route(ClientRole.PRODUCER, "orders")
     assert produced.subjects[0].writable == ["g2"]
-    consumed = await scene.route(Asker.CONSUMER, "orders")
+    consumed = await scene.route(ClientRole.CONSUMER, "orders")
     assert [(each.name, each.master) for each in consumed.groups] == [("g1", ""), ("g2", "g2:1")]
 
 
@@ -199,13 +203,13 @@ async def test_a_dead_group_is_gone_around_by_producers_and_named_to_consumers(s
 async def test_a_delayed_message_goes_to_delay_servers(scene: Scene) -> None:
     await scene.lead("g1")
     await scene.settle()
-    nobody = await scene.route(Asker.SCHEDULER, "orders", may_create=True)
+    nobody = await scene.route(ClientRole.SCHEDULER, "orders", may_create=True)
     assert "no delay server" in nobody.subjects[0].why
-    poll = asyncio.ensure_future(scene.route(Asker.SCHEDULER, "orders", known=nobody.version, wait_ms=30_000))
+    poll = asyncio.ensure_future(scene.route(ClientRole.SCHEDULER, "orders", known=nobody.version, wait_ms=30_000))
     await scene.lead("w1", kind="delay", port=9)
     assert (await poll).subjects[0].groups == ["w1"]
     await scene.settle()
-    routed = await scene.route(Asker.SCHEDULER, "orders")
+    routed = await scene.route(ClientRole.SCHEDULER, "orders")
     assert (routed.subjects[0].writable, routed.groups[0].master) == (["w1"], "w1:9")
 
 
@@ -214,7 +218,7 @@ async def test_tools_are_told_of_everything(scene: Scene) -> None:
     await scene.lead("g1")
     await scene.write(layout.subject_path("orders"), ON_G1)
     await scene.settle()
-    routed = await scene.route(Asker.TOOL)
+    routed = await scene.route(ClientRole.TOOL)
     assert [each.name for each in routed.subjects] == ["orders"]
     assert [copy.role for copy in routed.groups[0].copies] == ["follower"]
     assert routed.metas == ["m1:20882"]
@@ -224,9 +228,9 @@ async def test_tools_are_told_of_everything(scene: Scene) -> None:
 async def test_all_subjects_come_page_by_page(scene: Scene) -> None:
     for number in range(1_005):
         scene.metas["m1"].picture.put_subject(f"s{number:04}", ON_G1)
-    first = await scene.route(Asker.TOOL)
+    first = await scene.route(ClientRole.TOOL)
     assert (len(first.subjects), first.has_more) == (1_000, True)
-    rest = await scene.route(Asker.TOOL, after=first.subjects[-1].name)
+    rest = await scene.route(ClientRole.TOOL, after=first.subjects[-1].name)
     assert ([each.name for each in rest.subjects], rest.has_more) == ([f"s{n}" for n in range(1_000, 1_005)], False)
 
 
@@ -240,7 +244,7 @@ async def test_a_subject_is_made_on_first_use_on_the_least_loaded_group(scene: S
     await scene.settle()
     homes = []
     for number in range(4):
-        routed = await scene.route(Asker.PRODUCER, f"s{number}", may_create=True)
+        routed = await scene.route(ClientRole.PRODUCER, f"s{number}", may_create=True)
         homes += routed.subjects[0].writable
     assert sorted(homes) == ["g1", "g1", "g2", "g2"]
     assert (await scene.subject("s0")).groups == homes[:1]
@@ -250,12 +254,12 @@ async def test_a_subject_is_made_on_first_use_on_the_least_loaded_group(scene: S
 async def test_a_new_subject_is_spread_over_as_many_groups_as_was_chosen(scene: Scene) -> None:
     await scene.lead("g1")
     await scene.settle()
-    early = await scene.route(Asker.PRODUCER, "early", may_create=True)
+    early = await scene.route(ClientRole.PRODUCER, "early", may_create=True)
     assert early.subjects[0].writable == ["g1"], "there are no others yet"
     await scene.lead("g2")
     await scene.lead("g3")
     await scene.settle()
-    routed = await scene.route(Asker.PRODUCER, "orders", may_create=True)
+    routed = await scene.route(ClientRole.PRODUCER, "orders", may_create=True)
     assert routed.subjects[0].writable == ["g2", "g3"]
 
 
@@ -263,17 +267,17 @@ async def test_a_new_subject_is_spread_over_as_many_groups_as_was_chosen(scene: 
 async def test_where_policy_says_no_nothing_is_made(scene: Scene) -> None:
     await scene.lead("g1")
     await scene.settle()
-    routed = await scene.route(Asker.PRODUCER, "orders", may_create=True)
+    routed = await scene.route(ClientRole.PRODUCER, "orders", may_create=True)
     assert "fairway subject create orders" in routed.subjects[0].why
     assert await scene.hand.children(layout.SUBJECTS) == []
 
 
 @staged()
 async def test_a_subject_that_nobody_can_carry_yet_is_made_when_a_group_comes(scene: Scene) -> None:
-    first = await scene.route(Asker.PRODUCER, "orders", may_create=True)
+    first = await scene.route(ClientRole.PRODUCER, "orders", may_create=True)
     assert "1 broker group is asked for and 0 take messages now" in first.subjects[0].why
     poll = asyncio.ensure_future(
-        scene.route(Asker.PRODUCER, "orders", known=first.version, wait_ms=30_000, may_create=True)
+        scene.route(ClientRole.PRODUCER, "orders", known=first.version, wait_ms=30_000, may_create=True)
     )
     await scene.lead("g1")
     assert (await poll).subjects[0].writable == ["g1"]
@@ -285,11 +289,13 @@ async def test_two_meta_servers_agree_on_where_a_new_subject_is(scene: Scene) ->
         await scene.lead(name)
     await scene.settle()
     names = [f"s{number}" for number in range(20)]
-    asked = [scene.route(Asker.PRODUCER, name, meta=meta, may_create=True) for name in names for meta in ("m1", "m2")]
+    asked = [
+        scene.route(ClientRole.PRODUCER, name, meta=meta, may_create=True) for name in names for meta in ("m1", "m2")
+    ]
     answers = await asyncio.gather(*asked)
     for here, there in zip(answers[::2], answers[1::2], strict=True):
         assert here.subjects[0].groups == there.subjects[0].groups
-    assert (await scene.route(Asker.TOOL)).metas == ["m1:20882", "m2:20882"]
+    assert (await scene.route(ClientRole.TOOL)).metas == ["m1:20882", "m2:20882"]
 
 
 @staged()
@@ -299,11 +305,11 @@ async def test_lost_replies_of_the_registry_make_no_second_subject(scene: Scene)
     await scene.settle()
     scene.ensemble.lose(replies=0.2)
     for number in range(10):
-        await scene.route(Asker.PRODUCER, f"s{number}", may_create=True)
+        await scene.route(ClientRole.PRODUCER, f"s{number}", may_create=True)
     scene.ensemble.lose()
     await asyncio.sleep(30)
     for number in range(10):
-        routed = await scene.route(Asker.PRODUCER, f"s{number}", may_create=True)
+        routed = await scene.route(ClientRole.PRODUCER, f"s{number}", may_create=True)
         assert routed.subjects[0].groups == (await scene.subject(f"s{number}")).groups
 
 
@@ -317,18 +323,18 @@ async def test_without_the_registry_it_answers_from_what_it_knows_and_says_so(sc
     await scene.settle()
     scene.ensemble.cut("m1")
     await asyncio.sleep(60)
-    routed = await scene.route(Asker.CONSUMER, "orders")
+    routed = await scene.route(ClientRole.CONSUMER, "orders")
     assert (routed.subjects[0].groups, routed.is_old) == (["g1"], True)
     assert any("cannot be reached" in remark for remark in scene.remarks)
     assert (await scene.ask(Describe(Depth.SUBJECTS), Described)).broker.is_read_only
-    new = await scene.route(Asker.PRODUCER, "new", may_create=True)
+    new = await scene.route(ClientRole.PRODUCER, "new", may_create=True)
     assert new.subjects[0].groups == []
     await scene.lead("g1", "g1-b", port=2)
     scene.ensemble.mend("m1")
     await asyncio.sleep(30)
-    routed = await scene.route(Asker.CONSUMER, "orders")
+    routed = await scene.route(ClientRole.CONSUMER, "orders")
     assert (routed.groups[0].master, routed.is_old) == ("g1:2", False)
-    assert (await scene.route(Asker.TOOL)).metas == ["m1:20882"], "its node is made again in the new session"
+    assert (await scene.route(ClientRole.TOOL)).metas == ["m1:20882"], "its node is made again in the new session"
 
 
 @staged("m1", "m2")
@@ -336,7 +342,7 @@ async def test_a_meta_server_that_is_gone_is_seen_to_be(scene: Scene) -> None:
     await scene.settle()
     await scene.stop("m2")
     await scene.settle()
-    assert (await scene.route(Asker.TOOL)).metas == ["m1:20882"]
+    assert (await scene.route(ClientRole.TOOL)).metas == ["m1:20882"]
 
 
 @staged()
@@ -348,7 +354,7 @@ async def test_a_node_that_cannot_be_read_is_mentioned_and_leaves_things_as_they
     assert node is not None
     await scene.hand.put(node.path, b"{not json", node.version)
     await scene.settle()
-    assert (await scene.route(Asker.CONSUMER, "orders")).groups[0].master == "g1:1"
+    assert (await scene.route(ClientRole.CONSUMER, "orders")).groups[0].master == "g1:1"
     assert any("/fairway/groups/g1 cannot be read" in remark for remark in scene.remarks)
 
 
@@ -361,11 +367,11 @@ async def test_what_is_no_question_for_a_meta_server_is_refused_with_the_remedy(
     with pytest.raises(Refused, match="meta://HOST:PORT"):
         await client.pull("orders", "g", "c")
     with pytest.raises(Refused, match="only tools"):
-        await scene.route(Asker.PRODUCER)
+        await scene.route(ClientRole.PRODUCER)
     with pytest.raises(Refused, match="at most 5000"):
-        await scene.route(Asker.PRODUCER, *(f"s{number}" for number in range(5_001)))
+        await scene.route(ClientRole.PRODUCER, *(f"s{number}" for number in range(5_001)))
     with pytest.raises(Refused) as bad:
-        await scene.route(Asker.PRODUCER, "no/slash")
+        await scene.route(ClientRole.PRODUCER, "no/slash")
     assert bad.value.code is Code.BAD_NAME
     with pytest.raises(Refused, match="zookeeper://HOST:PORT"):
         await scene.ask(Register(Act.GET, 1, "/fairway"), Registered)

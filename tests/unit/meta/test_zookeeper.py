@@ -9,9 +9,9 @@ import pytest
 
 from fairway.errors import Refused
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
-from fairway.protocol.routing import Act, Asker, Change, Govern, Governed, Register, Registered, Route, Routed
+from fairway.protocol.routing import Act, ClientRole, Govern, Governed, Register, Registered, Route, RouteChange, Routed
 from fairway.registry import layout
-from fairway.registry.layout import GroupRecord, Member
+from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.registry.zookeeper import ZooKeeperRegistry
 from fairway.world.clock import RealClock
 from fairway.world.net import RealNet
@@ -52,22 +52,23 @@ def test_two_meta_servers_know_the_same_and_see_each_other() -> None:
             stack.push_async_callback(hand.close)
             (one, first), (two, second) = await started(stack), await started(stack)
             waiting = [
-                asyncio.ensure_future(until_told(client, Route(Asker.TOOL, []), "g1")) for client in (first, second)
+                asyncio.ensure_future(until_told(client, Route(ClientRole.TOOL, []), "g1"))
+                for client in (first, second)
             ]
             await hand.create(layout.group_path("g1"), layout.pack(GroupRecord("broker", 1, "d1", ["d1"])))
-            member = layout.pack(Member("d1", "127.0.0.1", 7))
+            member = layout.pack(RegisteredCopy("d1", "127.0.0.1", 7))
             await hand.create(layout.member_path("g1", "d1"), member, is_ephemeral=True)
             for routed in await asyncio.gather(*waiting):
                 assert [each.master for each in routed.groups] == ["127.0.0.1:7"]
-            made = Route(Asker.PRODUCER, ["orders"], may_create=True)
+            made = Route(ClientRole.PRODUCER, ["orders"], may_create=True)
             both = await asyncio.gather(first.ask(made, Routed), second.ask(made, Routed))
             assert [routed.subjects[0].writable for routed, _ in both] == [["g1"], ["g1"]]
-            await first.ask(Govern(Change.READ_ONLY, "orders"), Governed)
-            asked = Route(Asker.PRODUCER, ["orders"], both[1][0].version, 10_000)
+            await first.ask(Govern(RouteChange.READ_ONLY, "orders"), Governed)
+            asked = Route(ClientRole.PRODUCER, ["orders"], both[1][0].version, 10_000)
             while not (routed := (await second.ask(asked, Routed))[0]).subjects:
-                asked = Route(Asker.PRODUCER, ["orders"], routed.version, 10_000)
+                asked = Route(ClientRole.PRODUCER, ["orders"], routed.version, 10_000)
             assert routed.subjects[0].is_read_only
-            everything = (await first.ask(Route(Asker.TOOL, []), Routed))[0]
+            everything = (await first.ask(Route(ClientRole.TOOL, []), Routed))[0]
             assert sorted(everything.metas) == sorted([one.address, two.address])
             with pytest.raises(Refused, match="zookeeper://"):
                 await first.ask(Register(Act.OPEN, 0, number=1_000), Registered)

@@ -59,7 +59,7 @@ class Stage:
     def has_ended(self) -> bool:
         return self.session.is_finished
 
-    def said(self, kind: type[m.Message]) -> list[Any]:
+    def said(self, kind: type[m.ControlMessage]) -> list[Any]:
         return [message for message in self.wire.said if isinstance(message, kind)]
 
 

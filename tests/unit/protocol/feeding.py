@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from fairway.batch import checksum, encode
 from fairway.errors import RemoteProtocolError
-from fairway.protocol import Bytes, Connection, Event, Frame, FrameReader, Options, Role, frames
+from fairway.protocol import Bytes, Connection, ConnectionEvent, ConnectionOptions, Frame, FrameReader, Role, frames
 
 JUNK = b"\xff" * 40  # what no frame begins with: its length is beyond every bound
 
@@ -99,27 +99,27 @@ def write(*arguments: int, control: bytes = b"\x90", attachments: Iterable[Bytes
 class Pair:
     """A client and a server, and the wire between them."""
 
-    def __init__(self, client: Options | None = None, server: Options | None = None) -> None:
+    def __init__(self, client: ConnectionOptions | None = None, server: ConnectionOptions | None = None) -> None:
         self.client = Connection(Role.CLIENT, 0, client)
         self.server = Connection(Role.SERVER, 0, server)
         self.now_ns = 0
 
-    def to_server(self, junk: bytes = b"", way: Callable[[bytes], list[bytes]] = whole) -> list[Event]:
+    def to_server(self, junk: bytes = b"", way: Callable[[bytes], list[bytes]] = whole) -> list[ConnectionEvent]:
         return self._carry(self.client, self.server, junk, way)
 
-    def to_client(self, junk: bytes = b"", way: Callable[[bytes], list[bytes]] = whole) -> list[Event]:
+    def to_client(self, junk: bytes = b"", way: Callable[[bytes], list[bytes]] = whole) -> list[ConnectionEvent]:
         return self._carry(self.server, self.client, junk, way)
 
     def _carry(
         self, source: Connection, target: Connection, junk: bytes, way: Callable[[bytes], list[bytes]]
-    ) -> list[Event]:
-        events: list[Event] = []
+    ) -> list[ConnectionEvent]:
+        events: list[ConnectionEvent] = []
         for chunk in way(joined(source.take()) + junk):
             events += target.feed(chunk, self.now_ns)
         return events
 
 
-def opened(client: Options | None = None, server: Options | None = None) -> Pair:
+def opened(client: ConnectionOptions | None = None, server: ConnectionOptions | None = None) -> Pair:
     """A pair behind its handshake."""
     pair = Pair(client, server)
     pair.to_server()

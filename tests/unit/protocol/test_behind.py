@@ -57,7 +57,7 @@ def test_what_is_behind_a_failure_goes_back_with_it() -> None:
     assert [(each.payload, each.attempt) for each in again] == [(b"a1", 2)]
 
 
-def tuple_of(span: m.Span) -> tuple[int, int]:
+def tuple_of(span: m.SequenceRange) -> tuple[int, int]:
     return span.first, span.count
 
 

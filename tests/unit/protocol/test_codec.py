@@ -7,7 +7,7 @@ import pytest
 
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
 from fairway.protocol import admin, codec, delaying, messages
-from fairway.protocol.messages import Message, Verb
+from fairway.protocol.messages import ControlMessage, Verb
 from tests.golden.frames import ANSWERED, ASKED
 
 pack = msgspec.msgpack.encode
@@ -27,17 +27,17 @@ def test_every_message_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("message", ASKED, ids=lambda message: type(message).__name__)
-def test_requests_come_back(message: Message) -> None:
+def test_requests_come_back(message: ControlMessage) -> None:
     assert codec.decode_request(codec.REQUESTS[type(message)], codec.encode(message)) == message
 
 
 @pytest.mark.parametrize(("verb", "message"), ANSWERED, ids=str)
-def test_answers_come_back(verb: Verb, message: Message) -> None:
+def test_answers_come_back(verb: Verb, message: ControlMessage) -> None:
     assert codec.decode_answer(verb, codec.encode(message)) == message
 
 
 @pytest.mark.parametrize("message", ASKED, ids=lambda message: type(message).__name__)
-def test_unknown_fields_at_the_end_are_ignored(message: Message) -> None:
+def test_unknown_fields_at_the_end_are_ignored(message: ControlMessage) -> None:
     fields = msgspec.msgpack.decode(codec.encode(message))
     control = pack([*fields, "later", {"a": [1, None]}, 1.5])
     assert codec.decode_request(codec.REQUESTS[type(message)], control) == message
@@ -119,7 +119,7 @@ def test_attachments_belong_to_four_messages() -> None:
     assert codec.attachments_of(messages.Produce("s")) == 1
     assert codec.attachments_of(messages.Pulled(1, [], batches)) == 2
     assert codec.attachments_of(admin.Scanned(batches[:1], 1, 1, 1, 1, 1)) == 1
-    assert codec.attachments_of(delaying.PendingPage([], "", [delaying.PendingBatch("s", 1)])) == 1
+    assert codec.attachments_of(delaying.PendingPage([], "", [delaying.DelayedBatch("s", 1)])) == 1
     assert codec.attachments_of(messages.Done()) == 0
 
 

@@ -10,7 +10,7 @@ from fairway import limits
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
 from fairway.protocol import (
     Connection,
-    Options,
+    ConnectionOptions,
     RefusalReceived,
     RefusalSent,
     RequestReceived,
@@ -91,7 +91,7 @@ def test_pulled_batches_arrive() -> None:
 
 
 def test_beyond_the_bound_a_server_refuses_and_lives() -> None:
-    pair = opened(server=Options(requests_max=2))
+    pair = opened(server=ConnectionOptions(requests_max=2))
     asked = [ask(pair), ask(pair)]
     assert pair.client.room == 0
     with pytest.raises(Misuse, match="2 requests are in flight"):
@@ -243,7 +243,7 @@ def test_our_own_mistakes_are_misuse_and_harm_nothing() -> None:
 
 
 def test_a_frame_that_the_other_side_does_not_take_is_not_sent() -> None:
-    pair = opened(client=Options(frame_bytes_max=limits.HELLO_FRAME_BYTES_MAX))
+    pair = opened(client=ConnectionOptions(frame_bytes_max=limits.HELLO_FRAME_BYTES_MAX))
     scan = pair.client.request(admin.Scan("s", messages.Whence.EARLIEST, 0, None, 1 << 20))
     pair.to_server()
     scanned = admin.Scanned([messages.AttachedBatch(0, 1)], 1, 0, 1, 1, 1)

@@ -14,7 +14,7 @@ from fairway.groups import GroupConfig
 from fairway.protocol import messages as m
 from fairway.protocol.consumption import DeadLettered
 from fairway.protocol.delivery import Message
-from fairway.protocol.lots import Stale
+from fairway.protocol.lots import StaleSettlement
 from tests.support.mini_broker import MS_NS, WALL_MS, Wire
 from tests.unit.protocol.consuming_stage import LEASE_MS, Stage, payloads
 
@@ -273,7 +273,7 @@ def test_who_waits_for_what_was_no_longer_ours_is_told_so() -> None:
     message.ack()
     stage.session.when_settled([message], told.append)
     stage.wire.settle_down()
-    assert isinstance(told[0], Stale)
+    assert isinstance(told[0], StaleSettlement)
     assert stage.session.counts.stale == 1
 
 

@@ -6,7 +6,7 @@ from fairway.batch.secret import SECRET_BYTES
 from fairway.groups import GroupConfig
 from fairway.protocol import messages as m
 from fairway.protocol.consumption import JoinDelayed
-from fairway.protocol.session import Lost
+from fairway.protocol.session import ConnectionLost
 from tests.support.mini_broker import Wire
 from tests.unit.protocol.consuming_stage import LEASE_MS, Stage, payloads
 
@@ -54,7 +54,7 @@ def test_an_answer_to_join_that_is_lost_locks_nobody_out() -> None:
     stage.wire.handle()  # it is a member, and does not know
     [(ask, _)] = stage.wire.told
     stage.wire.told.clear()
-    stage.session.answered(ask.token, Lost("cut"), stage.broker.now_ns)
+    stage.session.answered(ask.token, ConnectionLost("cut"), stage.broker.now_ns)
     assert payloads(stage.begin()) == [b"a"]
     assert stage.delayed == []
 

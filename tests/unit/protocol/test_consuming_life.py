@@ -12,7 +12,7 @@ from fairway.protocol.consuming import Consuming
 from fairway.protocol.consumption import ConsumingOptions, Ended, Gap, HasJoined, Paused
 from fairway.protocol.delivery import Message
 from fairway.protocol.session import Answer
-from fairway.protocol.terms import Wanted
+from fairway.protocol.terms import WantedTags
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
 from tests.support.mini_broker import MS_NS, Wire
@@ -212,11 +212,11 @@ def test_what_the_group_does_not_want_is_acked_and_not_handed_out(is_all: bool, 
 
 
 def test_a_program_that_expects_other_tags_than_its_group_ends() -> None:
-    stage = Stage(GroupConfig(tags=TagFilter(("x",))), wanted=Wanted(("y",)))
+    stage = Stage(GroupConfig(tags=TagFilter(("x",))), wanted=WantedTags(("y",)))
     stage.begin()
     assert isinstance(stage.session.error, Refused)
     assert "wants x, this consumer y" in stage.session.error.sentence
-    assert not Stage(GroupConfig(tags=TagFilter(("x",))), wanted=Wanted(("x",), is_all=True)).begin()
+    assert not Stage(GroupConfig(tags=TagFilter(("x",))), wanted=WantedTags(("x",), is_all=True)).begin()
 
 
 def test_at_most_once_is_settled_by_being_handed_out() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fairway import errors, limits
 from fairway.protocol import admin, codec, delaying, messages, replicating, routing, tracing
-from fairway.protocol.messages import Message, Verb
+from fairway.protocol.messages import ControlMessage, Verb
 from tests.golden.frames import CASES, encoded
 from tests.tidy.source import ROOT
 
@@ -21,7 +21,7 @@ DUMPS = re.findall(r"<!-- frame: ([\w-]+) -->\n```text\n(.*?)```", TEXT, re.DOTA
 SECTIONS = dict(re.findall(r"^\*\*(\w+)\*\*(.*?)(?=^\*\*\w+\*\*|^#|\Z)", TEXT, re.MULTILINE | re.DOTALL))
 MODULES = (messages, admin, delaying, tracing, routing, replicating)
 CLASSES = [each for module in MODULES for each in vars(module).values() if isinstance(each, type)]
-MESSAGES = [each for each in CLASSES if issubclass(each, Message) and each is not Message]
+MESSAGES = [each for each in CLASSES if issubclass(each, ControlMessage) and each is not ControlMessage]
 CHOICES = [each for each in CLASSES if issubclass(each, enum.IntEnum) and each is not Verb]
 PLAIN = {int: "number", str: "text", bool: "bool", bytes: "bytes", float: "float", type(None): "nil"}
 
@@ -91,7 +91,7 @@ def test_there_are_hex_dumps() -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda each: each.__name__)
-def test_every_field_of_every_message_is_specified(message: type[Message]) -> None:
+def test_every_field_of_every_message_is_specified(message: type[ControlMessage]) -> None:
     hints = typing.get_type_hints(message, include_extras=True)
     fields = [shown_field(field, hints[field.name]) for field in msgspec.structs.fields(message)]
     section = SECTIONS[message.__name__]

@@ -7,7 +7,16 @@ from itertools import product
 import pytest
 
 from fairway.errors import Code, Misuse
-from fairway.protocol import PeerLeaving, RefusalReceived, RefusalSent, ResponseReceived, Role, State, Why, messages
+from fairway.protocol import (
+    ConnectionState,
+    PeerLeaving,
+    RefusalReceived,
+    RefusalSent,
+    ResponseReceived,
+    Role,
+    Why,
+    messages,
+)
 from tests.unit.protocol.feeding import BATCH, Pair, opened
 
 PRODUCE = messages.Produce("order.changed")
@@ -83,7 +92,7 @@ def test_a_client_that_asks_after_its_goodbye_broke_the_rules() -> None:
     pair = with_requests(1)
     pair.client.drain("bye")
     pair.to_server()
-    assert pair.server.state is State.ASKED
+    assert pair.server.state is ConnectionState.ASKED
     other = with_requests(0)
     other.client._correlation = 7
     other.client.request(PRODUCE, [BATCH])

@@ -8,7 +8,18 @@ import pytest
 
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused
-from fairway.protocol import Connection, HandshakeDone, Options, RefusalSent, Role, State, Why, codec, frames, messages
+from fairway.protocol import (
+    Connection,
+    ConnectionOptions,
+    ConnectionState,
+    HandshakeDone,
+    RefusalSent,
+    Role,
+    Why,
+    codec,
+    frames,
+    messages,
+)
 from fairway.protocol.events import Closed
 from tests.unit.protocol.feeding import JUNK, WAYS, Pair, joined
 
@@ -16,7 +27,10 @@ Way = Callable[[bytes], list[bytes]]
 
 
 def greet(
-    client: Options | None = None, server: Options | None = None, way: Way = WAYS[0], junk: bytes = b""
+    client: ConnectionOptions | None = None,
+    server: ConnectionOptions | None = None,
+    way: Way = WAYS[0],
+    junk: bytes = b"",
 ) -> tuple[Pair, HandshakeDone, HandshakeDone]:
     pair = Pair(client, server)
     [at_server] = pair.to_server(junk, way)
@@ -28,8 +42,8 @@ def greet(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_both_sides_agree(way: Way) -> None:
-    client = Options(name="client 1", features=("b", "a", "c"), frame_bytes_max=1 << 20)
-    server = Options(
+    client = ConnectionOptions(name="client 1", features=("b", "a", "c"), frame_bytes_max=1 << 20)
+    server = ConnectionOptions(
         name="server 2", features=("a", "b", "d"), frame_bytes_max=1 << 21, heartbeat_ms=500, requests_max=3
     )
     pair, at_server, at_client = greet(client, server, way)
@@ -60,7 +74,8 @@ VERSIONS = [
 @pytest.mark.parametrize(("client", "server", "version"), VERSIONS)
 def test_the_highest_common_version(client: tuple[int, int], server: tuple[int, int], version: int | None) -> None:
     pair = Pair(
-        Options(version_min=client[0], version_max=client[1]), Options(version_min=server[0], version_max=server[1])
+        ConnectionOptions(version_min=client[0], version_max=client[1]),
+        ConnectionOptions(version_min=server[0], version_max=server[1]),
     )
     pair.to_server()
     events = pair.to_client()
@@ -134,10 +149,10 @@ def test_turning_away_is_for_servers_before_the_handshake() -> None:
 
 @pytest.mark.parametrize("role", Role)
 def test_a_handshake_that_is_not_finished_ends(role: Role) -> None:
-    connection = Connection(role, 1_000, Options(handshake_ms=50))
+    connection = Connection(role, 1_000, ConnectionOptions(handshake_ms=50))
     assert connection.next_deadline() == 1_000 + 50_000_000
     connection.on_time(50_000_999)
-    assert connection.state is State.GREETING
+    assert connection.state is ConnectionState.GREETING
     connection.on_time(50_001_000)
     assert connection.closed is not None
     assert connection.closed.why is Why.SILENT
@@ -145,7 +160,7 @@ def test_a_handshake_that_is_not_finished_ends(role: Role) -> None:
 
 @pytest.mark.parametrize("role", Role)
 def test_a_slow_sender_does_not_prolong_the_handshake(role: Role) -> None:
-    connection = Connection(role, 0, Options(handshake_ms=50))
+    connection = Connection(role, 0, ConnectionOptions(handshake_ms=50))
     for now_ms in range(50):
         connection.feed(b"\x40" if now_ms == 0 else b"\x00" if now_ms < 4 else b"", now_ms * 1_000_000)
     assert connection.next_deadline() == 50_000_000
@@ -172,7 +187,7 @@ def test_an_http_request_is_told_that_it_is_wrong() -> None:
 )
 def test_options_that_cannot_work(wrong: dict[str, int]) -> None:
     with pytest.raises(Misuse):
-        Options(**wrong)  # type: ignore[arg-type]
+        ConnectionOptions(**wrong)  # type: ignore[arg-type]
 
 
 def test_names_and_features_fit_into_the_first_frame() -> None:
@@ -182,13 +197,13 @@ def test_names_and_features_fit_into_the_first_frame() -> None:
         {"name": "n" * 201},
     ):
         with pytest.raises(Misuse, match="at most"):
-            Options(**wrong)
+            ConnectionOptions(**wrong)
     features = tuple(f"{number:032}" for number in range(limits.FEATURES_MAX))
-    largest = Options(name="\N{SAILBOAT}" * 200, features=features)
+    largest = ConnectionOptions(name="\N{SAILBOAT}" * 200, features=features)
     _, at_server, _ = greet(largest, largest)
     assert at_server.features == features
 
 
 def test_a_feature_that_is_offered_twice_counts_once() -> None:
-    _, at_server, _ = greet(Options(features=("a", "a")), Options(features=("a",)))
+    _, at_server, _ = greet(ConnectionOptions(features=("a", "a")), ConnectionOptions(features=("a",)))
     assert at_server.features == ("a",)

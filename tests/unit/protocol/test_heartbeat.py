@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairway.protocol import Options, Role, Why, messages
+from fairway.protocol import ConnectionOptions, Role, Why, messages
 from fairway.protocol.heartbeat import Beat, Pulse
 from tests.unit.protocol.feeding import Pair, opened
 
@@ -13,7 +13,7 @@ HEARTBEAT_MS = 500
 
 
 def beating() -> Pair:
-    return opened(server=Options(heartbeat_ms=HEARTBEAT_MS))
+    return opened(server=ConnectionOptions(heartbeat_ms=HEARTBEAT_MS))
 
 
 @pytest.mark.parametrize("role", Role)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairway.errors import Code, FairwayError, NotSent, OutcomeUnknown
-from fairway.protocol.lane import Parcel
+from fairway.protocol.lane import SealedBatch
 from fairway.protocol.pending import BatchReceipt
 from tests.unit.protocol.wired import WiredProducer, connected, ended
 
@@ -13,7 +13,7 @@ SUBJECT = "orders"
 def lend(lender: WiredProducer, borrower: WiredProducer) -> int:
     """All that can be lent; how many batches that is."""
 
-    def repay(parcel: Parcel, outcome: BatchReceipt | FairwayError) -> None:
+    def repay(parcel: SealedBatch, outcome: BatchReceipt | FairwayError) -> None:
         lender.producing.repaid(parcel, outcome)
 
     lent = lender.producing.lend(SUBJECT, is_due=False)

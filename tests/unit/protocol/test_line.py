@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from fairway.errors import Code, Misuse, Refused
-from fairway.protocol import Connection, Message, Options, Role
-from fairway.protocol.backoff import Backoff
+from fairway.protocol import Connection, ConnectionOptions, ControlMessage, Role
+from fairway.protocol.backoff import RetryDelays
 from fairway.protocol.line import LineOptions
 from fairway.protocol.messages import Heartbeat, Leave, Produce, Renewed
-from fairway.protocol.session import Answer, Ask, Lost, Outcome
+from fairway.protocol.session import Answer, Ask, ConnectionLost, RequestOutcome
 from fairway.world.rng import SeededRng
 from tests.unit.protocol.wired import WiredLine
 
@@ -24,9 +24,9 @@ REPLY = Renewed(15_000, 1)
 class Asker:
     """A session that asks what it is told to."""
 
-    def __init__(self, *questions: Message) -> None:
+    def __init__(self, *questions: ControlMessage) -> None:
         self.questions = list(questions)
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[RequestOutcome] = []
         self.opened_count = 0
         self.rooms: list[int] = []
         self.due_ns: int | None = None
@@ -39,14 +39,14 @@ class Asker:
         asked, self.questions = self.questions[:room], self.questions[room:]
         return [Ask(each, (), each) for each in asked]
 
-    def answered(self, token: object, outcome: Outcome, now_ns: int) -> None:
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
         self.outcomes.append(outcome)
 
     def next_deadline(self) -> int | None:
         return self.due_ns
 
 
-def wired(*questions: Message, **options: Any) -> tuple[WiredLine, Asker]:
+def wired(*questions: ControlMessage, **options: Any) -> tuple[WiredLine, Asker]:
     scene, asker = WiredLine(**options), Asker(*questions)
     scene.line.add(asker, scene.now_ns)
     return scene, asker
@@ -77,7 +77,7 @@ def test_what_was_asked_is_lost_with_the_connection_and_the_line_comes_back() ->
     scene, asker = wired(QUESTION)
     scene.connect()
     scene.cut()
-    assert asker.outcomes == [Lost("the connection was cut")]
+    assert asker.outcomes == [ConnectionLost("the connection was cut")]
     assert scene.line.trouble == "the cable was pulled"
     asker.questions.append(QUESTION)
     scene.connect()
@@ -154,12 +154,12 @@ def test_a_silent_broker_is_pinged_and_then_given_up() -> None:
         scene.sleep(10_000)
     assert scene.line.is_over()
     [lost] = asker.outcomes
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, ConnectionLost)
     assert "three heartbeats" in lost.sentence
 
 
 def test_sessions_share_what_room_there_is() -> None:
-    scene = WiredLine(server=Options(requests_max=3))
+    scene = WiredLine(server=ConnectionOptions(requests_max=3))
     askers = [Asker(*[QUESTION] * 4) for _ in range(2)]
     for asker in askers:
         scene.line.add(asker, scene.now_ns)
@@ -198,7 +198,7 @@ def test_a_session_that_asks_for_more_than_its_room_is_told_so() -> None:
         def asks(self, room: int, now_ns: int) -> Iterable[Ask]:
             return super().asks(10 if room else 0, now_ns)
 
-    scene = WiredLine(server=Options(requests_max=2))
+    scene = WiredLine(server=ConnectionOptions(requests_max=2))
     greedy = Greedy(*[QUESTION] * 3)
     scene.line.add(greedy, scene.now_ns)
     scene.connect()
@@ -228,7 +228,7 @@ def test_close_loses_patience_with_a_broker_that_does_not_answer() -> None:
     assert not scene.is_closed()
     scene.sleep(20)
     assert scene.is_closed()
-    assert [type(outcome) for outcome in asker.outcomes] == [Lost]
+    assert [type(outcome) for outcome in asker.outcomes] == [ConnectionLost]
 
 
 def test_close_without_a_connection_is_over_at_once() -> None:
@@ -276,7 +276,7 @@ def test_errands_are_handed_over_once_in_order() -> None:
 
 
 def test_a_wait_that_was_asked_for_is_the_least() -> None:
-    backoff = Backoff(SeededRng(1), first_ms=10, most_ms=100)
+    backoff = RetryDelays(SeededRng(1), first_ms=10, most_ms=100)
     assert all(1_000e6 <= backoff.next_ns(1_000) <= 1_050e6 for _ in range(20))
 
 

@@ -12,7 +12,7 @@ from fairway import batch, limits
 from fairway.errors import RemoteProtocolError
 from fairway.groups import GroupConfig
 from fairway.groups.config import TagFilter
-from fairway.protocol.page import DecodedBatches, Page
+from fairway.protocol.page import DecodedBatches, LazyBatch
 from tests.support.mini_broker import MiniBroker
 from tests.unit.batch.forge import forge, ints
 from tests.unit.protocol.consuming_stage import Stage, payloads
@@ -26,9 +26,9 @@ def data_of(*sent: bytes, first: int = 0, keys: Sequence[str] | None = None) -> 
     )
 
 
-def pages_of(decoded: DecodedBatches, count: int) -> list[Page]:
+def pages_of(decoded: DecodedBatches, count: int) -> list[LazyBatch]:
     """Each of a little more than 1 KiB."""
-    return [Page(data_of(b"%d" % number * KIB, first=number), number, 1, decoded) for number in range(count)]
+    return [LazyBatch(data_of(b"%d" % number * KIB, first=number), number, 1, decoded) for number in range(count)]
 
 
 def test_a_page_is_decoded_when_its_batch_is_first_read() -> None:
@@ -67,7 +67,7 @@ def test_pages_that_are_gone_do_not_fill_the_budget_for_ever() -> None:
 
 
 def test_key_hashes_are_read_without_decoding() -> None:
-    page = Page(data_of(b"x" * KIB, b"y", keys=["a", "b"]), 0, 1, DecodedBatches())
+    page = LazyBatch(data_of(b"x" * KIB, b"y", keys=["a", "b"]), 0, 1, DecodedBatches())
     assert page.key_hashes() == [batch.key_hash("a"), batch.key_hash("b")]
     assert page.tag_lists() == [[], []]
     assert not page.is_decoded
@@ -77,7 +77,7 @@ def test_damage_is_found_before_the_columns_are_decompressed() -> None:
     data = bytearray(data_of(b"x" * KIB))
     data[-9] ^= 1
     with pytest.raises(RemoteProtocolError, match="wrong checksum"):
-        Page(bytes(data), 0, 1, DecodedBatches())
+        LazyBatch(bytes(data), 0, 1, DecodedBatches())
 
 
 def test_many_threads_read_the_same_pages() -> None:

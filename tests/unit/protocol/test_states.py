@@ -8,53 +8,53 @@ from itertools import product
 import pytest
 
 from fairway.errors import InvariantViolated
-from fairway.protocol import Connection, Role, State, Why, codec, frames, messages
-from fairway.protocol.states import DRAINING, MAY_HEAR, NEXT, OWN, Heard, Move, after
+from fairway.protocol import Connection, ConnectionState, Role, Why, codec, frames, messages
+from fairway.protocol.states import DRAINING, MAY_HEAR, NEXT, OWN, Move, ReceivedKind, after
 from tests.unit.protocol.feeding import BATCH, Pair, joined, opened
 
 HELLO = messages.Hello(1, 1, [], "somebody", 1 << 20)
 WELCOME = messages.Welcome(1, [], "some server", 1 << 20, 10_000, 10)
 
 # What arrives, as (verb, flags, correlation, message); the answer is to the client's first request.
-ARRIVALS: dict[Heard, tuple[int, int, int, messages.Message]] = {
-    Heard.HELLO: (1, 0, 0, HELLO),
-    Heard.WELCOME: (1, 1, 0, WELCOME),
-    Heard.PING: (2, 0, 0, messages.Ping()),
-    Heard.PONG: (2, 1, 0, messages.Pong()),
-    Heard.GOODBYE: (3, 0, 0, messages.Goodbye("enough")),
-    Heard.ACCUSATION: (3, 0, 0, messages.Goodbye("no", "protocol_error")),
-    Heard.REQUEST: (21, 0, 99, messages.Leave("s", "g", "c", 0)),
-    Heard.ANSWER: (16, 1, 1, messages.Produced(1, 1, 1, False, 1)),
+ARRIVALS: dict[ReceivedKind, tuple[int, int, int, messages.ControlMessage]] = {
+    ReceivedKind.HELLO: (1, 0, 0, HELLO),
+    ReceivedKind.WELCOME: (1, 1, 0, WELCOME),
+    ReceivedKind.PING: (2, 0, 0, messages.Ping()),
+    ReceivedKind.PONG: (2, 1, 0, messages.Pong()),
+    ReceivedKind.GOODBYE: (3, 0, 0, messages.Goodbye("enough")),
+    ReceivedKind.ACCUSATION: (3, 0, 0, messages.Goodbye("no", "protocol_error")),
+    ReceivedKind.REQUEST: (21, 0, 99, messages.Leave("s", "g", "c", 0)),
+    ReceivedKind.ANSWER: (16, 1, 1, messages.Produced(1, 1, 1, False, 1)),
 }
 
 
-def connection_in(role: Role, state: State) -> Connection:
+def connection_in(role: Role, state: ConnectionState) -> Connection:
     """A connection in that state, by the moves that lead there; a request is in flight wherever one can be."""
-    pair = Pair() if state is State.GREETING else opened()
+    pair = Pair() if state is ConnectionState.GREETING else opened()
     us, they = (pair.client, pair.server) if role is Role.CLIENT else (pair.server, pair.client)
-    if state is not State.GREETING:
+    if state is not ConnectionState.GREETING:
         pair.client.request(messages.Produce("s"), [BATCH])
         pair.to_server()
         us.on_time(us.next_deadline() or 0)  # so that a PONG has its PING
-    if state in {State.LEAVING, State.PARTING}:
+    if state in {ConnectionState.LEAVING, ConnectionState.PARTING}:
         us.drain("we go")
-    if state in {State.ASKED, State.PARTING}:
+    if state in {ConnectionState.ASKED, ConnectionState.PARTING}:
         they.drain("they go")
         pair.to_client() if role is Role.CLIENT else pair.to_server()
-    if state is State.CLOSED:
+    if state is ConnectionState.CLOSED:
         us.lost()
     us.take()
     assert us.state is state
     return us
 
 
-def arrival(heard: Heard, version: int) -> bytes:
+def arrival(heard: ReceivedKind, version: int) -> bytes:
     verb, flags, correlation, message = ARRIVALS[heard]
     return joined(frames.write(verb, flags, version, correlation, codec.encode(message)))
 
 
-@pytest.mark.parametrize(("state", "move"), list(product(State, Move)), ids=str)
-def test_every_move_from_every_state(state: State, move: Move) -> None:
+@pytest.mark.parametrize(("state", "move"), list(product(ConnectionState, Move)), ids=str)
+def test_every_move_from_every_state(state: ConnectionState, move: Move) -> None:
     if (state, move) in NEXT:
         assert after(state, move) is NEXT[state, move]
     else:
@@ -63,47 +63,51 @@ def test_every_move_from_every_state(state: State, move: Move) -> None:
 
 
 def test_the_table_leads_from_the_greeting_to_the_end_and_never_back() -> None:
-    order = list(State)
+    order = list(ConnectionState)
     assert all(order.index(target) > order.index(state) for (state, _), target in NEXT.items())
-    assert {state for state, _ in NEXT} == set(State) - {State.CLOSED}
-    assert set(NEXT.values()) == set(State) - {State.GREETING}
-    assert set(State) - {State.GREETING, State.OPEN, State.CLOSED} == DRAINING
-    assert all(NEXT[state, Move.ENDED] is State.CLOSED for state in State if state is not State.CLOSED)
+    assert {state for state, _ in NEXT} == set(ConnectionState) - {ConnectionState.CLOSED}
+    assert set(NEXT.values()) == set(ConnectionState) - {ConnectionState.GREETING}
+    assert set(ConnectionState) - {ConnectionState.GREETING, ConnectionState.OPEN, ConnectionState.CLOSED} == DRAINING
+    assert all(
+        NEXT[state, Move.ENDED] is ConnectionState.CLOSED
+        for state in ConnectionState
+        if state is not ConnectionState.CLOSED
+    )
 
 
 def test_every_role_and_state_says_what_it_may_hear() -> None:
-    assert set(MAY_HEAR) == set(product(Role, State))
-    assert set(OWN.values()) == set(Heard) - {Heard.ACCUSATION, Heard.REQUEST, Heard.ANSWER}
+    assert set(MAY_HEAR) == set(product(Role, ConnectionState))
+    assert set(OWN.values()) == set(ReceivedKind) - {ReceivedKind.ACCUSATION, ReceivedKind.REQUEST, ReceivedKind.ANSWER}
 
 
-@pytest.mark.parametrize(("role", "state", "heard"), list(product(Role, State, Heard)), ids=str)
-def test_everything_that_can_arrive_in_every_state(role: Role, state: State, heard: Heard) -> None:
+@pytest.mark.parametrize(("role", "state", "heard"), list(product(Role, ConnectionState, ReceivedKind)), ids=str)
+def test_everything_that_can_arrive_in_every_state(role: Role, state: ConnectionState, heard: ReceivedKind) -> None:
     connection = connection_in(role, state)
-    connection.feed(arrival(heard, version=0 if state is State.GREETING else 1), 0)
+    connection.feed(arrival(heard, version=0 if state is ConnectionState.GREETING else 1), 0)
     is_broken = connection.closed is not None and connection.closed.why is Why.BROKEN
-    assert is_broken == (heard not in MAY_HEAR[role, state] and state is not State.CLOSED)
+    assert is_broken == (heard not in MAY_HEAR[role, state] and state is not ConnectionState.CLOSED)
     if is_broken:
         assert "came to a" in str(connection.closed.error if connection.closed else "")
         assert len(connection.take()) == 1, "the last GOODBYE says why"
 
 
-AFTERWARDS: dict[tuple[State, Heard], State] = {
-    (State.GREETING, Heard.HELLO): State.OPEN,
-    (State.GREETING, Heard.WELCOME): State.OPEN,
-    (State.OPEN, Heard.GOODBYE): State.ASKED,
-    (State.LEAVING, Heard.GOODBYE): State.PARTING,  # a request is in flight
-    (State.PARTING, Heard.ANSWER): State.CLOSED,  # it was the last one
-    (State.ASKED, Heard.ANSWER): State.CLOSED,
+AFTERWARDS: dict[tuple[ConnectionState, ReceivedKind], ConnectionState] = {
+    (ConnectionState.GREETING, ReceivedKind.HELLO): ConnectionState.OPEN,
+    (ConnectionState.GREETING, ReceivedKind.WELCOME): ConnectionState.OPEN,
+    (ConnectionState.OPEN, ReceivedKind.GOODBYE): ConnectionState.ASKED,
+    (ConnectionState.LEAVING, ReceivedKind.GOODBYE): ConnectionState.PARTING,  # a request is in flight
+    (ConnectionState.PARTING, ReceivedKind.ANSWER): ConnectionState.CLOSED,  # it was the last one
+    (ConnectionState.ASKED, ReceivedKind.ANSWER): ConnectionState.CLOSED,
 }
 
 
 @pytest.mark.parametrize("key", [key for key, allowed in MAY_HEAR.items() if allowed], ids=str)
-def test_where_everything_that_may_arrive_leads(key: tuple[Role, State]) -> None:
+def test_where_everything_that_may_arrive_leads(key: tuple[Role, ConnectionState]) -> None:
     role, state = key
     for heard in MAY_HEAR[role, state]:
         connection = connection_in(role, state)
-        connection.feed(arrival(heard, version=0 if state is State.GREETING else 1), 0)
-        expected = State.CLOSED if heard is Heard.ACCUSATION else AFTERWARDS.get((state, heard), state)
+        connection.feed(arrival(heard, version=0 if state is ConnectionState.GREETING else 1), 0)
+        expected = ConnectionState.CLOSED if heard is ReceivedKind.ACCUSATION else AFTERWARDS.get((state, heard), state)
         assert connection.state is expected
 
 
@@ -116,8 +120,8 @@ CALLS: dict[str, Callable[[Connection], object]] = {
 }
 
 
-@pytest.mark.parametrize(("role", "state", "call"), list(product(Role, State, CALLS)), ids=str)
-def test_what_the_owner_may_call_in_every_state(role: Role, state: State, call: str) -> None:
+@pytest.mark.parametrize(("role", "state", "call"), list(product(Role, ConnectionState, CALLS)), ids=str)
+def test_what_the_owner_may_call_in_every_state(role: Role, state: ConnectionState, call: str) -> None:
     connection = connection_in(role, state)
     CALLS[call](connection)
-    assert (connection.state is State.CLOSED) == (connection.closed is not None)
+    assert (connection.state is ConnectionState.CLOSED) == (connection.closed is not None)

@@ -6,8 +6,8 @@ from typing import Any
 
 from fairway import batch
 from fairway.errors import Code, Refused
-from fairway.protocol import Connection, Message, RequestReceived, Role
-from fairway.protocol import Options as HelloOptions
+from fairway.protocol import Connection, ControlMessage, RequestReceived, Role
+from fairway.protocol import ConnectionOptions as HelloOptions
 from fairway.protocol.line import Line, LineOptions
 from fairway.protocol.messages import Produced
 from fairway.protocol.pending import Pending, PendingBatch
@@ -96,7 +96,7 @@ class WiredLine:
         self.server.drain("the broker restarts", retry_after_ms=retry_after_ms)
         self.pump()
 
-    def answer(self, message: Message) -> None:
+    def answer(self, message: ControlMessage) -> None:
         """The oldest request is granted."""
         assert self.server is not None
         self.server.respond(self.requests.pop(0).correlation, message)

@@ -7,7 +7,16 @@ import asyncio
 import pytest
 
 from fairway.errors import Misuse
-from fairway.registry.port import Exists, Missing, Node, NotAllowed, Registry, SessionOver, SessionState, Stale
+from fairway.registry.port import (
+    Exists,
+    Missing,
+    Node,
+    NotAllowed,
+    Registry,
+    SessionOver,
+    SessionState,
+    VersionMismatch,
+)
 from fairway.registry.tree import VALUE_BYTES_MAX
 from tests.unit.registry.forms import Form, Stage, until
 
@@ -43,9 +52,9 @@ def test_what_does_not_fit_changes_nothing_and_names_the_node(form: Form) -> Non
         await registry.create("/g/one", b"x")
         with pytest.raises(Exists, match="/g/one"):
             await registry.create("/g/one", b"y")
-        with pytest.raises(Stale, match="/g/one"):
+        with pytest.raises(VersionMismatch, match="/g/one"):
             await registry.put("/g/one", b"y", 1)
-        with pytest.raises(Stale, match="/g/one"):
+        with pytest.raises(VersionMismatch, match="/g/one"):
             await registry.remove("/g/one", 7)
         with pytest.raises(Missing, match="/g/two"):
             await registry.put("/g/two", b"y", 0)
@@ -98,10 +107,10 @@ def test_of_many_who_change_the_same_version_one_does(form: Form) -> None:
         registries = [await stage.session() for _ in range(3)]
         await registries[0].create("/node", b"")
 
-        async def change(registry: Registry, word: bytes) -> Node | Stale:
+        async def change(registry: Registry, word: bytes) -> Node | VersionMismatch:
             try:
                 return await registry.put("/node", word, 0)
-            except Stale as error:
+            except VersionMismatch as error:
                 return error
 
         outcomes = await asyncio.gather(*(change(each, b"%d" % n) for n, each in enumerate(registries * 3)))

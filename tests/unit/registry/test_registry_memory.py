@@ -10,7 +10,7 @@ import pytest
 
 from fairway.errors import Code, Refused
 from fairway.limits import KIB
-from fairway.registry.port import Exists, Missing, NotAllowed, Stale
+from fairway.registry.port import Exists, Missing, NotAllowed, VersionMismatch
 from fairway.registry.sqlite import SqliteRegistry
 from fairway.registry.tree import Tree, node_bytes
 
@@ -33,7 +33,7 @@ def test_the_count_is_the_sum_of_the_nodes_whatever_changes() -> None:
                     changes = tree.remove(path)
                 case _:
                     changes = tree.end(5)
-        except (Exists, Missing, NotAllowed, Stale):
+        except (Exists, Missing, NotAllowed, VersionMismatch):
             continue
         before, growth = tree.held_bytes, tree.growth_bytes(changes)
         tree.apply(changes)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fairway.errors import Misuse
-from fairway.registry.port import Lost, Node, SessionOver, SessionState
+from fairway.registry.port import AnswerLost, Node, SessionOver, SessionState
 from fairway.registry.sim_client import SimRegistry
 from fairway.registry.simulated import SimEnsemble, Weather
 from fairway.world.sim_wire import Conditions
@@ -35,7 +35,7 @@ async def opened(ensemble: SimEnsemble, name: str) -> SimRegistry:
 async def outcome(call: Coroutine[Any, Any, Any]) -> Any:
     try:
         return await call
-    except (Lost, SessionOver) as error:
+    except (AnswerLost, SessionOver) as error:
         return error
 
 
@@ -43,7 +43,7 @@ def test_lost_request_was_not_carried_out_and_lost_reply_was() -> None:
     async def story(_: Simulation, ensemble: SimEnsemble) -> None:
         client = await opened(ensemble, "a")
         ensemble.lose(requests=1.0)
-        with pytest.raises(Lost, match="/x"):
+        with pytest.raises(AnswerLost, match="/x"):
             await client.create("/x")
         ensemble.lose(replies=1.0)
         assert ensemble.tree.get("/x") is None
@@ -51,7 +51,7 @@ def test_lost_request_was_not_carried_out_and_lost_reply_was() -> None:
         ensemble.lose()
         await until(lambda: client.connection is not None)
         ensemble.lose(replies=1.0)
-        with pytest.raises(Lost, match="/y"):
+        with pytest.raises(AnswerLost, match="/y"):
             await client.create("/y")
         ensemble.lose()
         assert ensemble.tree.get("/y") is not None
@@ -126,14 +126,14 @@ def test_change_that_is_cut_off_from_its_answer_was_made() -> None:
         ensemble.cut("a", "back")
         asked = asyncio.create_task(client.create("/x"))
         await until(lambda: ensemble.tree.get("/x") is not None)
-        with pytest.raises(Lost):
+        with pytest.raises(AnswerLost):
             await asked
         ensemble.mend("a", "back")
         ensemble.cut("a", "there")
         asked = asyncio.create_task(client.create("/y"))
         await asyncio.sleep(SESSION_MS / 1e3)
         ensemble.mend("a", "there")
-        with pytest.raises(Lost):
+        with pytest.raises(AnswerLost):
             await asked
         assert await client.get("/y", fresh=True) is None
         await asyncio.sleep(SESSION_MS / 1e3)
@@ -229,7 +229,7 @@ def test_stopped_ensemble_answers_nobody_and_ends_no_session() -> None:
         await client.create("/m/a", is_ephemeral=True)
         session = client.session_id
         ensemble.stop()
-        with pytest.raises(Lost):
+        with pytest.raises(AnswerLost):
             await client.get("/m/a")
         await asyncio.sleep(2 * SESSION_MS / 1e3)
         ensemble.start()

@@ -15,7 +15,7 @@ from kazoo.exceptions import UnimplementedError
 
 from fairway.errors import Misuse
 from fairway.registry.kazoo_line import KazooLine, translated
-from fairway.registry.port import Lost, SessionState
+from fairway.registry.port import AnswerLost, SessionState
 from fairway.registry.zookeeper import ZooKeeperRegistry
 from fairway.world.clock import RealClock
 from tests.support import zookeeper
@@ -209,7 +209,7 @@ def test_change_without_an_answer_is_lost_and_a_fresh_read_tells(play: Play) -> 
     async def story(scene: Scene) -> None:
         await scene.client.create("/x", b"0")
         scene.cable.freeze()
-        with pytest.raises(Lost, match="/x"):
+        with pytest.raises(AnswerLost, match="/x"):
             await scene.client.put("/x", b"1", 0)
         scene.cable.cut()  # what was frozen never arrives
         scene.cable.mend()
@@ -277,7 +277,7 @@ def test_registry_that_is_cut_off_can_be_closed(play: Play) -> None:
         waiting = asyncio.ensure_future(scene.client.get("/x"))
         await asyncio.sleep(0.05)
         await scene.client.close()
-        with pytest.raises(Lost):
+        with pytest.raises(AnswerLost):
             await waiting
 
     play(story)

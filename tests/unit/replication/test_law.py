@@ -7,19 +7,19 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from fairway.registry.layout import GroupRecord, Member
+from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.replication import law
-from fairway.replication.law import Create, Follow, Lead, Me, Stand, Wait
+from fairway.replication.law import Create, FollowDecision, Lead, Me, Stand, Wait
 
 ME = Me("a", 11, 12, epoch=4)
 RECORD = GroupRecord("broker", 5, "b", ["b", "a"], 2, 11, 12, members=["b", "a"])
 
 
-def member(directory: str, role: str = "follower") -> Member:
-    return Member(directory, f"host-{directory}", 20880, role)
+def member(directory: str, role: str = "follower") -> RegisteredCopy:
+    return RegisteredCopy(directory, f"host-{directory}", 20880, role)
 
 
-def living(*directories: str) -> dict[str, Member]:
+def living(*directories: str) -> dict[str, RegisteredCopy]:
     return {each: member(each) for each in directories}
 
 
@@ -52,8 +52,8 @@ def test_an_empty_copy_does_not_make_a_group_beside_those_that_hold_its_messages
 
 def test_a_master_that_lives_is_followed() -> None:
     decision = law.decide("g", RECORD, living("a", "b"), ME)
-    assert decision == Follow("b", "host-b", 20880, 5)
-    assert isinstance(decision, Follow)
+    assert decision == FollowDecision("b", "host-b", 20880, 5)
+    assert isinstance(decision, FollowDecision)
     assert decision.address == "host-b:20880"
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from fairway.registry.layout import GroupRecord, Member, member_path, pack
+from fairway.registry.layout import GroupRecord, RegisteredCopy, member_path, pack
 from fairway.registry.simulated import SimEnsemble, Weather
 from fairway.replication.node import GroupNode, living
 from fairway.world.simulation import Simulation, simulate
@@ -38,11 +38,11 @@ def test_one_of_two_is_faster() -> None:
 def test_a_node_that_only_holds_members_is_no_group_yet() -> None:
     async def scenario(world: Simulation) -> None:
         registry = SimEnsemble(world).client("one")
-        await registry.create(member_path("g", "a"), pack(Member("a", "host", 1)), is_ephemeral=True)
+        await registry.create(member_path("g", "a"), pack(RegisteredCopy("a", "host", 1)), is_ephemeral=True)
         node = GroupNode(registry, "g")
         assert await node.read() is None
         assert await node.change(RECORD)
-        assert await living(registry, "g") == {"a": Member("a", "host", 1)}
+        assert await living(registry, "g") == {"a": RegisteredCopy("a", "host", 1)}
 
     simulate(scenario, 1)
 

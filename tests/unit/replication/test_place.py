@@ -8,26 +8,26 @@ from typing import Any
 import pytest
 
 from fairway.errors import WrongDirectory
-from fairway.registry.layout import Member, members_path
+from fairway.registry.layout import RegisteredCopy, members_path
 from fairway.registry.port import Node, RegistryError
 from fairway.registry.sim_client import SimRegistry
 from fairway.registry.simulated import SimEnsemble, Weather
 from fairway.replication.node import living
-from fairway.replication.place import Place
+from fairway.replication.place import CopyRegistration
 from fairway.world.simulation import Simulation, simulate
 
 GROUP = "g"
 SESSION_MS = 1_000
-HERE = Member("d1", "here", 1)
-THERE = Member("d1", "there", 1)
+HERE = RegisteredCopy("d1", "here", 1)
+THERE = RegisteredCopy("d1", "there", 1)
 LATE_S = 1.0
 
 
-def place_of(world: Simulation, registry: SimRegistry) -> Place:
-    return Place(registry, world.clock, GROUP, SESSION_MS)
+def place_of(world: Simulation, registry: SimRegistry) -> CopyRegistration:
+    return CopyRegistration(registry, world.clock, GROUP, SESSION_MS)
 
 
-async def taken(place: Place, shown: Member) -> None:
+async def taken(place: CopyRegistration, shown: RegisteredCopy) -> None:
     """As a member does: again and again."""
     while True:
         try:
@@ -58,8 +58,8 @@ def test_what_it_says_is_renewed() -> None:
         registry = SimEnsemble(world).client("one")
         place = place_of(world, registry)
         for port in (1, 2, 2, 3):
-            await taken(place, Member("d1", "here", port))
-            assert await living(registry, GROUP) == {"d1": Member("d1", "here", port)}
+            await taken(place, RegisteredCopy("d1", "here", port))
+            assert await living(registry, GROUP) == {"d1": RegisteredCopy("d1", "here", port)}
         await place.leave()
         assert await living(registry, GROUP) == {}
 

@@ -11,7 +11,7 @@ from fairway import limits
 from fairway.batch.secret import SECRET_BYTES, VERIFIER_BYTES, copy_verifier_of, new_secret
 from fairway.errors import Code, Refused
 from fairway.protocol.replicating import Follow
-from fairway.registry.layout import Member, member_path, pack, unpack
+from fairway.registry.layout import RegisteredCopy, member_path, pack, unpack
 from fairway.registry.simulated import SimEnsemble
 from fairway.replication.registered_copies import RegisteredCopies
 from fairway.world.rng import SeededRng
@@ -20,18 +20,18 @@ from fairway.world.simulation import Simulation, simulate
 GROUP, COPY, OTHER = "g", "00000000000000b2", "00000000000000c3"
 SECRET, NEXT = b"s" * SECRET_BYTES, b"n" * SECRET_BYTES
 SHOWN, SHOWN_NEXT, NONE = copy_verifier_of(SECRET, COPY), copy_verifier_of(NEXT, COPY), b""
-OLDER = Member(COPY, "host", 1)
-NEWER = Member(COPY, "host", 1, verifier=SHOWN)
-RESTARTED = Member(COPY, "host", 1, verifier=SHOWN_NEXT)
-NOBODY: Mapping[str, Member] = {}
+OLDER = RegisteredCopy(COPY, "host", 1)
+NEWER = RegisteredCopy(COPY, "host", 1, verifier=SHOWN)
+RESTARTED = RegisteredCopy(COPY, "host", 1, verifier=SHOWN_NEXT)
+NOBODY: Mapping[str, RegisteredCopy] = {}
 
 
-def copies(world: Simulation, members: Mapping[str, Member]) -> RegisteredCopies:
+def copies(world: Simulation, members: Mapping[str, RegisteredCopy]) -> RegisteredCopies:
     return RegisteredCopies(SimEnsemble(world).client("master"), GROUP, [], members, retry_after_ms=100)
 
 
 def accepted(
-    members: Mapping[str, Member], *later: Mapping[str, Member], known: tuple[str, ...] = (COPY,)
+    members: Mapping[str, RegisteredCopy], *later: Mapping[str, RegisteredCopy], known: tuple[str, ...] = (COPY,)
 ) -> list[bool]:
     """Whether these may follow after the master has seen those nodes, one look after another: the process with the
     secret, the process that was started after it, and whoever has no secret."""
@@ -81,7 +81,7 @@ def test_copies_that_came_and_went_leave_no_verifiers_behind() -> None:
         registered = copies(world, NOBODY)
         for number in range(100):
             directory = f"{number:016x}"
-            registered.update({directory: Member(directory, "host", 1, verifier=SHOWN)}, (COPY,))
+            registered.update({directory: RegisteredCopy(directory, "host", 1, verifier=SHOWN)}, (COPY,))
         registered.update({COPY: NEWER}, (COPY,))
         registered.update(NOBODY, (COPY,))
         return len(registered._verifiers)
@@ -160,4 +160,4 @@ def test_the_version_before_reads_what_this_one_writes_and_the_other_way_round()
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(now), type=FollowBefore) == before
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(before), type=Follow) == Follow("east", 3, 161)
     assert msgspec.json.decode(pack(NEWER), type=MemberBefore) == MemberBefore(COPY, "host", 1)
-    assert unpack(Member, "node", msgspec.json.encode(MemberBefore(COPY, "host", 1))) == OLDER
+    assert unpack(RegisteredCopy, "node", msgspec.json.encode(MemberBefore(COPY, "host", 1))) == OLDER

@@ -11,14 +11,14 @@ import pytest
 
 from fairway.batch import checksum
 from fairway.errors import Code, Refused, StorageFault
-from fairway.protocol import Bytes, Message
+from fairway.protocol import Bytes, ControlMessage
 from fairway.protocol.frames import stretched
 from fairway.protocol.replicating import Give, Want
 from fairway.replication import giving
 from fairway.replication.peer import NS_PER_MS, Peer
 from fairway.replication.repairs import Repairs
-from fairway.replication.tally import Tally
-from fairway.replication.wire import Told
+from fairway.replication.tally import ReplicationCounters
+from fairway.replication.wire import OnResponse
 from fairway.storage import record
 from fairway.storage.log import Damaged
 from fairway.storage.store import Store
@@ -39,7 +39,7 @@ class Brought:
     def __init__(self) -> None:
         self.gives: list[tuple[Give, bytes]] = []
 
-    def send(self, message: Message, told: Told, attachments: Sequence[Bytes] = ()) -> None:
+    def send(self, message: ControlMessage, told: OnResponse, attachments: Sequence[Bytes] = ()) -> None:
         assert isinstance(message, Give)
         self.gives.append((message, stretched(attachments[0]) if attachments else b""))
 
@@ -53,7 +53,7 @@ class Scene:
 
     def __init__(self, master: Store, copy: Store) -> None:
         self.master, self.copy = master, copy
-        self.tally = Tally()
+        self.tally = ReplicationCounters()
         self.repairs = Repairs(master, self.tally, ANSWER_MS, AGAIN_MS)
         self.peer = Peer(COPY, Connection(), 0)
         self.peer.confirmed = copy.ends()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fairway.scheduling import Actor, Order, SchedulerOptions, Verdict
+from fairway.scheduling import Actor, RunOrder, SchedulerOptions, TurnResult
 from fairway.scheduling.order import CREDIT_NS
 from tests.unit.scheduling.stage import Ask, Group, Stage
 
@@ -12,10 +12,10 @@ MS = 1_000_000
 SLICE_NS = SchedulerOptions().slice_ns
 TOLERANCE = 0.05
 
-MakeOrder = Callable[[], Order]
+MakeOrder = Callable[[], RunOrder]
 
 
-def shares(order: Order, groups: Sequence[tuple[int, int]], weights: Mapping[int, float], ns: int) -> list[float]:
+def shares(order: RunOrder, groups: Sequence[tuple[int, int]], weights: Mapping[int, float], ns: int) -> list[float]:
     """Time per weight of groups of (consumers, cost), all with something to do all the time; their mean is 1."""
     stage = Stage(order=order)
     for key, weight in weights.items():
@@ -83,13 +83,13 @@ class ColdReader:
     def _next(self) -> None:
         self._stage.ask(self._key, 5_000, work=self._read)
 
-    def _read(self, ask: Ask, actor: Actor) -> Verdict:
+    def _read(self, ask: Ask, actor: Actor) -> TurnResult:
         if ask.looks == 2:
             self._next()
-            return Verdict.DONE
+            return TurnResult.DONE
         actor.suspend()
         self._stage.loop.call_later(self._read_ns / 1e9, self._has_read, actor)
-        return Verdict.AGAIN
+        return TurnResult.AGAIN
 
     def _has_read(self, actor: Actor) -> None:
         actor.charge(elapsed_ns=self._read_ns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from fairway.scheduling import Account, Actor
-from fairway.scheduling.mailbox import Letter
+from fairway.scheduling.mailbox import MailboxItem
 
 
 class TotalTime:
@@ -13,10 +13,10 @@ class TotalTime:
 
     slice_requests_max = 1 << 62
 
-    def place(self, letter: Letter) -> None:
+    def place(self, letter: MailboxItem) -> None:
         letter.is_placed = True
 
-    def settle(self, letter: Letter, charge_ns: float) -> None:
+    def settle(self, letter: MailboxItem, charge_ns: float) -> None:
         pass
 
     def charge_account(self, account: Account, charge_ns: float) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from fairway.errors import Refused
-from fairway.scheduling import Account, Actor, Expiry, Order, Scheduler, SchedulerOptions, Verdict
+from fairway.scheduling import Account, Actor, Expiry, RunOrder, Scheduler, SchedulerOptions, TurnResult
 from fairway.world.clock import SimClock
 from fairway.world.loop import ExceptionContext, SimLoop
 from fairway.world.rng import SeededRng
 
 FAR_NS = 1 << 60
 
-Work = Callable[["Ask", Actor], Verdict]
+Work = Callable[["Ask", Actor], TurnResult]
 
 
 class Planted(Exception):
@@ -50,7 +50,7 @@ class Stage:
     """The loop, the scheduler, and a processor for every `Ask`."""
 
     def __init__(
-        self, options: SchedulerOptions | None = None, order: Order | None = None, seed: int | str = 1
+        self, options: SchedulerOptions | None = None, order: RunOrder | None = None, seed: int | str = 1
     ) -> None:
         self.rng = SeededRng(seed)
         self.loop = SimLoop(self.rng.child("loop"))
@@ -92,13 +92,13 @@ class Stage:
 
     # --- the processor -----------------------------------------------------------------------------------------------
 
-    def process(self, request: Ask, actor: Actor) -> Verdict:
+    def process(self, request: Ask, actor: Actor) -> TurnResult:
         started_ns = self.now_ns
         request.looks += 1
         self.loop.spend(request.cost_ns)
         self.served.append(Served(request.key, started_ns, self.now_ns))
-        verdict = request.work(request, actor) if request.work is not None else Verdict.DONE
-        if verdict is Verdict.DONE:
+        verdict = request.work(request, actor) if request.work is not None else TurnResult.DONE
+        if verdict is TurnResult.DONE:
             self._end(request, "done")
         return verdict
 
@@ -118,12 +118,12 @@ class Stage:
         self.errors.append(context.get("exception"))
 
 
-def throw(_: Ask, __: Actor) -> Verdict:
+def throw(_: Ask, __: Actor) -> TurnResult:
     raise Planted("while processing")
 
 
-def nothing_there(_: Ask, __: Actor) -> Verdict:
-    return Verdict.WAIT
+def nothing_there(_: Ask, __: Actor) -> TurnResult:
+    return TurnResult.WAIT
 
 
 class Group:
@@ -143,8 +143,8 @@ class Group:
         cost_ns = int(self._cost_ns * (0.5 + self._rng.uniform()))
         self._stage.ask(self.key, cost_ns, work=self._follow)
 
-    def _follow(self, _: Ask, actor: Actor) -> Verdict:
+    def _follow(self, _: Ask, actor: Actor) -> TurnResult:
         actor.charge(size_bytes=self._size_bytes)
         if self.is_on:
             self._next()
-        return Verdict.DONE
+        return TurnResult.DONE

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from fairway.scheduling import Account, Actor, Verdict
+from fairway.scheduling import Account, Actor, TurnResult
 from fairway.scheduling.mailbox import SWEEP_LETTERS
 from fairway.scheduling.order import DEBIT_NS
 from tests.unit.scheduling.stage import Ask, Stage
@@ -33,10 +33,10 @@ class Connection:
     def _next(self) -> None:
         self._stage.ask(self._name(), self._cost_ns, work=self._follow, account=self.account)
 
-    def _follow(self, _: Ask, __: Actor) -> Verdict:
+    def _follow(self, _: Ask, __: Actor) -> TurnResult:
         self.used_ns += self._cost_ns
         self._next()
-        return Verdict.DONE
+        return TurnResult.DONE
 
 
 def share_of(stage: Stage, one: Connection, ns: int = 200 * MS) -> float:
@@ -60,9 +60,9 @@ def test_new_connections_without_end_do_not_starve_one_that_stays() -> None:
     stage, names = Stage(), count()
     steady = Connection(stage, lambda: "steady", requests=3)
 
-    def come_back(_: Ask, __: Actor) -> Verdict:
+    def come_back(_: Ask, __: Actor) -> TurnResult:
         stage.ask(next(names), 20 * US, work=come_back, account=Account())
-        return Verdict.DONE
+        return TurnResult.DONE
 
     for _ in range(20):
         stage.ask(next(names), 20 * US, work=come_back, account=Account())
@@ -172,9 +172,9 @@ def test_one_that_has_the_loop_to_itself_is_not_behind_when_others_come() -> Non
 def test_what_is_to_be_called_first_is_called_before_the_next_slice() -> None:
     stage, said = Stage(), list[str]()
 
-    def work(_: Ask, __: Actor) -> Verdict:
+    def work(_: Ask, __: Actor) -> TurnResult:
         said.append("slice")
-        return Verdict.DONE
+        return TurnResult.DONE
 
     def is_ready() -> None:
         stage.ask("a", 10 * US, work=work)

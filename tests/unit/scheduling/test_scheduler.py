@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from fairway.errors import Code, InvariantViolated, Misuse, Refused
-from fairway.scheduling import Actor, Expiry, SchedulerOptions, Verdict
+from fairway.scheduling import Actor, Expiry, SchedulerOptions, TurnResult
 from tests.unit.scheduling.stage import Ask, Group, Planted, Stage, nothing_there, throw
 
 MS = 1_000_000
@@ -71,8 +71,8 @@ def test_requests_too_short_for_the_clock_are_not_free() -> None:
 def test_unfinished_request_comes_first_in_the_next_slice() -> None:
     stage = Stage()
 
-    def scan(ask: Ask, _: Actor) -> Verdict:
-        return Verdict.DONE if ask.looks == 3 else Verdict.AGAIN
+    def scan(ask: Ask, _: Actor) -> TurnResult:
+        return TurnResult.DONE if ask.looks == 3 else TurnResult.AGAIN
 
     long_scan = stage.ask("group", 100_000, work=scan)
     after = stage.ask("group")
@@ -120,9 +120,9 @@ def test_resuming_more_often_than_suspending_is_a_bug() -> None:
 def test_actor_that_suspends_itself_stops_after_the_request_at_hand() -> None:
     stage = Stage()
 
-    def suspend(_: Ask, actor: Actor) -> Verdict:
+    def suspend(_: Ask, actor: Actor) -> TurnResult:
         actor.suspend()
-        return Verdict.DONE
+        return TurnResult.DONE
 
     asks = [stage.ask("group", work=suspend) for _ in range(3)]
     for handled in (1, 2, 3):
@@ -177,9 +177,9 @@ def test_running_actor_does_not_make_room() -> None:
     stage = Stage(options=SchedulerOptions(actors_max=1))
     others: list[Ask] = []
 
-    def ask_another(_: Ask, __: Actor) -> Verdict:
+    def ask_another(_: Ask, __: Actor) -> TurnResult:
         others.append(stage.ask("another"))
-        return Verdict.DONE
+        return TurnResult.DONE
 
     stage.ask("running", work=ask_another)
     actor = stage.actor("running")
@@ -275,11 +275,11 @@ def test_close_tells_everybody_and_takes_no_more() -> None:
     assert stage.scheduler.tally.expired[Expiry.STOPPED] == 3
 
 
-@pytest.mark.parametrize("verdict", [Verdict.WAIT, Verdict.AGAIN])
-def test_close_by_a_processor_ends_its_own_request_too(verdict: Verdict) -> None:
+@pytest.mark.parametrize("verdict", [TurnResult.WAIT, TurnResult.AGAIN])
+def test_close_by_a_processor_ends_its_own_request_too(verdict: TurnResult) -> None:
     stage = Stage()
 
-    def close(_: Ask, __: Actor) -> Verdict:
+    def close(_: Ask, __: Actor) -> TurnResult:
         stage.scheduler.close()
         return verdict
 
@@ -308,7 +308,7 @@ def test_time_of_one_that_throws_is_on_its_account() -> None:
     stage = Stage()
     Group(stage, "steady", 3, 50_000)
 
-    def follow(_: Ask, __: Actor) -> Verdict:
+    def follow(_: Ask, __: Actor) -> TurnResult:
         stage.ask("thrower", 50_000, work=follow, throws_when_told=True)
         raise Planted
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairway.scheduling import Actor, Expiry, SchedulerOptions, Verdict
+from fairway.scheduling import Actor, Expiry, SchedulerOptions, TurnResult
 from tests.unit.scheduling.stage import Ask, Stage, nothing_there, throw
 
 MS = 1_000_000
@@ -22,11 +22,11 @@ class Shelf:
         self.messages += 1
         self._stage.scheduler.wake("group")
 
-    def _take(self, _: Ask, __: Actor) -> Verdict:
+    def _take(self, _: Ask, __: Actor) -> TurnResult:
         if not self.messages:
-            return Verdict.WAIT
+            return TurnResult.WAIT
         self.messages -= 1
-        return Verdict.DONE
+        return TurnResult.DONE
 
 
 def test_pull_waits_for_a_message() -> None:
@@ -132,12 +132,12 @@ def test_wake_up_goes_on_past_one_that_needs_a_cold_read() -> None:
     cold, next_one = shelf.pull(20 * MS), shelf.pull(20 * MS)
     stage.run(1 * MS)
 
-    def read(ask: Ask, actor: Actor) -> Verdict:
+    def read(ask: Ask, actor: Actor) -> TurnResult:
         if ask.looks > 2:
-            return Verdict.DONE
+            return TurnResult.DONE
         actor.suspend()
         stage.loop.call_later(0.05, stage.scheduler.resume, actor)
-        return Verdict.AGAIN
+        return TurnResult.AGAIN
 
     cold.work = read
     next_one.wait_until_ns = 1_000 * MS

@@ -13,7 +13,7 @@ from itertools import product
 
 import pytest
 
-from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, Verdict
+from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult
 from fairway.scheduling.actor import RUNNING
 from fairway.world.clock import ManualClock
 
@@ -96,13 +96,13 @@ class Broker:
 
     # --- the processor -----------------------------------------------------------------------------------------------
 
-    def process(self, request: Pull, actor: Actor) -> Verdict:
+    def process(self, request: Pull, actor: Actor) -> TurnResult:
         self._news(request, 0)
         self.registered = True
         self._news(request, 1)
         found = self._look(request)
         self._news(request, 2)
-        return Verdict.DONE if found else Verdict.WAIT
+        return TurnResult.DONE if found else TurnResult.WAIT
 
     def expire(self, request: Pull, expiry: Expiry) -> None:
         request.ends.append(expiry.value)
@@ -146,13 +146,13 @@ class Broker:
 
 
 class LooksThenRegisters(Broker):
-    def process(self, request: Pull, actor: Actor) -> Verdict:
+    def process(self, request: Pull, actor: Actor) -> TurnResult:
         self._news(request, 0)
         found = self._look(request)
         self._news(request, 1)
         self.registered = True
         self._news(request, 2)
-        return Verdict.DONE if found else Verdict.WAIT
+        return TurnResult.DONE if found else TurnResult.WAIT
 
 
 class DeafWhileRunning(Scheduler):

@@ -14,11 +14,11 @@ import pytest
 from fairway.broker.server import BrokerOptions
 from fairway.errors import Code, Misuse, Refused, Unreachable
 from fairway.limits import FRAME_BYTES_MAX, KIB, MIB
-from fairway.protocol import Message, Options, RequestReceived, Why, codec
+from fairway.protocol import ConnectionOptions, ControlMessage, RequestReceived, Why, codec
 from fairway.protocol import messages as m
 from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned
 from fairway.scheduling import SchedulerOptions
-from fairway.serving.session import Session
+from fairway.serving.session import ServerSession
 from fairway.serving.turnstile import Turnstile
 from fairway.world.buffers import LazyBuffer
 from fairway.world.sim_disk import SimDisk
@@ -26,7 +26,7 @@ from tests.support.client import ConnectionEnded, Stream
 from tests.support.raw import PING, Raw, beginning_of_a_frame
 from tests.unit.broker.scene import BROKER, PORT, Scene, options_of, staged, staged_with
 
-SMALL_FRAMES = Options(frame_bytes_max=MIB)
+SMALL_FRAMES = ConnectionOptions(frame_bytes_max=MIB)
 TIGHT = options_of(
     connection=SMALL_FRAMES, partial_bytes_max=2 * MIB, unsent_bytes_max=2 * MIB, waiting_bytes_max=2 * MIB
 )
@@ -102,7 +102,7 @@ async def test_the_buffer_of_a_large_frame_is_freed_a_little_in_each_turn_of_the
 
 @staged
 async def test_turns_are_left_free_after_a_chunk_of_a_large_frame_and_after_no_other(scene: Scene) -> None:
-    class Counted(Turnstile[Session]):
+    class Counted(Turnstile[ServerSession]):
         rests = 0
 
         def rest(self) -> None:
@@ -110,11 +110,13 @@ async def test_turns_are_left_free_after_a_chunk_of_a_large_frame_and_after_no_o
             super().rest()
 
     hall, loop = scene.broker.hall, asyncio.get_running_loop()
-    counted = hall.turnstile = Counted(hall.clock, loop.call_soon, Session.go_on, lambda each: each.account.end_ns)
-    sessions: list[Session] = []
+    counted = hall.turnstile = Counted(
+        hall.clock, loop.call_soon, ServerSession.go_on, lambda each: each.account.end_ns
+    )
+    sessions: list[ServerSession] = []
     handle = hall.handle
 
-    def note(session: Session, received: RequestReceived) -> None:
+    def note(session: ServerSession, received: RequestReceived) -> None:
         sessions.append(session)
         handle(session, received)
 
@@ -253,7 +255,9 @@ async def test_the_order_of_ones_own_requests_is_kept_however_many_come_at_once(
 async def test_a_flood_of_what_is_refused_as_busy_is_heard_again_when_it_may_come_back(scene: Scene) -> None:
     """A thousand at once are more than an actor takes: some are refused, all are answered, none at once."""
     options = replace(
-        scene.options, scheduler=SchedulerOptions(mailbox_requests_max=8), connection=Options(requests_max=2_000)
+        scene.options,
+        scheduler=SchedulerOptions(mailbox_requests_max=8),
+        connection=ConnectionOptions(requests_max=2_000),
     )
     await scene.restart(options)
     scene.disk.stall(0.2)
@@ -302,7 +306,7 @@ async def test_a_flood_of_requests_whose_answers_are_not_read_is_paused_then_dro
     assert len(scene.broker.hall) == 0
 
 
-@staged_with(options_of(connection=Options(requests_max=4)))
+@staged_with(options_of(connection=ConnectionOptions(requests_max=4)))
 async def test_more_requests_than_may_be_in_flight_wait_in_the_socket(scene: Scene) -> None:
     worker = await scene.worker("ann")
     worker.client._connection.requests_max = 1_000
@@ -314,7 +318,7 @@ async def test_more_requests_than_may_be_in_flight_wait_in_the_socket(scene: Sce
     assert not scene.broker.meters.refusals
 
 
-@staged_with(options_of(connection=Options(heartbeat_ms=1_000)))
+@staged_with(options_of(connection=ConnectionOptions(heartbeat_ms=1_000)))
 async def test_a_slow_reader_that_moves_is_not_taken_for_dead(scene: Scene) -> None:
     stream = Stream(1)
     for _ in range(4):
@@ -426,7 +430,7 @@ async def test_a_field_that_nobody_knows_is_bounded(scene: Scene) -> None:
 
 
 @contextmanager
-def monkeypatched_verb(later: type[Message], known: type[Message]) -> Iterator[None]:
+def monkeypatched_verb(later: type[ControlMessage], known: type[ControlMessage]) -> Iterator[None]:
     """A message of a later version goes out under the verb that it has today."""
     codec.REQUESTS[later] = codec.REQUESTS[known]
     try:
@@ -440,7 +444,7 @@ async def test_an_answer_that_the_client_cannot_take_is_refused(scene: Scene) ->
     await scene.send(bytes(64 * KIB))
     narrow = Raw()
     net = scene.sim.net.host("narrow")
-    narrow.connection = type(narrow.connection)(narrow.connection.role, 0, Options(frame_bytes_max=16 * KIB))
+    narrow.connection = type(narrow.connection)(narrow.connection.role, 0, ConnectionOptions(frame_bytes_max=16 * KIB))
     narrow.transport, _ = await net.connect(lambda: narrow, BROKER, PORT)
     narrow.send(*narrow.connection.take())
     await narrow.greeted

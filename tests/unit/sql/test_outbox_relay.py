@@ -15,7 +15,7 @@ from fairway import batch
 from fairway.cli.outbox import check_relay
 from fairway.errors import FairwayError, Misuse
 from fairway.sql import Outbox, Relay, RelayOptions
-from fairway.sql.posting import Fate
+from fairway.sql.posting import SendOutcome
 from fairway.sql.posts import Post
 from fairway.sql.relaying import Relaying
 from fairway.sql.rows import OutboxRows
@@ -140,7 +140,7 @@ def meets_gaps(engine: sa.Engine, relay: Relaying) -> set[str]:
     with engine.begin() as connection:
         work = relay.take(connection)
         for parcel in work.parcels:
-            parcel.settle(Fate.GAP)
+            parcel.settle(SendOutcome.GAP)
         relay.settle(connection, work)
     return {row.id for row in work.rows}
 
@@ -166,7 +166,10 @@ def test_a_relay_leaves_a_stream_of_its_own_that_has_a_hole(lite: sa.Engine, up:
     clock = ManualClock(int(datetime.now(UTC).timestamp() * 1_000))
     relay = Relaying(OutboxRows(TABLE, lite.dialect), clock, SeededRng(1), RelayOptions(rows_max=3))
     streams = []
-    for fates in [(Fate.STORED, Fate.REFUSED, Fate.GAP), (Fate.STORED, Fate.STORED, Fate.STORED)]:
+    for fates in [
+        (SendOutcome.STORED, SendOutcome.REFUSED, SendOutcome.GAP),
+        (SendOutcome.STORED, SendOutcome.STORED, SendOutcome.STORED),
+    ]:
         with lite.begin() as connection:
             work = relay.take(connection)
         relay.taken()
@@ -188,7 +191,7 @@ def test_what_a_slow_relay_says_of_a_stream_that_a_row_has_left_is_not_believed(
         of_table.abandon(connection, left.rows[0].stream or 0, clock.wall_ms())
         work = other.take(connection)
         for parcel in left.parcels:
-            parcel.settle(Fate.GAP)
+            parcel.settle(SendOutcome.GAP)
         slow.settle(connection, left)
     clock.advance(1_100)
     assert meets_gaps(lite, third) == {row.id for row in work.rows}
@@ -209,12 +212,12 @@ def test_slow_relay_leaves_the_new_stream_of_a_row_alone(engine: sa.Engine, subj
     with engine.begin() as connection:
         late = other.take(connection)
         for parcel in late.parcels[1:]:
-            parcel.settle(Fate.TAKEN)
+            parcel.settle(SendOutcome.TAKEN)
         other.settle(connection, late)
         anew = {row.id: (row.stream, row.place) for row in other.take(connection).rows}
     assert set(anew) == {row.id for row in late.rows[1:]}
     for parcel in left.parcels:
-        parcel.settle(Fate.TAKEN)
+        parcel.settle(SendOutcome.TAKEN)
     with engine.begin() as connection:
         slow.settle(connection, left)
     slow.settled()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fairway.protocol.messages import Produced
 from fairway.protocol.session import Answer
-from fairway.sql.posting import Fate, Parcel, Posting
+from fairway.sql.posting import OutboxBatch, Posting, SendOutcome
 
 MS = 1_000_000
 LINGER_NS = 100 * MS
@@ -18,7 +18,7 @@ def test_what_waits_for_a_connection_waits_for_no_time() -> None:
     """A deadline that has passed, and nothing that could be done about it, would keep a thread busy for as long as no
     broker is there."""
     posting = Posting(LINGER_NS)
-    parcel = Parcel("s", b"x", is_resent=True)
+    parcel = OutboxBatch("s", b"x", is_resent=True)
     posting.put(parcel)
     assert parcels(posting, 0, 5 * MS) == []
     assert posting.next_deadline() is None
@@ -28,7 +28,7 @@ def test_what_waits_for_a_connection_waits_for_no_time() -> None:
 
 def test_what_comes_after_a_rest_leaves_at_once_and_what_follows_it_in_time() -> None:
     posting = Posting(LINGER_NS)
-    first, second = Parcel("s", b"1"), Parcel("s", b"2")
+    first, second = OutboxBatch("s", b"1"), OutboxBatch("s", b"2")
     posting.put(first)
     assert posting.is_due(1_000 * MS)
     assert parcels(posting, 8, 1_000 * MS) == [first]
@@ -41,17 +41,17 @@ def test_what_comes_after_a_rest_leaves_at_once_and_what_follows_it_in_time() ->
 
 def test_a_post_at_rest_wants_nothing() -> None:
     posting = Posting(LINGER_NS)
-    parcel = Parcel("s", b"x")
+    parcel = OutboxBatch("s", b"x")
     posting.put(parcel)
     assert parcels(posting, 8, 0) == [parcel]
     posting.answered(parcel, Answer(Produced(0, 1, 1, False, 0), ()), 3 * MS)
-    assert parcel.fate is Fate.STORED
+    assert parcel.fate is SendOutcome.STORED
     assert parcels(posting, 8, 100 * MS) == []
     assert posting.next_deadline() is None
 
 
 def test_without_linger_nothing_is_counted() -> None:
     posting = Posting()
-    posting.put(Parcel("s", b"x"))
+    posting.put(OutboxBatch("s", b"x"))
     assert len(parcels(posting, 8, 7 * MS)) == 1
     assert posting.next_deadline() is None

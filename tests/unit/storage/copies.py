@@ -11,8 +11,8 @@ from fairway.limits import GIB
 from fairway.names import Subject
 from fairway.storage import cutting
 from fairway.storage.action_log import Action, ActionKind
-from fairway.storage.directory import Identity
-from fairway.storage.message_log import Receipt
+from fairway.storage.directory import DirectoryIdentity
+from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store, StoreOptions
 from fairway.world.sim_disk import SimDisk
 from fairway.world.simulation import Simulation
@@ -42,7 +42,7 @@ class Side:
         assert self._opened is not None
         return self._opened
 
-    def open(self, *, follows: bool = False, adopt: Identity | None = None, epoch: int | None = None) -> Store:
+    def open(self, *, follows: bool = False, adopt: DirectoryIdentity | None = None, epoch: int | None = None) -> Store:
         self.view = ActionNumbers()
         self._opened = Store.open(
             self.disk,
@@ -99,7 +99,7 @@ class Pair:
     def wait(self, seconds: float = 1.0) -> None:
         self.run(asyncio.sleep(seconds))
 
-    def send(self, payloads: list[bytes], subject: Subject = ORDERS, producer: int = 1) -> Receipt:
+    def send(self, payloads: list[bytes], subject: Subject = ORDERS, producer: int = 1) -> AppendReceipt:
         first = self.sequences.get(producer, 0)
         receipt = self.master.store.produce(subject, batch_of(payloads, producer=producer, first=first))
         self.sequences[producer] = first + len(payloads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fairway.errors import StorageFault
-from fairway.world.disk import Disk, Done, Fetched, File, Part
+from fairway.world.disk import Completion, Disk, File, Part, ReadCompletion
 
 
 class CountedFile:
@@ -92,16 +92,16 @@ class CountingDisk:
     def free_bytes(self) -> int:
         return self._below.free_bytes()
 
-    def commit(self, file: File, parts: Sequence[Part], done: Done, *, sync: bool = True) -> None:
+    def commit(self, file: File, parts: Sequence[Part], done: Completion, *, sync: bool = True) -> None:
         self._below.commit(_below(file), parts, done, sync=sync)
 
-    def fetch(self, file: File, position: int, size: int, done: Fetched) -> None:
+    def fetch(self, file: File, position: int, size: int, done: ReadCompletion) -> None:
         self._below.fetch(_below(file), position, size, done)
 
-    def publish_later(self, name: str, parts: Sequence[Part], done: Done) -> None:
+    def publish_later(self, name: str, parts: Sequence[Part], done: Completion) -> None:
         self._below.publish_later(name, parts, done)
 
-    def remove_later(self, name: str, done: Done) -> None:
+    def remove_later(self, name: str, done: Completion) -> None:
         self._below.remove_later(name, done)
 
     def close(self) -> None:

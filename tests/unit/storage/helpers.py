@@ -15,10 +15,10 @@ from fairway.limits import GIB, KIB
 from fairway.names import Subject
 from fairway.storage import segment
 from fairway.storage.action_log import Action, ActionKind, unpack
-from fairway.storage.message_log import Receipt
-from fairway.storage.record import Kind, Record
-from fairway.storage.recovery import Finding, Verdict
-from fairway.storage.scan import Scan
+from fairway.storage.message_log import AppendReceipt
+from fairway.storage.record import Record, RecordKind
+from fairway.storage.recovery import DamageVerdict, Finding
+from fairway.storage.scan import SegmentScan
 from fairway.storage.store import Store, StoreOptions
 from fairway.world.disk import Disk
 from fairway.world.sim_disk import SimDisk
@@ -105,14 +105,14 @@ class World:
             self.settle()
         self.run(asyncio.sleep(1))
 
-    def send(self, payloads: list[bytes], subject: Subject = ORDERS, producer: int = 1) -> Receipt:
+    def send(self, payloads: list[bytes], subject: Subject = ORDERS, producer: int = 1) -> AppendReceipt:
         """Append the producer's next batch; not yet synced."""
         first = self.sequences.get(producer, 0)
         receipt = self.store.produce(subject, batch_of(payloads, producer=producer, first=first))
         self.sequences[producer] = first + len(payloads)
         return receipt
 
-    def produce(self, payloads: list[bytes], subject: Subject = ORDERS, producer: int = 1) -> Receipt:
+    def produce(self, payloads: list[bytes], subject: Subject = ORDERS, producer: int = 1) -> AppendReceipt:
         """Append the producer's next batch, and wait until it is durable."""
         receipt = self.send(payloads, subject, producer)
         self.run(self.store.durable(receipt))
@@ -195,7 +195,7 @@ def descriptors() -> list[str]:
 
 
 def actions_in(records: Iterable[Record]) -> list[Action]:
-    return [each for found in records if found.header.kind == Kind.ACTIONS for each in unpack(found.body)]
+    return [each for found in records if found.header.kind == RecordKind.ACTIONS for each in unpack(found.body)]
 
 
 def content(disk: Disk, name: str) -> bytes:
@@ -216,7 +216,7 @@ def records_of(disk: Disk, name: str, log_id: int) -> list[Record]:
     assert base is not None
     file = disk.open(name)
     try:
-        found = list(Scan(file, base, base + segment.HEADER_BYTES, log_id))
+        found = list(SegmentScan(file, base, base + segment.HEADER_BYTES, log_id))
     finally:
         file.close()
     records = [each for each in found if isinstance(each, Record)]
@@ -224,5 +224,5 @@ def records_of(disk: Disk, name: str, log_id: int) -> list[Record]:
     return records
 
 
-def verdicts(findings: Iterable[Finding]) -> list[tuple[Verdict, str]]:
+def verdicts(findings: Iterable[Finding]) -> list[tuple[DamageVerdict, str]]:
     return [(each.verdict, each.damage.why) for each in findings]

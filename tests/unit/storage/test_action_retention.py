@@ -11,7 +11,7 @@ from fairway.broker.groups import Groups
 from fairway.errors import WrongDirectory
 from fairway.storage import record, retention_choice
 from fairway.storage.action_retention import TOO_MANY_GROUPS, ActionRetention
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.retention import Policy
 from fairway.storage.retention_choice import AgeSource
 from fairway.storage.segment import Segment
@@ -107,7 +107,7 @@ def test_a_choice_is_recorded_and_holds(tmp_path: Path) -> None:
 
 
 def _member_age_ms(
-    root: Path, adopt: Identity | None, policy: Policy | None = None, *, leads: bool = False
+    root: Path, adopt: DirectoryIdentity | None, policy: Policy | None = None, *, leads: bool = False
 ) -> tuple[int | None, list[str]]:
     """Open the directory of a member of a group once."""
 
@@ -133,7 +133,7 @@ def _member_age_ms(
 
 def test_an_empty_member_takes_no_default_into_the_logs_of_others(tmp_path: Path) -> None:
     assert _member_age_ms(tmp_path, None) == (None, []), "there is no group yet: it may found one, or become a copy"
-    others = Identity(0, 5, 6)
+    others = DirectoryIdentity(0, 5, 6)
     age_ms, [warning] = _member_age_ms(tmp_path, others)
     assert age_ms is None
     assert "as a copy of another" in warning

@@ -12,7 +12,7 @@ from fairway.limits import KIB
 from fairway.names import Subject
 from fairway.storage import checkpoint, segment
 from fairway.storage.checkpoint import Checkpoint, LogMark, RotMark
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.store import StoreOptions
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk
@@ -84,8 +84,8 @@ def test_a_checkpoint_of_another_directory_is_not_believed() -> None:
     """Found in review: one that was copied over by hand decided what retention had deleted."""
     disk = SimDisk(SeededRng(0), lambda *_: None)
     disk.publish(checkpoint.file_name(7), [packed()])
-    assert checkpoint.newest(disk, Identity(9, 1, 2)) == (EXAMPLE, [])
-    found, remarks = checkpoint.newest(disk, Identity(9, 1, 3))
+    assert checkpoint.newest(disk, DirectoryIdentity(9, 1, 2)) == (EXAMPLE, [])
+    found, remarks = checkpoint.newest(disk, DirectoryIdentity(9, 1, 3))
     assert found is None
     assert "another data directory" in remarks[0]
 
@@ -94,7 +94,7 @@ def test_other_files_among_the_checkpoints_are_no_checkpoints() -> None:
     disk = SimDisk(SeededRng(0), lambda *_: None)
     for name in ("7.ckpt", "notes.txt", f"{'9' * 20}.ckpt.bak"):
         disk.publish(f"checkpoints/{name}", [b"?"])
-    assert checkpoint.newest(disk, Identity(1, 1, 2)) == (None, [])
+    assert checkpoint.newest(disk, DirectoryIdentity(1, 1, 2)) == (None, [])
 
 
 # --- start-up reads only what came after it --------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fairway.limits import MIB
 from fairway.names import Subject
 from fairway.storage import index_file
-from fairway.storage.consume_log import ConsumeLog, Entry
+from fairway.storage.consume_log import ConsumeLog, ConsumeLogEntry
 from fairway.storage.store import Store, StoreOptions
 from fairway.world.clock import RealClock
 from fairway.world.real_disk import RealDisk
@@ -104,7 +104,7 @@ def test_a_hole_leads_to_the_next_entry() -> None:
     disk = SimDisk(SeededRng(0), lambda *_: None)
     log = ConsumeLog(disk, 5, rebuild=lambda _: {})
     for first, position in ((0, 100), (10, 200), (30, 400)):
-        log.append(1, Entry(first, 5, 80, position, position, 0, 1, first))
+        log.append(1, ConsumeLogEntry(first, 5, 80, position, position, 0, 1, first))
     assert [each.first_sequence for each in log.entries(1, 7, EVERYTHING)] == [10, 30]
     assert [each.first_sequence for each in log.entries(1, 14, EVERYTHING)] == [10, 30]
     assert [each.first_sequence for each in log.entries(1, 15, EVERYTHING)] == [30]
@@ -210,10 +210,10 @@ def test_look_back_finds_what_a_look_at_every_entry_finds(
     """However the streams of a subject are interleaved."""
     entries = ConsumeLog(SimDisk(SeededRng(1), lambda *_: None), 1, rebuild=lambda _: {})
     next_: Counter[int] = Counter()
-    expected: list[Entry] = []
+    expected: list[ConsumeLogEntry] = []
     sequence, end = 0, first + messages
     for number, (producer, count) in enumerate(batches):
-        entry = Entry(sequence, count, 64, number * 64, 0, 0, producer, next_[producer])
+        entry = ConsumeLogEntry(sequence, count, 64, number * 64, 0, 0, producer, next_[producer])
         entries.append(1, entry)
         if producer == 1 and next_[1] < end and next_[1] + count > first:
             expected.append(entry)

@@ -8,12 +8,12 @@ import pytest
 
 from fairway.errors import StorageFault
 from fairway.storage import record
-from fairway.storage.copying import Chunk
+from fairway.storage.copying import SegmentChunk
 from fairway.storage.log import Damaged
 from tests.unit.storage.copies import Pair, bytes_of
 from tests.unit.storage.helpers import FIRST_MESSAGES, names
 
-Read = Chunk | Damaged | StorageFault
+Read = SegmentChunk | Damaged | StorageFault
 
 
 @pytest.fixture

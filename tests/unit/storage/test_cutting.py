@@ -8,8 +8,8 @@ import pytest
 
 from fairway.errors import Misuse, WrongDirectory
 from fairway.storage import anew, catching_up, cutting, directory, wiping
-from fairway.storage.directory import Identity
-from fairway.storage.recovery import Verdict
+from fairway.storage.directory import DirectoryIdentity
+from fairway.storage.recovery import DamageVerdict
 from fairway.storage.store import Store
 from fairway.storage.survey import survey
 from fairway.world.rng import SeededRng
@@ -73,7 +73,7 @@ def test_a_deposed_master_is_cut_back_to_where_the_histories_part() -> None:
         assert all(end < own for end, own in zip(ends, pair.copy.store.ends(), strict=True))
         pair.copy.abandon()
         findings = cutting.cut(pair.copy.disk, *ends)
-        assert {each.verdict for each in findings} == {Verdict.PARTED}
+        assert {each.verdict for each in findings} == {DamageVerdict.PARTED}
         kept = {each.aside: each.damage for each in findings}
         assert all(name is not None and name in names(pair.copy.disk, "aside") for name in kept)
         assert sum(each.end - each.start for each in kept.values()) == sum(map(len, lost.values())) - sum(
@@ -128,7 +128,7 @@ def _at_every_step(begin: Callable[[], Pair], act: Callable[[Side], object]) -> 
 
 def _open_as_it_is(pair: Pair) -> None:
     store = pair.copy.open(follows=True)
-    assert [each for each in store.findings if each.verdict is not Verdict.TORN] == []
+    assert [each for each in store.findings if each.verdict is not DamageVerdict.TORN] == []
     pair.copy.abandon()
 
 
@@ -291,7 +291,7 @@ def test_a_copy_that_catches_up_syncs_less_often() -> None:
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_crash_while_catching_up_is_never_rot(ends: bool) -> None:
-    verdicts: set[Verdict] = set()
+    verdicts: set[DamageVerdict] = set()
     for seed in range(40):
         with _behind(f"catch up {seed}") as pair:
             pair.pass_on(bytes_max=700, chunks_max=2)
@@ -309,7 +309,7 @@ def test_a_crash_while_catching_up_is_never_rot(ends: bool) -> None:
             assert catching_up.FILE not in pair.copy.disk.listing("")
             pair.settle()
             _same(pair)
-    assert verdicts == {Verdict.TORN}
+    assert verdicts == {DamageVerdict.TORN}
 
 
 def test_beginning_to_catch_up_can_be_killed_at_every_step() -> None:
@@ -338,7 +338,7 @@ def test_rot_below_where_it_began_is_still_rot() -> None:
         pair.copy.abandon()
         pair.copy.disk.flip(FIRST_MESSAGES, 200 * 8)
         store = pair.copy.open(follows=True)
-        assert [each.verdict for each in store.findings] == [Verdict.ROTTEN]
+        assert [each.verdict for each in store.findings] == [DamageVerdict.ROTTEN]
 
 
 def test_a_damaged_file_vouches_for_nothing() -> None:
@@ -360,6 +360,6 @@ def test_a_cut_lowers_what_a_catch_up_states() -> None:
 
 def test_identity_of_logs_is_what_is_adopted() -> None:
     with Pair(opened=False) as pair:
-        store = pair.copy.open(follows=True, adopt=Identity(9, 1, 2))
+        store = pair.copy.open(follows=True, adopt=DirectoryIdentity(9, 1, 2))
         assert store.identity[1:] == (1, 2)
         assert store.identity.directory_id != 9

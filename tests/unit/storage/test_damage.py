@@ -15,7 +15,7 @@ import pytest
 from fairway.limits import KIB
 from fairway.storage import action_log, message_log, record, recovery, segment
 from fairway.storage.record import Record
-from fairway.storage.recovery import Finding, Judgement, LogRecovery, Verdict
+from fairway.storage.recovery import DamageVerdict, Finding, Judgement, LogRecovery
 from fairway.storage.scan import Damage
 from fairway.storage.store import Store, StoreOptions
 from fairway.world.disk import Disk
@@ -121,7 +121,9 @@ def expect(of: Original, damaged: dict[int, bytes], outcome: Outcome, lost: list
     for base, data in damaged.items():
         offset = max(end - base, 0) if cut_at is not None else len(data)
         if data[offset:]:
-            torn = [each for each in outcome.findings if each.verdict is Verdict.TORN and each.damage.start >= base]
+            torn = [
+                each for each in outcome.findings if each.verdict is DamageVerdict.TORN and each.damage.start >= base
+            ]
             assert torn[-1].aside is not None
             assert content(outcome.disk, torn[-1].aside) == data[offset:]
         if offset > segment.HEADER_BYTES:  # one that holds no record is begun again
@@ -169,11 +171,11 @@ def sweep(of: Original, bits: range, kind: type[LogRecovery] = LogRecovery) -> N
         expect(of, {0: data}, outcome, lost, cut_at)
         if cut_at is None:
             assert [(each.verdict, each.damage.start <= at < each.damage.end) for each in outcome.findings] == [
-                (Verdict.ROTTEN, True)
+                (DamageVerdict.ROTTEN, True)
             ]
             assert len(outcome.lost) == 1
         else:
-            assert [each.verdict for each in outcome.findings] == [Verdict.TORN]
+            assert [each.verdict for each in outcome.findings] == [DamageVerdict.TORN]
 
 
 @pytest.mark.parametrize("log", LOGS)
@@ -224,7 +226,7 @@ def test_every_truncation(log: str) -> None:
         outcome = recover(disk_with(of, {0: whole[:size]}), of)
         boundary = max(end for end in ends if end <= size)
         expect(of, {0: whole[:size]}, outcome, [], boundary)
-        assert [each.verdict for each in outcome.findings] == ([] if size == boundary else [Verdict.TORN])
+        assert [each.verdict for each in outcome.findings] == ([] if size == boundary else [DamageVerdict.TORN])
 
 
 @pytest.mark.parametrize("log", LOGS)
@@ -235,7 +237,7 @@ def test_every_truncation_below_a_checkpoint_is_rot(log: str) -> None:
     for size in range(covered):
         outcome = recover(disk_with(of, {0: whole[:size]}), of, vouched_end=covered, epoch=1)
         assert outcome.served == []
-        assert [(each.verdict, each.damage.why) for each in outcome.findings] == [(Verdict.ROTTEN, "missing")]
+        assert [(each.verdict, each.damage.why) for each in outcome.findings] == [(DamageVerdict.ROTTEN, "missing")]
         assert outcome.end == covered
         if size:
             assert content(outcome.disk, segment.file_name(log, 0)) == whole[:size]
@@ -281,7 +283,7 @@ def test_recovery_of_any_damage_is_idempotent(log: str) -> None:
             assert (second.served, second.end) == (first.served, first.end), at
             assert {name: content(first.disk, name) for name in names(first.disk, log)} == before
             assert [each.verdict for each in second.findings] == [
-                each.verdict for each in first.findings if each.verdict is Verdict.ROTTEN
+                each.verdict for each in first.findings if each.verdict is DamageVerdict.ROTTEN
             ]
 
 

@@ -18,7 +18,7 @@ from fairway.errors import Code, FairwayError, Refused
 from fairway.names import Subject
 from fairway.storage import dedupe
 from fairway.storage.dedupe import DedupeWindow, PlaceTaken
-from fairway.storage.message_log import Receipt
+from fairway.storage.message_log import AppendReceipt
 from tests.unit.storage.helpers import BILLS, ORDERS, ROOMY, World, batch_of, messages
 
 
@@ -36,7 +36,9 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         yield made
 
 
-def offer(world: World, payloads: list[bytes], *, first: int, epoch: int = 3, subject: Subject = ORDERS) -> Receipt:
+def offer(
+    world: World, payloads: list[bytes], *, first: int, epoch: int = 3, subject: Subject = ORDERS
+) -> AppendReceipt:
     return world.store.produce(subject, batch_of(payloads, first=first, epoch=epoch))
 
 
@@ -120,7 +122,7 @@ def test_a_stream_outlives_the_deletion_of_its_messages_by_its_checkpoint() -> N
 # --- more on its way to the disk than is remembered ------------------------------------------------------------------
 
 
-def flooded(world: World) -> Receipt:
+def flooded(world: World) -> AppendReceipt:
     """A stream of which more batches are on their way than its window holds."""
     world.produce([b"x"])
     firsts = range(1, limits.STREAM_BATCHES_MAX + 20)
@@ -177,7 +179,7 @@ def test_what_is_undone_is_undone_to_the_place(sends: list[tuple[Subject, int]],
 # --- bounds ----------------------------------------------------------------------------------------------------------
 
 
-def header(first: int, producer: int = 1) -> batch.Header:
+def header(first: int, producer: int = 1) -> batch.BatchHeader:
     return batch.peek(batch_of([b"x"], producer=producer, first=first))
 
 

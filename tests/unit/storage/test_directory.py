@@ -10,7 +10,7 @@ import pytest
 from fairway.batch import checksum
 from fairway.errors import DirectoryLocked, WrongDirectory
 from fairway.storage import directory
-from fairway.storage.directory import IDENTITY, Identity
+from fairway.storage.directory import IDENTITY, DirectoryIdentity
 from fairway.storage.store import Store
 from fairway.world.clock import RealClock
 from fairway.world.real_disk import RealDisk
@@ -116,4 +116,4 @@ def test_ids_are_drawn_from_the_whole_range() -> None:
     assert len({each for identity in drawn for each in identity}) == 60
     assert any(max(each) >= 1 << 62 for each in drawn)
     assert all(max(each) < 1 << 63 for each in drawn), "an id fits into a signed number of any language"
-    assert isinstance(drawn[0], Identity)
+    assert isinstance(drawn[0], DirectoryIdentity)

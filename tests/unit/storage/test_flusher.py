@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fairway.errors import Code, FairwayError, InvariantViolated, Refused, StorageFault
-from fairway.storage.flusher import Flusher, Outcome
+from fairway.storage.flusher import Flusher, OnDurable
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk
@@ -43,7 +43,7 @@ class Bench:
         self.flusher.add(self.file, data)
         self.flusher.when_durable(self.flusher.gathered_end, self.note(name))
 
-    def note(self, name: str) -> Outcome:
+    def note(self, name: str) -> OnDurable:
         return lambda outcome: self.answers.append((name, outcome))
 
 

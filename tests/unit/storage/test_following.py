@@ -9,11 +9,11 @@ import pytest
 from fairway.errors import DiskFull, Misuse, RemoteProtocolError, WrongDirectory
 from fairway.storage import record, segment
 from fairway.storage.copying import NO_MARK, ROTTEN_MARK
-from fairway.storage.directory import Identity
+from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.flusher import Durability, Flusher
 from fairway.storage.log import Damaged
-from fairway.storage.record import Header, Kind
-from fairway.storage.recovery import Verdict
+from fairway.storage.record import RecordHeader, RecordKind
+from fairway.storage.recovery import DamageVerdict
 from fairway.storage.store import Store, StoreOptions
 from fairway.world.sim_disk import SimDisk
 from tests.simulation.checks import picture
@@ -82,7 +82,7 @@ def test_a_copy_goes_on_after_a_crash(how: object) -> None:
         pair.pass_on(chunks_max=5)
         pair.copy.end(SimDisk.crash if how is SimDisk.crash else SimDisk.crash_process)
         store = pair.copy.open(follows=True, adopt=pair.master.store.identity)
-        assert all(each.verdict is Verdict.TORN for each in store.findings)
+        assert all(each.verdict is DamageVerdict.TORN for each in store.findings)
         pair.settle()
         _same(pair)
 
@@ -142,7 +142,7 @@ def test_an_epoch_never_goes_down() -> None:
         _fill(pair, 6)
         pair.settle()
         log = pair.copy.store.messages.log
-        old = record.pack_header(Header(Kind.EPOCH, 0, log.end, 0, 0, 0, 0, 0, 0, 0), log.log_id)
+        old = record.pack_header(RecordHeader(RecordKind.EPOCH, 0, log.end, 0, 0, 0, 0, 0, 0, 0), log.log_id)
         with pytest.raises(RemoteProtocolError, match="epoch 0, after 1"):
             pair.copy.store.follow(0, log.segments[-1].base, log.end, old)
 
@@ -153,13 +153,13 @@ def test_a_directory_of_another_group_is_refused_and_an_unused_one_is_not() -> N
         unused = pair.copy.open(follows=True).identity  # before there is a group
         pair.copy.end()
         store = pair.copy.open(follows=True, adopt=pair.master.store.identity)
-        assert store.identity == Identity(unused.directory_id, *pair.master.store.identity[1:])
+        assert store.identity == DirectoryIdentity(unused.directory_id, *pair.master.store.identity[1:])
         pair.master.store.hold()
         _fill(pair, 3)
         pair.settle()
         pair.copy.end()
         with pytest.raises(WrongDirectory, match="choose an empty directory"):
-            pair.copy.open(follows=True, adopt=Identity(0, 1, 2))
+            pair.copy.open(follows=True, adopt=DirectoryIdentity(0, 1, 2))
 
 
 def test_a_full_disk_ends_a_copy_until_there_is_room() -> None:
@@ -199,7 +199,7 @@ def test_no_room_for_a_segment_ends_a_copy_with_nothing_half_taken() -> None:
         assert isinstance(pair.copy.store.fault, DiskFull)
         pair.copy.abandon()
         store = pair.copy.open(follows=True)
-        assert [each for each in store.findings if each.verdict is Verdict.ROTTEN] == []
+        assert [each for each in store.findings if each.verdict is DamageVerdict.ROTTEN] == []
         ends = store.ends()
         assert (
             bytes_of(pair.copy).items()
@@ -303,7 +303,7 @@ def _next_batch(pair: Pair) -> bytes:
 # --- rounds ----------------------------------------------------------------------------------------------------------
 
 
-def _torn_or_rotten(seed: int) -> list[Verdict]:
+def _torn_or_rotten(seed: int) -> list[DamageVerdict]:
     """A copy takes in what its master wrote with many syncs, and loses its power on the way."""
     with Pair(f"rounds {seed}") as pair:
         for number in range(20):
@@ -318,10 +318,10 @@ def _torn_or_rotten(seed: int) -> list[Verdict]:
 
 def test_no_crash_of_a_copy_passes_for_rot() -> None:
     seen = [verdict for seed in range(40) for verdict in _torn_or_rotten(seed)]
-    assert Verdict.TORN in seen
-    assert Verdict.ROTTEN not in seen
+    assert DamageVerdict.TORN in seen
+    assert DamageVerdict.ROTTEN not in seen
 
 
 def test_a_copy_that_merges_rounds_is_caught() -> None:
     with swapped(Flusher, "part", lambda *_: None):
-        assert any(Verdict.ROTTEN in _torn_or_rotten(seed) for seed in range(60))
+        assert any(DamageVerdict.ROTTEN in _torn_or_rotten(seed) for seed in range(60))

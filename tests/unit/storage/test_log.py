@@ -10,7 +10,7 @@ import pytest
 
 from fairway import limits
 from fairway.errors import Code, InvariantViolated, Refused, RemoteProtocolError, StorageFault
-from fairway.storage.record import Kind
+from fairway.storage.record import RecordKind
 from fairway.storage.store import Store, StoreOptions
 from fairway.world.clock import RealClock
 from fairway.world.real_disk import RealDisk
@@ -95,7 +95,7 @@ def test_every_segment_opens_with_the_table_of_subjects() -> None:
         for name in files:
             assert len(content(world.disk, name)) <= SMALL.segment_bytes
             first = records_of(world.disk, name, world.store.identity.messages_id)[0]
-            assert first.header.kind == Kind.SUBJECT
+            assert first.header.kind == RecordKind.SUBJECT
             assert b"orders" in first.body
             assert b"bills" in first.body
 
@@ -110,13 +110,13 @@ def test_a_batch_larger_than_a_segment_has_one_of_its_own() -> None:
 
 def test_a_record_holds_at_most_what_its_reader_accepts() -> None:
     with World(options=ROOMY) as world, pytest.raises(Refused) as caught:
-        world.store.messages.log.append(Kind.DATA, bytes(limits.BATCH_RAW_BYTES_MAX + 2 * limits.MIB), 0)
+        world.store.messages.log.append(RecordKind.DATA, bytes(limits.BATCH_RAW_BYTES_MAX + 2 * limits.MIB), 0)
     assert caught.value.code is Code.TOO_LARGE
 
 
 def test_a_body_that_no_reader_would_accept_is_not_written() -> None:
     with World(options=ROOMY) as world, pytest.raises(InvariantViolated):
-        world.store.messages.log.append(Kind.DATA, b"seven b", 0)
+        world.store.messages.log.append(RecordKind.DATA, b"seven b", 0)
 
 
 def test_too_many_unsynced_bytes_are_busy() -> None:
@@ -156,7 +156,7 @@ def test_a_reader_passes_over_damaged_batches() -> None:
         for number in range(5):
             world.produce([b"message %d" % number])
         data = [each.header for each in records_of(world.disk, FIRST_MESSAGES, world.store.identity.messages_id)]
-        for header in [each for each in data if each.kind == Kind.DATA][1:4]:
+        for header in [each for each in data if each.kind == RecordKind.DATA][1:4]:
             world.disk.flip(FIRST_MESSAGES, header.body_at * 8)
         (found,) = world.store.messages.read(1, 1, messages_max=1, bytes_max=1)
         assert found.entry.first_sequence == 4
@@ -248,7 +248,7 @@ def test_the_epoch_is_opened_again_if_a_full_disk_undid_it() -> None:
         world.produce([b"b"])
         world.act(ack(1))
         found = records_of(world.disk, FIRST_MESSAGES, store.identity.messages_id)
-        assert [each.header.epoch for each in found if each.header.kind == Kind.EPOCH] == [1, 2]
+        assert [each.header.epoch for each in found if each.header.kind == RecordKind.EPOCH] == [1, 2]
         epochs = [each.header.epoch for each in found]
         assert epochs == sorted(epochs)
 

@@ -8,7 +8,7 @@ import pytest
 
 from fairway.errors import Code, DiskFull, Refused, RemoteProtocolError
 from fairway.storage import segment
-from fairway.storage.recovery import Verdict, witness_name
+from fairway.storage.recovery import DamageVerdict, witness_name
 from fairway.storage.survey import survey
 from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
 from tests.unit.storage.copies import LOGS, Pair, Side, bytes_of
@@ -106,7 +106,7 @@ def test_what_is_lost_is_mended_and_read_again(what: str) -> None:
     with _pair() as pair:
         RUINS[what](pair.copy)
         store = pair.copy.open(follows=True)
-        assert Verdict.ROTTEN in {each.verdict for each in store.findings} or not pair.copy.store.rotten_spans()
+        assert DamageVerdict.ROTTEN in {each.verdict for each in store.findings} or not pair.copy.store.rotten_spans()
         store.confirm(*pair.master.store.committed_ends())
         for subject in (ORDERS, BILLS):
             messages(store, subject)  # a reader meets what recovery did not look at

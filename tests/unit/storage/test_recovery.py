@@ -9,9 +9,9 @@ import pytest
 from fairway.batch import checksum
 from fairway.errors import WrongDirectory
 from fairway.storage import record, segment
-from fairway.storage.record import Header, Kind
-from fairway.storage.recovery import LogRecovery, Verdict
-from fairway.storage.scan import Scan
+from fairway.storage.record import RecordHeader, RecordKind
+from fairway.storage.recovery import DamageVerdict, LogRecovery
+from fairway.storage.scan import SegmentScan
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
 from tests.unit.storage.helpers import (
@@ -31,7 +31,7 @@ from tests.unit.storage.helpers import (
     verdicts,
 )
 
-TORN, ROTTEN = Verdict.TORN, Verdict.ROTTEN
+TORN, ROTTEN = DamageVerdict.TORN, DamageVerdict.ROTTEN
 
 
 def put(disk: SimDisk, name: str, data: bytes) -> None:
@@ -71,7 +71,7 @@ def test_every_life_has_a_greater_epoch_in_both_logs() -> None:
             assert (store.messages.log.epoch, store.actions.log.epoch) == (epoch, epoch)
         identity = world.store.identity
         for name, log_id in ((FIRST_MESSAGES, identity.messages_id), (FIRST_ACTIONS, identity.actions_id)):
-            opened = [each for each in records_of(world.disk, name, log_id) if each.header.kind == Kind.EPOCH]
+            opened = [each for each in records_of(world.disk, name, log_id) if each.header.kind == RecordKind.EPOCH]
             assert [each.header.epoch for each in opened] == [1, 2, 3]
 
 
@@ -143,7 +143,7 @@ def test_the_log_goes_on_where_it_was_cut() -> None:
 def test_a_rotten_record_is_reported_and_the_rest_is_served() -> None:
     with filled() as world:
         world.kill()
-        rotten = [each.header for each in log_records(world) if each.header.kind == Kind.DATA][1]
+        rotten = [each.header for each in log_records(world) if each.header.kind == RecordKind.DATA][1]
         world.disk.flip(FIRST_MESSAGES, rotten.body_at * 8 + 3)
         before = content(world.disk, FIRST_MESSAGES)
         store = world.open()
@@ -287,7 +287,7 @@ def test_a_record_of_an_older_epoch_at_the_tail_is_stale() -> None:
         world.kill()
         whole = content(world.disk, FIRST_MESSAGES)
         body = batch_of([b"from the past"], producer=7)
-        old = Header(Kind.DATA, 1, len(whole), len(whole), 1, 4, 1, 1, len(body), checksum(body))
+        old = RecordHeader(RecordKind.DATA, 1, len(whole), len(whole), 1, 4, 1, 1, len(body), checksum(body))
         put(world.disk, FIRST_MESSAGES, whole + record.pack_header(old, log_id) + body)
         store = world.open()
         assert verdicts(store.findings) == [(TORN, "stale")]
@@ -323,7 +323,7 @@ def test_a_segment_of_another_log_is_misplaced() -> None:
 
 def test_a_payload_that_looks_like_a_record_is_never_taken_for_one() -> None:
     """Payloads may hold anything: records of other logs and of newer formats too, right behind damage."""
-    likeness = record.pack_header(Header(Kind.DATA, 1, 0, 0, 9, 0, 1, 1, 0, 0), log_id=99)
+    likeness = record.pack_header(RecordHeader(RecordKind.DATA, 1, 0, 0, 9, 0, 1, 1, 0, 0), log_id=99)
     newer = bytearray(likeness[:-4])
     newer[4] = 2
     newer += checksum(bytes(newer)).to_bytes(4, "little")
@@ -430,7 +430,7 @@ def test_the_synced_end_does_not_sink_when_the_records_that_name_it_are_cut() ->
         # Of the last segment only the head is sound; it names an end that lies in the segment that is missing.
         head = content(world.disk, last)[: segment.HEADER_BYTES]
         named = base - 8
-        epoch = Header(Kind.EPOCH, 0, base + segment.HEADER_BYTES, named, 1, 0, 1, 0, 0, checksum(b""))
+        epoch = RecordHeader(RecordKind.EPOCH, 0, base + segment.HEADER_BYTES, named, 1, 0, 1, 0, 0, checksum(b""))
         put(world.disk, last, head + record.pack_header(epoch, world.store.identity.messages_id))
         first = world.open()
         assert first.messages.log.segments[-1].base == named
@@ -475,7 +475,7 @@ def test_a_segment_without_a_record_is_begun_again() -> None:
         store = world.open()
         world.settle()
         found = records_of(world.disk, newest, store.identity.messages_id)
-        assert [each.header.kind for each in found[:2]] == [Kind.SUBJECT, Kind.EPOCH]
+        assert [each.header.kind for each in found[:2]] == [RecordKind.SUBJECT, RecordKind.EPOCH]
 
 
 def test_scanning_resumes_at_the_next_record_across_chunks() -> None:
@@ -484,11 +484,11 @@ def test_scanning_resumes_at_the_next_record_across_chunks() -> None:
     large = bytes(5 * 1024 * 1024)
     parts, position = [], segment.HEADER_BYTES
     for body in (large, b"8 bytes."):
-        header = Header(Kind.DATA, 1, position, 0, 1, 0, 1, 1, len(body), checksum(body))
+        header = RecordHeader(RecordKind.DATA, 1, position, 0, 1, 0, 1, 1, len(body), checksum(body))
         parts += [record.pack_header(header, 5), body]
         position = header.end
     disk.publish(FIRST_MESSAGES, [segment.pack_header(5, 0, 1), b"X", parts[0][1:], *parts[1:]])
-    damage, sound = Scan(disk.open(FIRST_MESSAGES), 0, segment.HEADER_BYTES, 5)
+    damage, sound = SegmentScan(disk.open(FIRST_MESSAGES), 0, segment.HEADER_BYTES, 5)
     assert damage.header is None
     assert isinstance(sound, record.Record)
     assert sound.body == b"8 bytes."

@@ -14,7 +14,7 @@ from fairway.limits import KIB
 from fairway.storage import index_file, record
 from fairway.storage.dedupe import DedupeWindow
 from fairway.storage.opening import open_directory
-from fairway.storage.recovery import Verdict
+from fairway.storage.recovery import DamageVerdict
 from fairway.storage.retention import Policy
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
@@ -144,13 +144,13 @@ def test_rot_that_reaches_into_a_torn_tail_counts_the_same_at_every_start() -> N
         for position in (rotten_at, rotten.end):  # the headers of both: one damaged span
             world.disk.flip(FIRST_MESSAGES, position * 8)
         first, second = (open_directory(world.disk, SeededRng("again")) for _ in range(2))
-        assert [finding.verdict for finding in first.findings] == [Verdict.ROTTEN, Verdict.TORN]
+        assert [finding.verdict for finding in first.findings] == [DamageVerdict.ROTTEN, DamageVerdict.TORN]
         assert [each.next_sequence for each in first.views.subjects] == [
             each.next_sequence for each in second.views.subjects
         ]
 
 
-def header(first: int, epoch: int) -> batch.Header:
+def header(first: int, epoch: int) -> batch.BatchHeader:
     return batch.peek(batch_of([b"x"], first=first, epoch=epoch))
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from fairway.errors import StorageFault
 from fairway.storage import segment
-from fairway.storage.retention import Plan, Policy, plan
+from fairway.storage.retention import Policy, RetentionPlan, plan
 from fairway.storage.segment import Segment
 from fairway.storage.store import StoreOptions
-from fairway.world.disk import Done
+from fairway.world.disk import Completion
 from tests.unit.storage.counting import CountingDisk
 from tests.unit.storage.helpers import BILLS, ORDERS, World, messages, names
 
@@ -21,39 +21,39 @@ FOUR = [Segment(0, 100, 10), Segment(100, 200, 20), Segment(200, 300, 30), Segme
 @pytest.mark.parametrize(
     ("now_ms", "policy", "owed_from", "expected"),
     [
-        (1_000, Policy(), None, Plan()),
-        (35, Policy(age_ms_max=10), None, Plan((0, 100))),
-        (30, Policy(age_ms_max=10), None, Plan((0,))),
-        (1_000, Policy(age_ms_max=10), None, Plan((0, 100, 200))),
-        (0, Policy(bytes_max=250), None, Plan((0, 100))),
-        (0, Policy(bytes_max=400), None, Plan()),
-        (0, Policy(bytes_max=0), None, Plan((0, 100, 200))),
-        (35, Policy(age_ms_max=10), 150, Plan((0,))),
-        (35, Policy(age_ms_max=10), 0, Plan()),
-        (35, Policy(age_ms_max=10), 100, Plan((0,))),
-        (35, Policy(age_ms_max=10), 400, Plan((0, 100))),
-        (0, Policy(bytes_max=100, owed_bytes_max=250), 0, Plan((0, 100), (0, 100))),
-        (0, Policy(owed_bytes_max=250), None, Plan((0, 100))),
-        (0, Policy(bytes_max=100, owed_bytes_max=350), 100, Plan((0,))),
-        (0, Policy(bytes_max=100, owed_bytes_max=250), 150, Plan((0, 100), (100,))),
+        (1_000, Policy(), None, RetentionPlan()),
+        (35, Policy(age_ms_max=10), None, RetentionPlan((0, 100))),
+        (30, Policy(age_ms_max=10), None, RetentionPlan((0,))),
+        (1_000, Policy(age_ms_max=10), None, RetentionPlan((0, 100, 200))),
+        (0, Policy(bytes_max=250), None, RetentionPlan((0, 100))),
+        (0, Policy(bytes_max=400), None, RetentionPlan()),
+        (0, Policy(bytes_max=0), None, RetentionPlan((0, 100, 200))),
+        (35, Policy(age_ms_max=10), 150, RetentionPlan((0,))),
+        (35, Policy(age_ms_max=10), 0, RetentionPlan()),
+        (35, Policy(age_ms_max=10), 100, RetentionPlan((0,))),
+        (35, Policy(age_ms_max=10), 400, RetentionPlan((0, 100))),
+        (0, Policy(bytes_max=100, owed_bytes_max=250), 0, RetentionPlan((0, 100), (0, 100))),
+        (0, Policy(owed_bytes_max=250), None, RetentionPlan((0, 100))),
+        (0, Policy(bytes_max=100, owed_bytes_max=350), 100, RetentionPlan((0,))),
+        (0, Policy(bytes_max=100, owed_bytes_max=250), 150, RetentionPlan((0, 100), (100,))),
     ],
 )
-def test_the_plan(now_ms: int, policy: Policy, owed_from: int | None, expected: Plan) -> None:
+def test_the_plan(now_ms: int, policy: Policy, owed_from: int | None, expected: RetentionPlan) -> None:
     assert plan(FOUR, now_ms, policy, owed_from) == expected
 
 
 def test_only_a_prefix_goes() -> None:
     """A young segment in front of an old one: the clock jumped, or the old one is all rot. The log has no holes."""
     segments = [Segment(0, 100, 50), Segment(100, 200, 1), Segment(200, 300, 60)]
-    assert plan(segments, 55, Policy(age_ms_max=10)) == Plan()
+    assert plan(segments, 55, Policy(age_ms_max=10)) == RetentionPlan()
 
 
 def test_nothing_goes_from_an_empty_log() -> None:
-    assert plan([], 0, Policy(bytes_max=0)) == Plan()
+    assert plan([], 0, Policy(bytes_max=0)) == RetentionPlan()
 
 
 def test_what_is_not_sealed_stays() -> None:
-    assert plan(FOUR, 0, Policy(bytes_max=0), below=200) == Plan((0, 100))
+    assert plan(FOUR, 0, Policy(bytes_max=0), below=200) == RetentionPlan((0, 100))
 
 
 # --- the store -------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_files_go_only_after_a_checkpoint_says_so() -> None:
 class Clinging(CountingDisk):
     """A disk that cannot delete."""
 
-    def remove_later(self, name: str, done: Done) -> None:
+    def remove_later(self, name: str, done: Completion) -> None:
         done(StorageFault(f"cannot remove {name}: Input/output error"))
 
 

@@ -15,8 +15,8 @@ from fairway.names import Subject
 from fairway.storage import consume_log, segment
 from fairway.storage.dedupe import DedupeWindow, PlaceTaken
 from fairway.storage.index_file import ENTRY_BYTES
-from fairway.storage.message_log import Receipt
-from fairway.storage.record import HEADER_BYTES, Kind
+from fairway.storage.message_log import AppendReceipt
+from fairway.storage.record import HEADER_BYTES, RecordKind
 from fairway.storage.store import Store, StoreOptions
 from fairway.world.sim_disk import SimDisk
 from tests.unit.storage.copies import Pair
@@ -26,11 +26,13 @@ SECRET, ANOTHER = bytes(range(16)), bytes(range(1, 17))
 STRANGERS = (b"", ANOTHER, SECRET[:15], SECRET + b"\0", bytes(16))
 
 
-def offer(store: Store, first: int, payload: bytes = b"x", *, secret: bytes = SECRET, producer: int = 1) -> Receipt:
+def offer(
+    store: Store, first: int, payload: bytes = b"x", *, secret: bytes = SECRET, producer: int = 1
+) -> AppendReceipt:
     return store.produce(ORDERS, batch_of([payload], producer=producer, first=first), secret=secret)
 
 
-def stored(world: World, first: int, *, secret: bytes = SECRET, producer: int = 1) -> Receipt:
+def stored(world: World, first: int, *, secret: bytes = SECRET, producer: int = 1) -> AppendReceipt:
     receipt = offer(world.store, first, secret=secret, producer=producer)
     world.run(world.store.durable(receipt))
     return receipt
@@ -125,7 +127,7 @@ def test_one_rotten_statement_opens_no_stream(which: int) -> None:
             world.disk.remove(name)
         file = segment.file_name("messages", 0)
         found = records_of(world.disk, file, world.store.identity.messages_id)
-        statements = [each for each in found if each.header.kind == Kind.STREAM]
+        statements = [each for each in found if each.header.kind == RecordKind.STREAM]
         assert len(statements) == 2
         world.disk.flip(file, 8 * (statements[which].header.position + HEADER_BYTES + 9))
         world.open()
@@ -146,7 +148,7 @@ def test_a_full_disk_that_undoes_a_statement_leaves_no_stream_open() -> None:
         assert views.dedupe.statement(2, SECRET, 0) is None
 
 
-def header(first: int = 0, producer: int = 1) -> batch.Header:
+def header(first: int = 0, producer: int = 1) -> batch.BatchHeader:
     return batch.peek(batch_of([b"x"], producer=producer, first=first))
 
 
@@ -200,7 +202,7 @@ def test_a_stream_that_was_forgotten_may_be_begun_anew_by_anybody_and_is_then_th
         assert stored(world, 1, secret=ANOTHER).first_sequence == 2
 
 
-def to_new(store: Store, first: int) -> Receipt:
+def to_new(store: Store, first: int) -> AppendReceipt:
     return store.produce(Subject("new"), batch_of([b"x"], producer=7, first=first), secret=SECRET)
 
 
@@ -270,10 +272,10 @@ def test_picture_between_two_statements_of_a_stream_holds_its_verifier() -> None
 # --- what a conflict says --------------------------------------------------------------------------------------------
 
 
-def resolved(world: World, first: int, payloads: list[bytes], **how: bytes) -> Receipt | PlaceTaken:
+def resolved(world: World, first: int, payloads: list[bytes], **how: bytes) -> AppendReceipt | PlaceTaken:
     with pytest.raises(PlaceTaken) as caught:
         world.store.produce(ORDERS, batch_of(payloads, first=first), secret=how.get("secret", SECRET))
-    said: list[tuple[FairwayError | None, Receipt | PlaceTaken]] = []
+    said: list[tuple[FairwayError | None, AppendReceipt | PlaceTaken]] = []
     world.store.when_taken(caught.value, lambda fault, answer: said.append((fault, answer)))
     world.settle()
     [(fault, answer)] = said
@@ -281,7 +283,7 @@ def resolved(world: World, first: int, payloads: list[bytes], **how: bytes) -> R
     return answer
 
 
-def parts(answer: Receipt | PlaceTaken) -> list[tuple[int, int]] | None:
+def parts(answer: AppendReceipt | PlaceTaken) -> list[tuple[int, int]] | None:
     assert isinstance(answer, PlaceTaken)
     return None if answer.stored is None else [(each.first, each.messages) for each in answer.stored]
 
@@ -316,7 +318,7 @@ def test_what_has_left_the_window_is_found_in_the_log(options: StoreOptions) -> 
         world.run(world.store.durable(world.store.produce(BILLS, batch_of([b"x"], producer=9), secret=ANOTHER)))
         flood(world, 300)
         receipt = resolved(world, 5, [b"5"])
-        assert isinstance(receipt, Receipt)
+        assert isinstance(receipt, AppendReceipt)
         assert (receipt.first_sequence, receipt.count, receipt.is_duplicate) == (5, 1, True)
         other = resolved(world, 5, [b"other"])
         assert isinstance(other, PlaceTaken)
@@ -338,7 +340,7 @@ def test_look_back_reaches_as_far_right_behind_a_segment_roll(
                 continue
             if is_reopened and first % 50 == 0:
                 world.reopen()
-            assert isinstance(resolved(world, first - 199, [b"x"]), Receipt)
+            assert isinstance(resolved(world, first - 199, [b"x"]), AppendReceipt)
             assert parts(resolved(world, first - 150, [b"y"] * 3)) == [(first - 150 + each, 1) for each in range(3)]
             assert parts(resolved(world, first - 200, [b"x"])) is None, "beyond the bound"
         assert len(world.store.messages.log.segments) > 2
@@ -348,7 +350,7 @@ def test_look_back_reaches_as_far_right_behind_a_segment_roll(
 def test_one_stream_that_feeds_a_subject_is_found_far_back() -> None:
     with World(options=ROOMY) as world:
         flood(world, 5_000)
-        assert isinstance(resolved(world, 5, [b"5"]), Receipt)
+        assert isinstance(resolved(world, 5, [b"5"]), AppendReceipt)
         assert parts(resolved(world, 5, [b"y"] * 64)) == [(5 + each, 1) for each in range(64)]
         assert parts(resolved(world, 5, [b"y"] * 65)) is None, "a refusal names 64 batches at most"
 

@@ -11,7 +11,7 @@ from fairway import limits
 from fairway.errors import Code, Refused, RemoteProtocolError
 from fairway.names import Subject
 from fairway.storage import subjects
-from fairway.storage.record import Header, Kind
+from fairway.storage.record import RecordHeader, RecordKind
 from fairway.storage.store import Store, StoreOptions
 from fairway.storage.subjects import SubjectTable
 from fairway.storage.survey import survey
@@ -255,7 +255,7 @@ def test_one_rotten_record_does_not_undo_a_removal() -> None:
         world.produce([b"bill"], BILLS, producer=2)
         remove(world, ORDERS)
         first = world.store.messages.log.end
-        remove_header = [each for each in _records(world) if each.kind == Kind.REMOVED]
+        remove_header = [each for each in _records(world) if each.kind == RecordKind.REMOVED]
         assert len(remove_header) == 2
         world.produce([b"more"], BILLS, producer=2)
         world.kill()
@@ -270,7 +270,7 @@ def test_one_rotten_record_does_not_undo_a_removal() -> None:
         assert listed(world.store) == {"bills"}
 
 
-def _records(world: World) -> list[Header]:
+def _records(world: World) -> list[RecordHeader]:
     return [each.header for each in records_of(world.disk, FIRST_MESSAGES, world.store.messages.log.log_id)]
 
 

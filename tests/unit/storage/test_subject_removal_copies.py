@@ -6,7 +6,7 @@ import pytest
 
 from fairway.names import Subject
 from fairway.storage.record import Record
-from fairway.storage.scan import Scan
+from fairway.storage.scan import SegmentScan
 from fairway.storage.segment import HEADER_BYTES
 from fairway.storage.store import StoreOptions
 from tests.simulation.checks import picture
@@ -104,7 +104,7 @@ def test_records_of_a_removed_subject_that_are_mended_revive_nobody(with_checkpo
         pair.wait()
         log = pair.copy.store.messages
         first = log.log.segments[0]
-        scan = Scan(log.log.file(first), first.base, first.base + HEADER_BYTES, log.log.log_id)
+        scan = SegmentScan(log.log.file(first), first.base, first.base + HEADER_BYTES, log.log.log_id)
         records = [each for each in scan if isinstance(each, Record)]
         assert any(each.header.subject_id == 1 for each in records)
         log.mended(first, records, lambda _fault: None)  # as if all of it had been fetched from another copy

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fairway.errors import InvariantViolated, RemoteProtocolError
 from fairway.names import Subject
 from fairway.storage import subjects
-from fairway.storage.record import Header
+from fairway.storage.record import RecordHeader
 from fairway.storage.scan import STALE, Damage
 from fairway.storage.subjects import SubjectTable
 from tests.unit.storage.helpers import BILLS, ORDERS
@@ -59,7 +59,7 @@ def test_a_cut_forgets_who_came_later() -> None:
     assert made.find(ORDERS) is not None
 
 
-def lost(start: int = 0, end: int = 100, why: str = "unreadable header", header: Header | None = None) -> Damage:
+def lost(start: int = 0, end: int = 100, why: str = "unreadable header", header: RecordHeader | None = None) -> Damage:
     return Damage(start, end, why, header)
 
 
@@ -72,13 +72,13 @@ def test_sequences_of_a_lost_span_are_skipped_for_everybody() -> None:
 
 def test_a_lost_body_is_skipped_exactly() -> None:
     made = table(orders=5, bills=7)
-    made.skip_lost(lost(why="damaged body", header=Header(1, 1, 0, 0, 1, 5, 0, 3, 8, 0)))
+    made.skip_lost(lost(why="damaged body", header=RecordHeader(1, 1, 0, 0, 1, 5, 0, 3, 8, 0)))
     assert [each.next_sequence for each in made] == [8, 7]
 
 
 def test_a_stale_header_says_nothing_of_what_was_lost() -> None:
     made = table(orders=5)
-    made.skip_lost(lost(why=STALE, header=Header(1, 1, 0, 0, 1, 2, 0, 1, 8, 0)))
+    made.skip_lost(lost(why=STALE, header=RecordHeader(1, 1, 0, 0, 1, 2, 0, 1, 8, 0)))
     assert made.by_id(1).next_sequence >= 5 + 4_096
 
 

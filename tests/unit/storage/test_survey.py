@@ -16,11 +16,11 @@ from fairway.batch import checksum
 from fairway.errors import FairwayError, NoSuchFile, WrongDirectory
 from fairway.storage import checkpoint as checkpoints
 from fairway.storage import directory, index_file, record, segment, subjects
-from fairway.storage.record import Kind, Record
-from fairway.storage.recovery import Verdict
-from fairway.storage.report import Survey
+from fairway.storage.record import Record, RecordKind
+from fairway.storage.recovery import DamageVerdict
+from fairway.storage.report import DirectorySurvey
 from fairway.storage.retention import Policy
-from fairway.storage.scan import Scan
+from fairway.storage.scan import SegmentScan
 from fairway.storage.store import Store
 from fairway.storage.survey import Progress, survey
 from fairway.world.real_disk import RealDisk
@@ -48,7 +48,9 @@ def crashed(data: Path) -> Path:
     return data
 
 
-def look(root: Path, *, verify: bool = True, records_max: int = 0, progress: Progress = lambda _d, _t: None) -> Survey:
+def look(
+    root: Path, *, verify: bool = True, records_max: int = 0, progress: Progress = lambda _d, _t: None
+) -> DirectorySurvey:
     disk = RealDisk(root)
     try:
         return survey(disk, verify=verify, records_max=records_max, owner=disk.owner, progress=progress)
@@ -56,7 +58,7 @@ def look(root: Path, *, verify: bool = True, records_max: int = 0, progress: Pro
         disk.close()
 
 
-def spans(found: Survey) -> list[tuple[str, str, int, int]]:
+def spans(found: DirectorySurvey) -> list[tuple[str, str, int, int]]:
     return [(each.log, each.verdict, each.start, each.end) for each in found.damages]
 
 
@@ -186,7 +188,7 @@ def test_rot_below_a_checkpoint_is_found(data: Path) -> None:
 
 def test_rot_that_a_checkpoint_lists_is_known(crashed: Path) -> None:
     flip(segments(crashed)[1], 700)
-    assert [verdict for _, verdict, _, _ in _recover(crashed)] == [Verdict.ROTTEN.value]
+    assert [verdict for _, verdict, _, _ in _recover(crashed)] == [DamageVerdict.ROTTEN.value]
     assert [each.is_known for each in look(crashed).damages] == [True]
 
 
@@ -200,7 +202,7 @@ def test_missing_segment_is_rotten(data: Path) -> None:
 
 def test_intact_record_with_a_broken_batch_is_invalid(data: Path) -> None:
     path = segments(data)[0]
-    victim = next(each for each in _records(data, path) if each.header.kind == Kind.DATA)
+    victim = next(each for each in _records(data, path) if each.header.kind == RecordKind.DATA)
     body = bytearray(victim.body)
     body[-1] ^= 1
     forged = msgspec.structs.replace(victim.header, body_crc=checksum(bytes(body)))
@@ -215,7 +217,7 @@ def test_intact_record_with_a_broken_batch_is_invalid(data: Path) -> None:
 def _records(root: Path, path: Path) -> list[Record]:
     disk = RealDisk(root)
     file = disk.open(f"messages/{path.name}")
-    found = list(Scan(file, int(path.stem), int(path.stem) + segment.HEADER_BYTES, _log_id(root)))
+    found = list(SegmentScan(file, int(path.stem), int(path.stem) + segment.HEADER_BYTES, _log_id(root)))
     disk.close()
     return [each for each in found if isinstance(each, Record)]
 
@@ -332,7 +334,7 @@ def test_lost_identity_is_a_flaw(data: Path) -> None:
 
 
 def test_unfinished_tail_of_a_directory_in_use_is_no_damage(data: Path) -> None:
-    async def beside() -> tuple[Survey, Survey]:
+    async def beside() -> tuple[DirectorySurvey, DirectorySurvey]:
         store = await open_store(data)
         await append(store, 3, stream=5)
         await store.actions.log.flusher.durable(store.actions.log.end)

@@ -18,7 +18,7 @@ from fairway.storage.subjects import SubjectTable
 RATIO_MIN, RATIO_MAX = 1.0, 2.2  # a subject counts its place in an index, too
 
 
-def _header(producer_id: int, sequence: int) -> batch.Header:
+def _header(producer_id: int, sequence: int) -> batch.BatchHeader:
     return batch.peek(batch.encode([b"x"], producer_id=producer_id, first_sequence=sequence, created_ms=1))
 
 

@@ -79,11 +79,11 @@ def test_one_time_for_a_list_of_thousands(broker: MemoryBroker) -> None:
 def test_cancel_tells_the_truth(broker: MemoryBroker) -> None:
     fw = broker.connect()
     first, second = (fw.send(SUBJECT, b"pay", key="o-42", after=60).result() for _ in range(2))
-    assert fw.delayed.cancel(first.id) == fairway.Decision("cancelled", 1)
-    assert fw.delayed.cancel(first.message_id) == fairway.Decision("cancelled", 0)
+    assert fw.delayed.cancel(first.id) == fairway.DelayedOutcome("cancelled", 1)
+    assert fw.delayed.cancel(first.message_id) == fairway.DelayedOutcome("cancelled", 0)
     broker.clock.advance(minutes=2)
-    assert fw.delayed.cancel(second.id) == fairway.Decision("already_dispatched", 0)
-    assert fw.delayed.cancel(fairway.MessageId(1, 1)) == fairway.Decision("unknown", 0)
+    assert fw.delayed.cancel(second.id) == fairway.DelayedOutcome("already_dispatched", 0)
+    assert fw.delayed.cancel(fairway.MessageId(1, 1)) == fairway.DelayedOutcome("unknown", 0)
     assert fw.delayed.cancel(second.id, subject="order.other").fate == "unknown"
     assert stored(fw) == [b"pay"]
 
@@ -91,8 +91,8 @@ def test_cancel_tells_the_truth(broker: MemoryBroker) -> None:
 def test_all_messages_of_a_key_are_cancelled_or_put_off(broker: MemoryBroker) -> None:
     fw = broker.connect()
     fw.send_many(SUBJECT, [b"1", b"2", b"3"], keys=["o-1", "o-1", "o-2"], after=60).result()
-    assert fw.delayed.reschedule(subject=SUBJECT, key="o-1", after=3_600) == fairway.Decision("rescheduled", 2)
-    assert fw.delayed.cancel(subject=SUBJECT, key="o-2") == fairway.Decision("cancelled", 1)
+    assert fw.delayed.reschedule(subject=SUBJECT, key="o-1", after=3_600) == fairway.DelayedOutcome("rescheduled", 2)
+    assert fw.delayed.cancel(subject=SUBJECT, key="o-2") == fairway.DelayedOutcome("cancelled", 1)
     assert fw.delayed.cancel(subject=SUBJECT, key="o-3").fate == "unknown"
     broker.clock.advance(minutes=59)
     assert stored(fw) == []

@@ -10,7 +10,7 @@ from typing import Protocol
 import pytest
 
 from fairway.errors import DirectoryLocked, DiskFull, Misuse, NoSuchFile, StorageFault
-from fairway.world.disk import Disk, Done
+from fairway.world.disk import Completion, Disk
 from fairway.world.real_disk import RealDisk
 from fairway.world.rng import SeededRng
 from fairway.world.sim_disk import SimDisk
@@ -78,7 +78,7 @@ def disk(bench: Bench) -> Disk:
 class Answers(list[tuple[str, StorageFault | None]]):
     """Who was answered, in order, and how."""
 
-    def of(self, who: str) -> Done:
+    def of(self, who: str) -> Completion:
         return lambda fault: self.append((who, fault))
 
 

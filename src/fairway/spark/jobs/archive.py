@@ -20,16 +20,16 @@ from pyspark.sql import DataFrame, SparkSession
 from fairway.errors import FairwayError, Misuse
 from fairway.limits import MIB
 from fairway.spark import reading
-from fairway.spark.brokers import Extent
+from fairway.spark.brokers import SubjectExtent
 from fairway.spark.jobs import columns, compacting, ledger, manifest, program
 from fairway.spark.jobs.failing import sentences
 from fairway.spark.jobs.files import Files
-from fairway.spark.jobs.ledger import Ledger
-from fairway.spark.jobs.manifest import Range, State
-from fairway.spark.jobs.watching import NS, Pace, Watch, unwatched
+from fairway.spark.jobs.ledger import ArchiveRunRecord
+from fairway.spark.jobs.manifest import ArchivedRange, ArchiveState
+from fairway.spark.jobs.watching import NS, ProgressCounter, ProgressListener, unwatched
 from fairway.spark.looking import Looker
 from fairway.spark.options import DEFAULT_URL, EARLIEST, PATIENCE_S, ReadOptions, Where, explicit, read_options
-from fairway.spark.places import BROKER_GROUP, Part
+from fairway.spark.places import BROKER_GROUP, SubjectPart
 from fairway.world import host
 from fairway.world.clock import RealClock
 
@@ -40,7 +40,7 @@ _POLL_MS: Final = 500  # how soon a run that is asked to end does
 
 
 @dataclass(frozen=True)
-class Options:
+class ArchiveOptions:
     """What an archive run is told."""
 
     path: str
@@ -77,15 +77,15 @@ def read(spark: SparkSession, path: str) -> DataFrame:
     return columns.frame(spark, files.root, ledger.load(files).files.values())
 
 
-def contents(spark: SparkSession, path: str) -> manifest.State:
+def contents(spark: SparkSession, path: str) -> manifest.ArchiveState:
     """Which ranges of which subjects are in which files."""
     return ledger.load(Files(spark, path))
 
 
 def run(
     spark: SparkSession,
-    options: Options,
-    watch: Watch = unwatched,
+    options: ArchiveOptions,
+    watch: ProgressListener = unwatched,
     is_to_end: Callable[[], bool] = lambda: False,
 ) -> Archived:
     """Archive until all is done (`once`) or `is_to_end`; a run that ends has committed all that it has read."""
@@ -94,19 +94,19 @@ def run(
         reading_options = _read_options(options)
         looker = Looker(reading_options)
         try:
-            return _Run(spark, options, reading_options, looker, watch).run(is_to_end)
+            return _ArchiveRun(spark, options, reading_options, looker, watch).run(is_to_end)
         finally:
             looker.close()
 
 
-def _read_options(options: Options) -> ReadOptions:
+def _read_options(options: ArchiveOptions) -> ReadOptions:
     told = {"url": options.url, "subject": ",".join(options.subjects), "starting": options.starting}
     if options.group is not None:
         told["group"] = options.group
     return read_options({**told, "patienceSeconds": str(options.patience_s)})
 
 
-def resumed(state: State, part: Part, extent: Extent, log_id: str, options: Options) -> int:
+def resumed(state: ArchiveState, part: SubjectPart, extent: SubjectExtent, log_id: str, options: ArchiveOptions) -> int:
     """Where a subject goes on; what is not there any more is an error, unless the user accepts it."""
     name, own = part.subject, archived_as(state, part, log_id)
     known, end = state.log_id(*own), state.end(*own)
@@ -133,13 +133,13 @@ def resumed(state: State, part: Part, extent: Extent, log_id: str, options: Opti
     )
 
 
-def archived_as(state: State, part: Part, log_id: str) -> Part:
+def archived_as(state: ArchiveState, part: SubjectPart, log_id: str) -> SubjectPart:
     """What the archive calls it. A log keeps the name under which it was first archived: so an archive of a broker that
     was named by its address goes on when that is in a cluster, and the other way round."""
     return part._replace(broker_group=state.name_of(part.subject, log_id) or part.broker_group)
 
 
-def check_kind(state: State, subject: str, logs: Mapping[str, str], options: Options) -> None:
+def check_kind(state: ArchiveState, subject: str, logs: Mapping[str, str], options: ArchiveOptions) -> None:
     """Of the logs that hold a subject now, by their broker groups, the archive must know one if it was made from the
     other kind of URL: nobody could say otherwise what they have in common with what is there."""
     there = state.groups_of(subject)
@@ -158,34 +158,39 @@ def check_kind(state: State, subject: str, logs: Mapping[str, str], options: Opt
     )
 
 
-def has_small_files(batch: Mapping[Part, Extent]) -> bool:
+def has_small_files(batch: Mapping[SubjectPart, SubjectExtent]) -> bool:
     """Whether files cost more than rows. A small batch comes from the source as one task, which would write hundreds
     of files one after the other; a shuffle of few rows lets every core write its share."""
     messages = sum(end - begin for begin, end in batch.values())
     return len(batch) > columns.WRITERS_MAX and messages < len(batch) * _FILE_MESSAGES
 
 
-def _shown(part: Part) -> str:
+def _shown(part: SubjectPart) -> str:
     return part.subject if part.broker_group == BROKER_GROUP else f"{part.subject}@{part.broker_group}"
 
 
-class _Run:
+class _ArchiveRun:
     """One run."""
 
     def __init__(
-        self, spark: SparkSession, options: Options, reading_options: ReadOptions, looker: Looker, watch: Watch
+        self,
+        spark: SparkSession,
+        options: ArchiveOptions,
+        reading_options: ReadOptions,
+        looker: Looker,
+        watch: ProgressListener,
     ) -> None:
         self._spark = spark
         self._options = options
         self._places = reading_options.starting
         self._looker = looker
         self._clock = RealClock()
-        self._pace = Pace(watch, "archive")
-        self._noted: dict[Part, int] = {}
+        self._pace = ProgressCounter(watch, "archive")
+        self._noted: dict[SubjectPart, int] = {}
         files = Files(spark, options.path)
-        ledger_ = Ledger(files) if files.exists(manifest.MARK) else None  # repaired, whatever the broker says
+        ledger_ = ArchiveRunRecord(files) if files.exists(manifest.MARK) else None  # repaired, whatever the broker says
         extents = self._looker.extents()  # an unknown subject is found out before anything is made
-        self._ledger = ledger_ or Ledger(files)
+        self._ledger = ledger_ or ArchiveRunRecord(files)
         self._target = {part: extent.end for part, extent in extents.items()} if options.once else None
         self.done = Archived(self._ledger.files.root)
 
@@ -209,13 +214,13 @@ class _Run:
                 self._looker.wait({part: extent.end for part, extent in extents.items()}, _POLL_MS)
         state = self._ledger.state
         self.done.files, self.done.elapsed_s = len(state.files), self._pace.elapsed_s
-        parts = [Part(name, group) for name in sorted(state.ranges) for group in state.groups_of(name)]
+        parts = [SubjectPart(name, group) for name in sorted(state.ranges) for group in state.groups_of(name)]
         self.done.ends = {_shown(part): end for part in parts if (end := state.end(*part)) is not None}
         return self.done
 
     # --- what is to be done ------------------------------------------------------------------------------------------
 
-    def _planned(self, extents: Mapping[Part, Extent]) -> dict[Part, Extent]:
+    def _planned(self, extents: Mapping[SubjectPart, SubjectExtent]) -> dict[SubjectPart, SubjectExtent]:
         """For each subject that has more than the archive: from where to where."""
         self._check_kinds(extents)
         self._settle_beginnings(extents)
@@ -228,21 +233,21 @@ class _Run:
             end = extent.end if self._target is None else min(extent.end, self._target.get(part, 0))
             self._note(part, begin)
             if end > begin:
-                planned[part] = Extent(begin, end)
+                planned[part] = SubjectExtent(begin, end)
         return planned
 
-    def _own(self, part: Part) -> Part:
+    def _own(self, part: SubjectPart) -> SubjectPart:
         """As the archive calls it."""
         return archived_as(self._ledger.state, part, self._log_id(part))
 
-    def _check_kinds(self, extents: Mapping[Part, Extent]) -> None:
+    def _check_kinds(self, extents: Mapping[SubjectPart, SubjectExtent]) -> None:
         logs: dict[str, dict[str, str]] = {}
         for part in extents:
             logs.setdefault(part.subject, {})[part.broker_group] = self._log_id(part)
         for subject, of in logs.items():
             check_kind(self._ledger.state, subject, of, self._options)
 
-    def _settle_beginnings(self, extents: Mapping[Part, Extent]) -> None:
+    def _settle_beginnings(self, extents: Mapping[SubjectPart, SubjectExtent]) -> None:
         """Where a subject begins that is new to the archive. Other places than the earliest are committed at once: were
         one resolved anew after a batch that failed, what came in between would be passed over."""
         self._places.check("starting", extents)
@@ -253,27 +258,28 @@ class _Run:
         begins = self._looker.resolve(new)
         self._ledger.commit([], [self._range(part, begin, begin, 0) for part, begin in begins.items()])
 
-    def _place(self, part: Part) -> Where:
+    def _place(self, part: SubjectPart) -> Where:
         """In a broker group that a subject has gained since, it begins with its first message."""
         is_known = bool(self._ledger.state.ranges.get(part.subject))
         return EARLIEST if is_known else self._places.place(part)
 
-    def _range(self, part: Part, begin: int, end: int, rows: int) -> Range:
-        return Range(part.subject, self._log_id(part), begin, end, rows, self._own(part).broker_group)
+    def _range(self, part: SubjectPart, begin: int, end: int, rows: int) -> ArchivedRange:
+        return ArchivedRange(part.subject, self._log_id(part), begin, end, rows, self._own(part).broker_group)
 
-    def _log_id(self, part: Part) -> str:
+    def _log_id(self, part: SubjectPart) -> str:
         return f"{self._looker.logs[part.broker_group].id:016x}"
 
-    def _cut(self, planned: Mapping[Part, Extent]) -> dict[Part, Extent]:
+    def _cut(self, planned: Mapping[SubjectPart, SubjectExtent]) -> dict[SubjectPart, SubjectExtent]:
         """As much of it as one batch holds, shared among the subjects."""
         share = max(self._options.batch_mib * MIB // len(planned), 1)
         return {
-            part: Extent(begin, self._looker.reach(part, begin, end, share)) for part, (begin, end) in planned.items()
+            part: SubjectExtent(begin, self._looker.reach(part, begin, end, share))
+            for part, (begin, end) in planned.items()
         }
 
     # --- doing it ----------------------------------------------------------------------------------------------------
 
-    def _archive(self, batch: Mapping[Part, Extent]) -> None:
+    def _archive(self, batch: Mapping[SubjectPart, SubjectExtent]) -> None:
         """Read, write, make sure that it was the same log to the end, commit."""
         try:
             self._write(batch)
@@ -282,9 +288,9 @@ class _Run:
             self._ledger.abandon()
             raise
         staged = self._ledger.staged()
-        rows_of = Counter[Part]()
+        rows_of = Counter[SubjectPart]()
         for _, file in staged:
-            rows_of[Part(file.subject, file.broker_group)] += file.rows
+            rows_of[SubjectPart(file.subject, file.broker_group)] += file.rows
         ranges = [self._range(part, begin, end, rows_of[self._own(part)]) for part, (begin, end) in batch.items()]
         self._ledger.commit(staged, ranges)
         rows = sum(each.rows for each in ranges)
@@ -296,7 +302,7 @@ class _Run:
         if self._options.compact:
             self.done.compacted += compacting.run(self._spark, self._ledger)
 
-    def _write(self, batch: Mapping[Part, Extent]) -> None:
+    def _write(self, batch: Mapping[SubjectPart, SubjectExtent]) -> None:
         reader = self._spark.read.format("fairway").options(
             url=self._options.url,
             subject=",".join(dict.fromkeys(part.subject for part in batch)),
@@ -314,7 +320,7 @@ class _Run:
             rows = rows.coalesce(max(cores, self._options.batch_mib * MIB // compacting.TARGET_BYTES))
         columns.stage(rows, self._ledger.room)
 
-    def _confirm(self, batch: Mapping[Part, Extent]) -> None:
+    def _confirm(self, batch: Mapping[SubjectPart, SubjectExtent]) -> None:
         """That the logs that Spark has read are those that were looked at, and still have it all."""
         logs = {part: self._log_id(part) for part in batch}
         extents = self._looker.extents()
@@ -324,7 +330,7 @@ class _Run:
             if part in extents and extents[part].end < end and self._looker.awaited(part, end) < end:
                 raise reading.cut_short(part.subject, extents[part].end, end)
 
-    def _note(self, part: Part, done: int) -> None:
+    def _note(self, part: SubjectPart, done: int) -> None:
         """Let the broker know, so that `fairway lag` shows it and retention waits for it."""
         group = self._options.group
         if group is None or self._noted.get(part) == done:
@@ -334,7 +340,7 @@ class _Run:
         self._looker.progress(part, group, done)
         self._noted[part] = done
 
-    def _tell(self, planned: Mapping[Part, Extent], batch: Mapping[Part, Extent]) -> None:
+    def _tell(self, planned: Mapping[SubjectPart, SubjectExtent], batch: Mapping[SubjectPart, SubjectExtent]) -> None:
         rows = sum(end - begin for begin, end in batch.values())
         self._pace.add(rows, sum(end - begin for begin, end in planned.values()) - rows)
 
@@ -374,7 +380,7 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     json: program.AsJson = False,
 ) -> None:
     """Subjects to Parquet, exactly once, by subject and date. Without --once it goes on until Ctrl-C or SIGTERM."""
-    options = Options(
+    options = ArchiveOptions(
         path, tuple(subjects), url, once, starting, group, batch_mib, interval_s, compact, accept_loss, patience_s
     )
     with program.running("archive", master, spark_log, is_quiet=json) as (spark, watch), host.asked_to_end() as ending:

@@ -17,12 +17,12 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
-from fairway.spark.brokers import Extent
+from fairway.spark.brokers import SubjectExtent
 from fairway.spark.jobs import columns, findings, ledger
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.holes import Whole, holes
-from fairway.spark.jobs.manifest import Range, State
-from fairway.spark.places import Part
+from fairway.spark.jobs.manifest import ArchivedRange, ArchiveState
+from fairway.spark.places import SubjectPart
 from fairway.spark.reading import DataLoss
 
 # A committed range, as far as it is looked at. The log has what lies from `kept` on.
@@ -39,7 +39,7 @@ class Archive:
 
     root: str
     rows: DataFrame  # of the subjects that are meant, as the archive has them
-    ranges: tuple[Range, ...]
+    ranges: tuple[ArchivedRange, ...]
     files_gone: tuple[str, ...]  # that the commits name, and that are not there
 
 
@@ -47,14 +47,14 @@ def open_archive(
     spark: SparkSession,
     path: str,
     log_ids: Mapping[str, str],
-    extents: Mapping[Part, Extent],
+    extents: Mapping[SubjectPart, SubjectExtent],
     since: datetime | None = None,
 ) -> Archive:
     """Its rows and ranges of some subjects, which must be of these logs; of older files there is nothing."""
     files = Files(spark, path)
     state = ledger.load(files).named(log_ids)
     oldest = "" if since is None else since.astimezone(UTC).strftime("%Y-%m-%d")
-    meant = [each for each in state.files.values() if Part(each.subject, each.broker_group) in extents]
+    meant = [each for each in state.files.values() if SubjectPart(each.subject, each.broker_group) in extents]
     named = [each for each in meant if each.date >= oldest]
     there = files.all_data() if named else set()
     gone = tuple(sorted(each.path for each in named if each.path not in there))
@@ -62,7 +62,9 @@ def open_archive(
     return Archive(files.root, rows, tuple(_ranges(state, files.root, log_ids, extents)), gone)
 
 
-def _ranges(state: State, root: str, log_ids: Mapping[str, str], parts: Iterable[Part]) -> Iterable[Range]:
+def _ranges(
+    state: ArchiveState, root: str, log_ids: Mapping[str, str], parts: Iterable[SubjectPart]
+) -> Iterable[ArchivedRange]:
     for part in parts:
         log_id = log_ids[part.broker_group]
         strange = [each for each in state.ranges.get(part.subject, ()) if each.broker_group not in log_ids]
@@ -75,8 +77,8 @@ def _ranges(state: State, root: str, log_ids: Mapping[str, str], parts: Iterable
         yield from state.ranges_of(*part)
 
 
-def _part(span: Range) -> Part:
-    return Part(span.subject, span.broker_group)
+def _part(span: ArchivedRange) -> SubjectPart:
+    return SubjectPart(span.subject, span.broker_group)
 
 
 def with_content(rows: DataFrame) -> DataFrame:
@@ -91,7 +93,12 @@ def with_content(rows: DataFrame) -> DataFrame:
 
 
 def compared(
-    spark: SparkSession, archive: Archive, log: DataFrame, extents: Mapping[Part, Extent], *, is_whole: bool
+    spark: SparkSession,
+    archive: Archive,
+    log: DataFrame,
+    extents: Mapping[SubjectPart, SubjectExtent],
+    *,
+    is_whole: bool,
 ) -> DataFrame:
     """Findings: what only one of both has, what the archive has twice, and where they differ. `log` has the messages of
     the extents, with `content`; the archive is looked at before them, too, where it is looked at as a whole."""
@@ -167,7 +174,9 @@ def only_archived(archive: Archive, log: DataFrame, findings_: DataFrame) -> Dat
     return rows.join(log.select(*place), place, "left_anti").dropDuplicates(place)
 
 
-def gone(spark: SparkSession, archive: Archive, log: DataFrame, extents: Mapping[Part, Extent]) -> DataFrame | None:
+def gone(
+    spark: SparkSession, archive: Archive, log: DataFrame, extents: Mapping[SubjectPart, SubjectExtent]
+) -> DataFrame | None:
     """Findings: rows that the commits speak of, which neither the archive nor the log has any more; None: none."""
     old = [each for each in archive.ranges if each.first < extents[_part(each)].first]
     if not old:
@@ -183,10 +192,10 @@ def gone(spark: SparkSession, archive: Archive, log: DataFrame, extents: Mapping
     if gaps is None:
         return None
     # The log may have had holes there, too: only where rows are fewer than were committed, something is gone.
-    there = Counter[Part]()
+    there = Counter[SubjectPart]()
     for rows in (before, _within(log, ranges)):
-        there.update({Part(*row[:2]): row["count"] for row in rows.groupBy(*_PART).count().collect()})
-    committed = Counter[Part]()
+        there.update({SubjectPart(*row[:2]): row["count"] for row in rows.groupBy(*_PART).count().collect()})
+    committed = Counter[SubjectPart]()
     for each in old:
         committed[_part(each)] += each.rows
     short = [part for part, rows in committed.items() if there[part] < rows]

@@ -19,7 +19,7 @@ MS: Final = 1_000
 
 
 @dataclass(frozen=True)
-class Options:
+class ReconcileOptions:
     """What is to be looked at, and what counts as wrong."""
 
     subjects: tuple[str, ...]  # names, and patterns such as orders.*
@@ -66,7 +66,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Discrepancy:
     """One thing that is wrong."""
 
     kind: str  # missing, duplicate, late, stuck, stranger, differing
@@ -84,7 +84,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Book:
+class GroupBalance:
     """One group of a subject (None: it has no groups), as a whole or in one window. `docs/reconcile.md` says of each
     field what it counts."""
 
@@ -115,7 +115,7 @@ class Book:
 
 
 @dataclass
-class Result:
+class ReconcileResult:
     """What a run has found."""
 
     is_balanced: bool
@@ -123,7 +123,7 @@ class Result:
     window_s: float
     counts: dict[str, int]  # by kind of finding: messages for what is missing, findings for the others
     rows: dict[str, int] = field(default_factory=dict)  # by fate: the business rows
-    books: list[Book] = field(default_factory=list)  # as a whole
-    windows: list[Book] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)  # the first of each kind
+    books: list[GroupBalance] = field(default_factory=list)  # as a whole
+    windows: list[GroupBalance] = field(default_factory=list)
+    findings: list[Discrepancy] = field(default_factory=list)  # the first of each kind
     notes: list[str] = field(default_factory=list)

@@ -17,11 +17,11 @@ from typing import Final
 from fairway.client import url as urls
 from fairway.client.sync import Client
 from fairway.errors import FairwayError, Misuse
-from fairway.protocol.admin import Depth, Describe, Described, GroupState
+from fairway.protocol.admin import Depth, Describe, Described, GroupDescription
 from fairway.spark.event_options import is_meant
 from fairway.spark.jobs import scraping
 from fairway.spark.options import is_pattern
-from fairway.spark.places import DELAY, Atlas, Place, broker_places, caller_to
+from fairway.spark.places import DELAY, Atlas, ServerGroupAddress, broker_places, caller_to
 
 LATENESS: Final = "fairway_delay_lateness_seconds"
 HOUR: Final = timedelta(hours=1)
@@ -29,7 +29,7 @@ ALL: Final = "*"
 
 
 @dataclass
-class Group:
+class GroupCapacity:
     """A group on a subject. Counts are messages."""
 
     subject: str
@@ -74,7 +74,7 @@ class Late:
 
 
 @dataclass
-class Delayed:
+class DelayCapacity:
     """What waits for its time, and how late what had its time was."""
 
     overdue: int | None = None  # due, and not delivered yet
@@ -89,7 +89,7 @@ class Seen:
 
     now_ms: int
     ends: dict[str, dict[str, int]]  # of subjects
-    groups: dict[tuple[str, str], dict[str, GroupState]]  # by subject and group
+    groups: dict[tuple[str, str], dict[str, GroupDescription]]  # by subject and group
 
     @property
     def now(self) -> datetime:
@@ -109,7 +109,7 @@ def look(url: str, patience_s: int) -> Seen:
     return seen
 
 
-def _pages(place: Place) -> Iterator[Described]:
+def _pages(place: ServerGroupAddress) -> Iterator[Described]:
     after = ""
     with caller_to(place) as caller:
         while True:
@@ -134,7 +134,7 @@ def meant(asked: Sequence[str], stored: Iterable[str], where: str) -> list[str]:
 # --- the broker's time ------------------------------------------------------------------------------------------------
 
 
-def groups(seen: Seen, before: Seen | None, subjects: Iterable[str]) -> list[Group]:
+def groups(seen: Seen, before: Seen | None, subjects: Iterable[str]) -> list[GroupCapacity]:
     """Those of some subjects, the busiest first. Shares are of the time of all groups, also of those not shown."""
     used_ns = {key: _used_ns(seen, before, key) for key in seen.groups}
     all_ns = sum(served_ns for served_ns, _ in used_ns.values())
@@ -147,7 +147,7 @@ def groups(seen: Seen, before: Seen | None, subjects: Iterable[str]) -> list[Gro
     return sorted(found, key=lambda each: (-each.busy_s, each.subject, each.group))
 
 
-def remarks(seen: Seen, before: Seen | None, shown: Sequence[Group]) -> Iterator[str]:
+def remarks(seen: Seen, before: Seen | None, shown: Sequence[GroupCapacity]) -> Iterator[str]:
     """What the figures do not say."""
     if not shown:
         yield "Nobody consumes these subjects: there is no group to speak of."
@@ -175,7 +175,7 @@ def _used_ns(seen: Seen, before: Seen | None, key: tuple[str, str]) -> tuple[int
     return sum(served_ns for served_ns, _ in used), sum(cold_ns for _, cold_ns in used)
 
 
-def _used_there_ns(state: GroupState, before: GroupState | None) -> tuple[int, int]:
+def _used_there_ns(state: GroupDescription, before: GroupDescription | None) -> tuple[int, int]:
     """In one broker group."""
     now = _account_ns(state)
     if before is None:
@@ -186,15 +186,15 @@ def _used_there_ns(state: GroupState, before: GroupState | None) -> tuple[int, i
     return now[0] - old[0], max(now[1] - old[1], 0)
 
 
-def _account_ns(state: GroupState) -> tuple[int, int]:
+def _account_ns(state: GroupDescription) -> tuple[int, int]:
     return (0, 0) if state.actor is None else (state.actor.served_ns, state.actor.cold_ns)
 
 
 def _group(
-    key: tuple[str, str], states: Sequence[GroupState], served_ns: int, cold_ns: int, all_ns: int, now_ms: int
-) -> Group:  # fmt: skip
+    key: tuple[str, str], states: Sequence[GroupDescription], served_ns: int, cold_ns: int, all_ns: int, now_ms: int
+) -> GroupCapacity:  # fmt: skip
     oldest_ms = min((state.oldest_ms for state in states if state.oldest_ms is not None), default=None)
-    return Group(
+    return GroupCapacity(
         *key,
         share=served_ns / all_ns if all_ns else None,
         busy_s=served_ns / 1e9,
@@ -212,7 +212,7 @@ def _group(
     )
 
 
-def waiting_in(state: GroupState) -> int:
+def waiting_in(state: GroupDescription) -> int:
     """Messages that were handed out, and are to be once more, or to be dead letters."""
     return state.returned + state.retrying + state.dying
 
@@ -220,7 +220,9 @@ def waiting_in(state: GroupState) -> int:
 # --- delayed messages -------------------------------------------------------------------------------------------------
 
 
-def forecast(client: Client, subjects: Sequence[str] | None, now: datetime, hours: int, into: Delayed) -> Iterator[str]:
+def forecast(
+    client: Client, subjects: Sequence[str] | None, now: datetime, hours: int, into: DelayCapacity
+) -> Iterator[str]:
     """What is due in each hour to come, of some subjects or of all; gives a sentence where nobody knows."""
     due: dict[datetime, int] = {}
     overdue = 0
@@ -238,7 +240,7 @@ def forecast(client: Client, subjects: Sequence[str] | None, now: datetime, hour
     into.forecast = [Due(first + hour * HOUR, due.get(first + hour * HOUR, 0)) for hour in range(hours + 1)]
 
 
-def lateness(pages: Sequence[str], into: Delayed) -> Iterator[str]:
+def lateness(pages: Sequence[str], into: DelayCapacity) -> Iterator[str]:
     """How late messages were, from the figures of delay servers; gives a sentence where there are none."""
     if not pages:
         yield (
@@ -246,7 +248,7 @@ def lateness(pages: Sequence[str], into: Delayed) -> Iterator[str]:
             "it with --http-port PORT, and name it here with --metrics http://HOST:PORT/metrics."
         )
         return
-    known: list[scraping.Histogram] = []
+    known: list[scraping.ScrapedHistogram] = []
     for page in pages:
         try:
             found = scraping.histogram(scraping.page(page), LATENESS)

@@ -11,8 +11,8 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 from pyspark.sql.types import DateType, StructField, StructType
 
 from fairway.limits import KIB
-from fairway.spark.jobs.manifest import File
-from fairway.spark.places import Part
+from fairway.spark.jobs.manifest import ArchiveFile
+from fairway.spark.places import SubjectPart
 from fairway.spark.schema import MESSAGES
 
 ARCHIVE: Final = StructType([*MESSAGES.fields, StructField("date", DateType(), False)])
@@ -39,7 +39,7 @@ def utc_date(column: str) -> Column:
     return F.expr(f"date_from_unix_date(cast(unix_micros({column}) div {_DAY_US} as int))")
 
 
-def frame(spark: SparkSession, root: str, files: Iterable[File]) -> DataFrame:
+def frame(spark: SparkSession, root: str, files: Iterable[ArchiveFile]) -> DataFrame:
     """The rows of some files of an archive, in the order of columns that the live source has, and `date`."""
     meant = list(files)
     if not meant:
@@ -47,10 +47,12 @@ def frame(spark: SparkSession, root: str, files: Iterable[File]) -> DataFrame:
     paths = [f"{root}/{each.path}" for each in meant]
     with _listing(spark):
         rows = spark.read.schema(ARCHIVE).option("basePath", root).parquet(*paths).select(*ARCHIVE.fieldNames())
-    return renamed(rows, {Part(each.subject, each.stored_as): each.broker_group for each in meant if each.stored_as})
+    return renamed(
+        rows, {SubjectPart(each.subject, each.stored_as): each.broker_group for each in meant if each.stored_as}
+    )
 
 
-def renamed(rows: DataFrame, names: Mapping[Part, str]) -> DataFrame:
+def renamed(rows: DataFrame, names: Mapping[SubjectPart, str]) -> DataFrame:
     """The same, where these subjects are of broker groups with other names. There may be thousands of subjects, and a
     condition for each would be more than Spark can plan; of broker groups there are a few."""
     subjects: dict[tuple[str, str], list[str]] = {}

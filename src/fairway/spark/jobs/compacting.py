@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 
 from fairway.limits import KIB, MIB
 from fairway.spark.jobs.columns import by_file, frame, stage, to_stage
-from fairway.spark.jobs.ledger import Ledger
-from fairway.spark.jobs.manifest import File
-from fairway.spark.places import Part
+from fairway.spark.jobs.ledger import ArchiveRunRecord
+from fairway.spark.jobs.manifest import ArchiveFile
+from fairway.spark.places import SubjectPart
 
 FAN_IN: Final = 8
 TARGET_BYTES: Final = 128 * MIB  # what Spark reads in one task
@@ -26,22 +26,22 @@ SMALLEST_BYTES: Final = 64 * KIB
 BATCH_BYTES: Final = 256 * MIB  # of one job: what is repeated after a crash
 
 
-def plan(files: Iterable[File]) -> list[list[File]]:
+def plan(files: Iterable[ArchiveFile]) -> list[list[ArchiveFile]]:
     """Which files become one, each list in order."""
     ordered = sorted(files, key=lambda each: (*_part(each), each.date, each.first))
     latest = {_part(each): each.date for each in ordered}
-    groups: list[list[File]] = []
+    groups: list[list[ArchiveFile]] = []
     for (part, date), of_day in groupby(ordered, key=lambda each: (_part(each), each.date)):
         choose = _over if date < latest[part] else _same_size
         groups.extend(choose(of_day))
     return groups
 
 
-def _part(file: File) -> Part:
-    return Part(file.subject, file.broker_group)
+def _part(file: ArchiveFile) -> SubjectPart:
+    return SubjectPart(file.subject, file.broker_group)
 
 
-def _same_size(files: Iterable[File]) -> Iterator[list[File]]:
+def _same_size(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
     """Neighbours of one tier, eight at least."""
     for _, run in groupby(files, key=lambda each: _tier(each.size_bytes)):
         for group in _fitting(run):
@@ -49,16 +49,16 @@ def _same_size(files: Iterable[File]) -> Iterator[list[File]]:
                 yield group
 
 
-def _over(files: Iterable[File]) -> Iterator[list[File]]:
+def _over(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
     """All neighbours that are small, on a day that is over."""
     for is_small, run in groupby(files, key=lambda each: each.size_bytes < TARGET_BYTES // 2):
         if is_small:
             yield from (group for group in _fitting(run) if len(group) > 1)
 
 
-def _fitting(files: Iterable[File]) -> Iterator[list[File]]:
+def _fitting(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
     """Cut where a file would become too large."""
-    group: list[File] = []
+    group: list[ArchiveFile] = []
     size_bytes = 0
     for each in files:
         if group and size_bytes + each.size_bytes > TARGET_BYTES:
@@ -77,15 +77,15 @@ def _tier(size_bytes: int) -> int:
     return tier
 
 
-def batches(groups: Iterable[list[File]]) -> list[list[list[File]]]:
+def batches(groups: Iterable[list[ArchiveFile]]) -> list[list[list[ArchiveFile]]]:
     """Groups that are compacted by one job: none of them is of the same broker group, subject and date as another, so
     that each becomes one file; together they have `BATCH_BYTES`, or are one."""
     waiting = list(groups)
     made = []
     while waiting:
-        taken: set[tuple[Part, str]] = set()
-        batch: list[list[File]] = []
-        size_bytes, left = 0, list[list[File]]()
+        taken: set[tuple[SubjectPart, str]] = set()
+        batch: list[list[ArchiveFile]] = []
+        size_bytes, left = 0, list[list[ArchiveFile]]()
         for group in waiting:
             place, size = (_part(group[0]), group[0].date), sum(each.size_bytes for each in group)
             if place in taken or (batch and size_bytes + size > BATCH_BYTES):
@@ -99,7 +99,7 @@ def batches(groups: Iterable[list[File]]) -> list[list[list[File]]]:
     return made
 
 
-def run(spark: SparkSession, ledger: Ledger) -> int:
+def run(spark: SparkSession, ledger: ArchiveRunRecord) -> int:
     """Compact what is to be; how many files are gone by it."""
     fewer = 0
     for batch in batches(plan(ledger.state.files.values())):

@@ -28,7 +28,7 @@ from fairway.errors import Misuse, StorageFault
 _CHUNK_BYTES: Final = 1 << 20
 
 
-class Taken(StorageFault):
+class NameTaken(StorageFault):
     """There is a file of that name already."""
 
 
@@ -118,7 +118,7 @@ class HadoopDisk:
             stream.close()
 
     def rename(self, path: str, to: str) -> None:
-        """`Taken` if there is one of that name, and nobody makes it at this very moment."""
+        """`NameTaken` if there is one of that name, and nobody makes it at this very moment."""
         with self._faults("write", to):
             self._context.rename(self._path(path), self._path(to), self._no_options)
 
@@ -141,7 +141,7 @@ class HadoopDisk:
             yield
         except Py4JJavaError as error:
             cause = str(error.java_exception.toString())
-            kind = Taken if "FileAlreadyExists" in cause else StorageFault
+            kind = NameTaken if "FileAlreadyExists" in cause else StorageFault
             named = f"{self._root}/{path}" if path else self._root
             raise kind(f"cannot {attempted} {named}: {cause}") from error
 
@@ -213,7 +213,7 @@ class LocalDisk:
         return True
 
     def rename(self, path: str, to: str) -> None:
-        """`Taken` if there is one of that name, and nobody makes it at this very moment."""
+        """`NameTaken` if there is one of that name, and nobody makes it at this very moment."""
         target = self._path(to)
         with _faults("write", target):
             if target.exists():
@@ -254,8 +254,8 @@ def _is_checksum(file: Path) -> bool:
     return file.name.startswith(".") and file.name.endswith(".crc")
 
 
-def _taken(target: Path) -> Taken:
-    return Taken(f"cannot write {target}: there is a file of that name")
+def _taken(target: Path) -> NameTaken:
+    return NameTaken(f"cannot write {target}: there is a file of that name")
 
 
 @contextmanager

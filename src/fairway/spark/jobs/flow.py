@@ -61,7 +61,7 @@ class Known(NamedTuple):
     broker_group: str = BROKER_GROUP  # all of it is there
 
 
-class Flow(NamedTuple):
+class GroupFlow(NamedTuple):
     """A group in one window."""
 
     number: int
@@ -102,7 +102,7 @@ def _counted(*events: str) -> Column:
 
 def over_time(
     rows: Iterable[Row | Sum], groups: Iterable[Known], begin: int, windows: int
-) -> Iterator[tuple[Known, list[Flow]]]:
+) -> Iterator[tuple[Known, list[GroupFlow]]]:
     """For each group what it did in so many windows from `begin` on. Sums of later windows may be there, too."""
     of: dict[tuple[str, str, str | None], list[Sum]] = {}
     for each in rows:
@@ -115,19 +115,19 @@ def over_time(
         yield known, list(_flows(known, stored, acts, range(begin, begin + windows)))
 
 
-def together(many: Sequence[Sequence[Flow]]) -> list[Flow]:
+def together(many: Sequence[Sequence[GroupFlow]]) -> list[GroupFlow]:
     """One group of consumers in several broker groups, window by window."""
     return [_sum(each) for each in zip(*many, strict=True)]
 
 
-def _sum(flows: Sequence[Flow]) -> Flow:
+def _sum(flows: Sequence[GroupFlow]) -> GroupFlow:
     stored, pulled, acked, retried, dead = (sum(each) for each in zip(*(flow[1:-1] for flow in flows), strict=True))
     lags = [flow.lag for flow in flows]
     lag = None if None in lags else sum(filter(None, lags))
-    return Flow(flows[0].number, stored, pulled, acked, retried, dead, lag)
+    return GroupFlow(flows[0].number, stored, pulled, acked, retried, dead, lag)
 
 
-def _flows(known: Known, stored: Sequence[Sum], acts: Sequence[Sum], windows: range) -> Iterator[Flow]:
+def _flows(known: Known, stored: Sequence[Sum], acts: Sequence[Sum], windows: range) -> Iterator[GroupFlow]:
     stand = _Stand(known, stored, acts)
     in_subject = {each.number: each for each in stored}
     in_group: dict[int, list[Sum]] = {}
@@ -136,7 +136,7 @@ def _flows(known: Known, stored: Sequence[Sum], acts: Sequence[Sum], windows: ra
     for number in windows:
         new, did = in_subject.get(number), in_group.get(number, [])
         stand.go_on(new, did)
-        yield Flow(
+        yield GroupFlow(
             number,
             0 if new is None else new.stored,
             sum(each.pulled for each in did),

@@ -27,7 +27,7 @@ from fairway.batch import Batch
 from fairway.client import spool_contents
 from fairway.errors import FairwayError, RemoteProtocolError
 from fairway.spark.jobs import findings, sent
-from fairway.spark.jobs.balance import Options
+from fairway.spark.jobs.balance import ReconcileOptions
 from fairway.world.clock import RealClock
 
 OUTBOX, SPOOL = "outbox", "spool"
@@ -47,7 +47,7 @@ _SCHEMA: Final = pa.schema(
 )
 
 
-class Message(NamedTuple):
+class HeldMessage(NamedTuple):
     """One that is held, in the order of the schema."""
 
     subject: str
@@ -59,7 +59,9 @@ class Message(NamedTuple):
     aside: str | None  # why a broker has refused it; None: it waits
 
 
-def load(spark: SparkSession, options: Options, notes: list[str], *, chunk_rows: int = CHUNK_ROWS) -> DataFrame | None:
+def load(
+    spark: SparkSession, options: ReconcileOptions, notes: list[str], *, chunk_rows: int = CHUNK_ROWS
+) -> DataFrame | None:
     """All of it, once read; None: neither an outbox nor a spool was given."""
     if not options.outboxes and not options.spools:
         return None
@@ -70,7 +72,7 @@ def load(spark: SparkSession, options: Options, notes: list[str], *, chunk_rows:
     return reduce(DataFrame.unionByName, frames) if frames else spark.createDataFrame(_table([]))
 
 
-def _table(messages: list[Message]) -> pa.Table:
+def _table(messages: list[HeldMessage]) -> pa.Table:
     columns = list(zip(*messages, strict=True)) or [() for _ in _SCHEMA]
     arrays = [pa.array(each, field.type) for each, field in zip(columns, _SCHEMA, strict=True)]
     return pa.Table.from_arrays(arrays, schema=_SCHEMA)
@@ -79,7 +81,7 @@ def _table(messages: list[Message]) -> pa.Table:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _messages(options: Options, notes: list[str]) -> Iterator[Message]:
+def _messages(options: ReconcileOptions, notes: list[str]) -> Iterator[HeldMessage]:
     for database in options.outboxes:
         yield from _of_outbox(database, options, notes)
     clock = RealClock()
@@ -88,7 +90,7 @@ def _messages(options: Options, notes: list[str]) -> Iterator[Message]:
             yield from _of_batch(SPOOL, kept.subject, kept.data, kept.aside, options, notes)
 
 
-def _of_outbox(database: str, options: Options, notes: list[str]) -> Iterator[Message]:
+def _of_outbox(database: str, options: ReconcileOptions, notes: list[str]) -> Iterator[HeldMessage]:
     try:
         from fairway.sql.contents import contents
         from fairway.sql.opening import engine_at, split
@@ -100,8 +102,8 @@ def _of_outbox(database: str, options: Options, notes: list[str]) -> Iterator[Me
 
 
 def _of_batch(
-    holder: str, subject: str, data: bytes, aside: str | None, options: Options, notes: list[str]
-) -> Iterator[Message]:
+    holder: str, subject: str, data: bytes, aside: str | None, options: ReconcileOptions, notes: list[str]
+) -> Iterator[HeldMessage]:
     if not any(fnmatchcase(subject, each) for each in options.subjects):
         return
     try:
@@ -112,7 +114,7 @@ def _of_batch(
     rows = _rows(opened, options.match)
     ids, keys, times_ms = [str(each) for each in opened.ids()], opened.keys(), opened.created_times_ms()
     for born, key, row, at_ms in zip(ids, keys, rows or ids, times_ms, strict=True):
-        yield Message(subject, born, key, row, at_ms * 1_000, holder, aside)
+        yield HeldMessage(subject, born, key, row, at_ms * 1_000, holder, aside)
 
 
 def _rows(opened: Batch, match: str) -> list[str | None]:

@@ -29,10 +29,10 @@ from urllib.parse import unquote, urlsplit
 from fairway.errors import FairwayError, Misuse, StorageFault
 from fairway.spark.jobs import manifest
 from fairway.spark.jobs.columns import STAGED_BY
-from fairway.spark.jobs.disks import Listed, Taken
+from fairway.spark.jobs.disks import Listed, NameTaken
 from fairway.spark.jobs.files import EXCLUSIVE, Files
-from fairway.spark.jobs.manifest import ArchiveDamaged, Commit, File, NotAnArchive, Range, State
-from fairway.spark.places import Part
+from fairway.spark.jobs.manifest import ArchiveDamaged, ArchivedRange, ArchiveFile, ArchiveState, Commit, NotAnArchive
+from fairway.spark.places import SubjectPart
 from fairway.world.clock import RealClock
 from fairway.world.rng import RealRng
 
@@ -42,14 +42,14 @@ _LOADS_MAX: Final = 5  # a reader that is overtaken by 64 commits between two of
 _REPAIRS_MAX: Final = 5  # as often as another run commits between two of its steps
 
 
-Staged = list[tuple[str, File]]
+Staged = list[tuple[str, ArchiveFile]]
 
 
 class Overtaken(FairwayError):
     """Another run has committed to the archive meanwhile."""
 
 
-def load(files: Files) -> State:
+def load(files: Files) -> ArchiveState:
     """What is committed. `NotAnArchive` says what the path is instead."""
     if not files.exists():
         raise NotAnArchive(f"there is nothing at {files.root}: `fairway pipeline archive` makes an archive")
@@ -57,7 +57,7 @@ def load(files: Files) -> State:
         raise NotAnArchive(f"{files.root} is not an archive of fairway: it has no {manifest.MARK}")
     manifest.check_mark(files.read(manifest.MARK), files.full(manifest.MARK))
     for attempt in range(_LOADS_MAX):
-        state = State()
+        state = ArchiveState()
         numbers = manifest.wanted(files.names(manifest.COMMITS))
         try:
             for number in numbers:
@@ -71,14 +71,14 @@ def load(files: Files) -> State:
     raise ArchiveDamaged(f"the commits of {files.root} change faster than they can be read")
 
 
-class Ledger:
+class ArchiveRunRecord:
     """One run's part in an archive."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
         self._run = f"{RealRng().bits(32):08x}"
         self._clock = RealClock()
-        self.state = State()
+        self.state = ArchiveState()
         check_place(files.full_root)
         if not self.files.exists(manifest.MARK):
             self._create()
@@ -97,7 +97,7 @@ class Ledger:
             )
         try:
             files.write(manifest.MARK, manifest.encode_mark(), temporary=f"{manifest.STAGING}/archive-{self._run}.json")
-        except Taken:
+        except NameTaken:
             return  # somebody else has made it just now
 
     # --- committing --------------------------------------------------------------------------------------------------
@@ -129,10 +129,10 @@ class Ledger:
                 name = f"fairway-{self.state.number + 1:012}-{self._run}-{place:05}.parquet"
                 target = f"subject={values['subject']}/date={values['date']}/{name}"
                 span = (footer.least, footer.most + 1, footer.rows, size_bytes, unquote(values[STAGED_BY]))
-                made.append((path, File(target, unquote(values["subject"]), values["date"], *span)))
+                made.append((path, ArchiveFile(target, unquote(values["subject"]), values["date"], *span)))
         return made
 
-    def commit(self, staged: Staged, ranges: Sequence[Range], removed: Sequence[File] = ()) -> None:
+    def commit(self, staged: Staged, ranges: Sequence[ArchivedRange], removed: Sequence[ArchiveFile] = ()) -> None:
         """The staged files become a part of the archive, and those that are removed no longer are."""
         staging, gone = self.staging, [each.path for each in removed]
         added = [file for _, file in staged]
@@ -148,7 +148,7 @@ class Ledger:
         data = manifest.encode(commit, self.state)
         try:
             self.files.write(manifest.name_of(commit.number), data, temporary=f"{staging}/commit.json")
-        except Taken as error:
+        except NameTaken as error:
             self.files.remove_all([*(file.path for file in added), staging])
             raise Overtaken(
                 f"another run writes to {self.files.root}: it has made commit {commit.number} meanwhile. Nothing of "
@@ -205,7 +205,7 @@ class Ledger:
 
 def check_place(path: str) -> None:
     """That an archive can be written there: one run at a time takes a number, by a rename that fails where the name is
-    taken. A path without a scheme is on the default file system, which `Ledger` knows."""
+    taken. A path without a scheme is on the default file system, which `ArchiveRunRecord` knows."""
     scheme = urlsplit(path).scheme
     if scheme and scheme not in EXCLUSIVE:
         raise Misuse(
@@ -215,10 +215,10 @@ def check_place(path: str) -> None:
         )
 
 
-def _check(added: Sequence[File], ranges: Sequence[Range], removed: Sequence[File]) -> None:
+def _check(added: Sequence[ArchiveFile], ranges: Sequence[ArchivedRange], removed: Sequence[ArchiveFile]) -> None:
     """Files must tell the same story as the ranges, or as the files that they replace."""
     spans = _spans(ranges or removed)
-    last: dict[Part, int] = {}
+    last: dict[SubjectPart, int] = {}
     for each in sorted(added, key=lambda each: each.first):
         first, end = spans.get(_part(each), (0, 0))
         if not max(first, last.get(_part(each), 0)) <= each.first < each.end <= end:
@@ -232,13 +232,13 @@ def _check(added: Sequence[File], ranges: Sequence[Range], removed: Sequence[Fil
         raise ArchiveDamaged(f"{before} rows were read, and {after} were written: nothing was committed")
 
 
-def _part(of: File | Range) -> Part:
-    return Part(of.subject, of.broker_group)
+def _part(of: ArchiveFile | ArchivedRange) -> SubjectPart:
+    return SubjectPart(of.subject, of.broker_group)
 
 
-def _spans(of: Sequence[File | Range]) -> dict[Part, tuple[int, int]]:
+def _spans(of: Sequence[ArchiveFile | ArchivedRange]) -> dict[SubjectPart, tuple[int, int]]:
     """From where to where each subject is read in one commit, in each of its broker groups."""
-    spans: dict[Part, tuple[int, int]] = {}
+    spans: dict[SubjectPart, tuple[int, int]] = {}
     for each in of:
         first, end = spans.get(_part(each), (each.first, each.end))
         spans[_part(each)] = min(first, each.first), max(end, each.end)

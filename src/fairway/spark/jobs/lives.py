@@ -50,14 +50,14 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 
 from fairway.errors import Misuse
 from fairway.groups.config import Mode
-from fairway.spark.brokers import Extent
+from fairway.spark.brokers import SubjectExtent
 from fairway.spark.event_schema import EVENTS
 from fairway.spark.jobs import ledger, replay
 from fairway.spark.jobs import picking as pickings
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.picking import Picking
-from fairway.spark.jobs.standing import Standing, look
-from fairway.spark.places import Part
+from fairway.spark.jobs.standing import ConsumptionStatus, look
+from fairway.spark.places import SubjectPart
 
 WAITING, IN_HAND, RETURNED, RETRYING, ACKED, HANDED_OUT = (
     "waiting", "in hand", "returned", "retrying", "acked", "handed out",
@@ -115,7 +115,10 @@ class _Group(NamedTuple):
 
 
 def lives(
-    spark: SparkSession, picking: Picking, groups: Iterable[str] | None = None, standing: Standing | None = None
+    spark: SparkSession,
+    picking: Picking,
+    groups: Iterable[str] | None = None,
+    standing: ConsumptionStatus | None = None,
 ) -> DataFrame:
     """The columns above, in no order; of some groups, or of all. The events are read at once, and kept for as long as
     the frame is; the messages when it is used, so persist it if that is more than once. Whoever has looked already
@@ -138,7 +141,7 @@ def lives(
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _archived(spark: SparkSession, picking: Picking, standing: Standing) -> dict[Part, Extent]:
+def _archived(spark: SparkSession, picking: Picking, standing: ConsumptionStatus) -> dict[SubjectPart, SubjectExtent]:
     """From where to where an archive has subjects. What happened at a broker that has begun anew did not happen to what
     an archive has of the log before."""
     if picking.archive is None:
@@ -148,7 +151,7 @@ def _archived(spark: SparkSession, picking: Picking, standing: Standing) -> dict
     for part in standing.parts:
         known, spans, now = state.log_id(*part), state.ranges_of(*part), standing.log_ids[part.broker_group]
         if spans:
-            found[part] = Extent(spans[0].first, spans[-1].end)
+            found[part] = SubjectExtent(spans[0].first, spans[-1].end)
         if known not in {None, now}:
             raise Misuse(
                 f"{picking.archive} holds {part.subject} of another log ({known}) than the broker at {picking.url} has "
@@ -157,7 +160,7 @@ def _archived(spark: SparkSession, picking: Picking, standing: Standing) -> dict
     return found
 
 
-def _messages(spark: SparkSession, picking: Picking, standing: Standing) -> DataFrame:
+def _messages(spark: SparkSession, picking: Picking, standing: ConsumptionStatus) -> DataFrame:
     """Messages, those of inboxes too. `home`, `home_group` and `place` say of which message a row tells; `copy` is the
     order of copies, below 0 for the message itself."""
     own = pickings.messages(spark, picking, standing.log_ids).select(*_MESSAGE)
@@ -194,7 +197,9 @@ def _placed(messages: DataFrame, home: Column, home_group: Column, place: Column
     return messages.select(*_MESSAGE, *of, copy.cast("long").alias("copy"))
 
 
-def _events(spark: SparkSession, picking: Picking, standing: Standing, groups: frozenset[str] | None) -> DataFrame:
+def _events(
+    spark: SparkSession, picking: Picking, standing: ConsumptionStatus, groups: frozenset[str] | None
+) -> DataFrame:
     """What happened to the messages that are meant, read once."""
     if not standing.extents:
         return spark.createDataFrame([], EVENTS)
@@ -208,7 +213,7 @@ def _events(spark: SparkSession, picking: Picking, standing: Standing, groups: f
     return read.filter(F.col("event").isin(*kinds) & F.col("group").isNotNull()).localCheckpoint()
 
 
-def _groups(events: DataFrame, standing: Standing) -> list[_Group]:
+def _groups(events: DataFrame, standing: ConsumptionStatus) -> list[_Group]:
     """Those that are there, and those that were: few enough to look at here."""
     position, is_moved = F.col("position"), F.col("event").isin(*_MOVED)
     to = F.when(F.col("event") == "removed", F.lit(_BEYOND)).otherwise(F.col("first_sequence"))
@@ -217,11 +222,11 @@ def _groups(events: DataFrame, standing: Standing) -> list[_Group]:
         F.max(F.when(F.col("event") == "configured", F.struct("position", "detail"))).alias("configured"),
         F.min(F.when(F.col("event") == "pulled", position)).alias("pulled"),
     )
-    seen = {(Part(row["subject"], row["broker_group"]), row["group"]): row for row in told.collect()}
+    seen = {(SubjectPart(row["subject"], row["broker_group"]), row["group"]): row for row in told.collect()}
     return [_group(*place, standing, seen.get(place)) for place in sorted({*standing.cursors, *seen})]
 
 
-def _group(part: Part, group: str, standing: Standing, told: Row | None) -> _Group:
+def _group(part: SubjectPart, group: str, standing: ConsumptionStatus, told: Row | None) -> _Group:
     moved = None if told is None else told["moved"]
     configured = None if told is None else told["configured"]
     pulled = None if told is None else told["pulled"]
@@ -237,7 +242,7 @@ def _group(part: Part, group: str, standing: Standing, told: Row | None) -> _Gro
     )
 
 
-def _extents(spark: SparkSession, extents: Mapping[Part, Extent]) -> DataFrame:
+def _extents(spark: SparkSession, extents: Mapping[SubjectPart, SubjectExtent]) -> DataFrame:
     """From where to where there are messages: beyond, ranges of events are not looked at."""
     rows = [(*part, *extent) for part, extent in extents.items()]
     return spark.createDataFrame(rows, "subject string, broker_group string, first bigint, end bigint")

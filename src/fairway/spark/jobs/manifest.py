@@ -36,7 +36,7 @@ class ArchiveDamaged(FairwayError):
 
 
 @dataclass(frozen=True)
-class File:
+class ArchiveFile:
     """One Parquet file: rows of one subject, broker group and date, `first` ≤ sequence < `end`."""
 
     path: str  # relative to the archive
@@ -51,7 +51,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Range:
+class ArchivedRange:
     """Sequences of one subject in one broker group that are archived. `rows` is less than `end - first` where the log
     itself has a hole."""
 
@@ -69,25 +69,25 @@ class Commit:
 
     number: int
     at_ms: int
-    ranges: tuple[Range, ...] = ()
-    added: tuple[File, ...] = ()
+    ranges: tuple[ArchivedRange, ...] = ()
+    added: tuple[ArchiveFile, ...] = ()
     removed: tuple[str, ...] = ()
 
 
 @dataclass
-class State:
+class ArchiveState:
     """An archive after so many commits."""
 
     number: int = 0
     # By subject; those of one broker group are in order, and adjacent ones are one.
-    ranges: dict[str, list[Range]] = field(default_factory=dict)
-    files: dict[str, File] = field(default_factory=dict)  # by path
+    ranges: dict[str, list[ArchivedRange]] = field(default_factory=dict)
+    files: dict[str, ArchiveFile] = field(default_factory=dict)  # by path
 
     @property
     def rows(self) -> int:
         return sum(each.rows for each in self.files.values())
 
-    def ranges_of(self, subject: str, broker_group: str = BROKER_GROUP) -> list[Range]:
+    def ranges_of(self, subject: str, broker_group: str = BROKER_GROUP) -> list[ArchivedRange]:
         return [each for each in self.ranges.get(subject, ()) if each.broker_group == broker_group]
 
     def end(self, subject: str, broker_group: str = BROKER_GROUP) -> int | None:
@@ -103,7 +103,7 @@ class State:
         """The broker groups that something of a subject was archived from."""
         return sorted({each.broker_group for each in self.ranges.get(subject, ())})
 
-    def files_of(self, subject: str) -> list[File]:
+    def files_of(self, subject: str) -> list[ArchiveFile]:
         return sorted((each for each in self.files.values() if each.subject == subject), key=lambda each: each.first)
 
     def name_of(self, subject: str, log_id: str) -> str | None:
@@ -111,7 +111,7 @@ class State:
         be in a cluster by now, and the other way round. None: it has nothing of it."""
         return next((each.broker_group for each in self.ranges.get(subject, ()) if each.log_id == log_id), None)
 
-    def named(self, log_ids: Mapping[str, str]) -> State:
+    def named(self, log_ids: Mapping[str, str]) -> ArchiveState:
         """The same under the names that broker groups have now, given the logs of those that there are. A log that had
         the name of another one is called by its id then."""
         now = {log_id: name for name, log_id in log_ids.items()}
@@ -126,7 +126,7 @@ class State:
             if each.log_id not in now and (each.subject, each.broker_group) in taken:
                 names[each.subject, each.broker_group] = each.log_id
         ranges = {subject: [_range_named(each, names) for each in of] for subject, of in self.ranges.items()}
-        return State(self.number, ranges, {path: _named(each, names) for path, each in self.files.items()})
+        return ArchiveState(self.number, ranges, {path: _named(each, names) for path, each in self.files.items()})
 
     def apply(self, commit: Commit) -> None:
         """The next commit; whatever cannot be is damage."""
@@ -143,7 +143,7 @@ class State:
             self._extend(span, commit.number)
         self.number = commit.number
 
-    def _extend(self, span: Range, number: int) -> None:
+    def _extend(self, span: ArchivedRange, number: int) -> None:
         ranges = self.ranges.setdefault(span.subject, [])
         mine = [at for at, each in enumerate(ranges) if each.broker_group == span.broker_group]
         last = ranges[mine[-1]] if mine else None
@@ -157,11 +157,11 @@ class State:
             ranges.append(span)
 
 
-def _range_named(span: Range, names: Mapping[tuple[str, str], str]) -> Range:
+def _range_named(span: ArchivedRange, names: Mapping[tuple[str, str], str]) -> ArchivedRange:
     return replace(span, broker_group=names.get((span.subject, span.broker_group), span.broker_group))
 
 
-def _named(file: File, names: Mapping[tuple[str, str], str]) -> File:
+def _named(file: ArchiveFile, names: Mapping[tuple[str, str], str]) -> ArchiveFile:
     name = names.get((file.subject, file.broker_group))
     return file if name is None else replace(file, broker_group=name, stored_as=file.broker_group)
 
@@ -204,7 +204,7 @@ def check_mark(data: bytes, path: str) -> None:
         )
 
 
-def encode(commit: Commit, after: State) -> bytes:
+def encode(commit: Commit, after: ArchiveState) -> bytes:
     """A commit as it is written; every so often all there is, `after` it."""
     ranges, added = ([_said(each) for each in of] for of in (commit.ranges, commit.added))
     said: dict[str, Any] = {"fairway_archive": VERSION, **asdict(commit), "ranges": ranges, "added": added}
@@ -216,21 +216,21 @@ def encode(commit: Commit, after: State) -> bytes:
     return _dump(said)
 
 
-def _said(of: File | Range) -> dict[str, Any]:
+def _said(of: ArchiveFile | ArchivedRange) -> dict[str, Any]:
     """Without the name of the one broker group that a broker by itself is: so releases before clusters read it."""
     said = {name: value for name, value in asdict(of).items() if name != "stored_as"}
     return {name: value for name, value in said.items() if (name, value) != ("broker_group", BROKER_GROUP)}
 
 
-def decode(data: bytes, path: str, into: State) -> None:
+def decode(data: bytes, path: str, into: ArchiveState) -> None:
     """The next commit, of which a full one makes everything before it superfluous."""
     said = _load(data, path)
     check_mark(data, path)
     try:
         if "full" in said:
             into.number = said["number"]
-            into.files = {each["path"]: File(**each) for each in said["full"]["files"]}
-            into.ranges = _by_subject(Range(**each) for each in said["full"]["ranges"])
+            into.files = {each["path"]: ArchiveFile(**each) for each in said["full"]["files"]}
+            into.ranges = _by_subject(ArchivedRange(**each) for each in said["full"]["ranges"])
         else:
             into.apply(_commit(said))
     except (KeyError, TypeError) as error:
@@ -238,13 +238,13 @@ def decode(data: bytes, path: str, into: State) -> None:
 
 
 def _commit(said: Mapping[str, Any]) -> Commit:
-    ranges = tuple(Range(**each) for each in said["ranges"])
-    added = tuple(File(**each) for each in said["added"])
+    ranges = tuple(ArchivedRange(**each) for each in said["ranges"])
+    added = tuple(ArchiveFile(**each) for each in said["added"])
     return Commit(said["number"], said["at_ms"], ranges, added, tuple(said["removed"]))
 
 
-def _by_subject(ranges: Iterable[Range]) -> dict[str, list[Range]]:
-    found: dict[str, list[Range]] = {}
+def _by_subject(ranges: Iterable[ArchivedRange]) -> dict[str, list[ArchivedRange]]:
+    found: dict[str, list[ArchivedRange]] = {}
     for each in ranges:
         found.setdefault(each.subject, []).append(each)
     return found
@@ -264,6 +264,6 @@ def _load(data: bytes, path: str) -> dict[str, Any]:
     return said
 
 
-def missing(ranges: Sequence[Range]) -> int:
+def missing(ranges: Sequence[ArchivedRange]) -> int:
     """Sequences that are archived and have no row, because the log had none."""
     return sum(each.end - each.first - each.rows for each in ranges)

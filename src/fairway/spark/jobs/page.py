@@ -34,7 +34,7 @@ ROWS_MAX: Final = 500  # of a table; a browser bears more than a reader does
 Cell = str | float | datetime | None
 
 
-class State(Enum):
+class FigureStatus(Enum):
     """How a figure is to be taken."""
 
     PLAIN = ""
@@ -48,7 +48,7 @@ class Figure(NamedTuple):
     name: str
     value: str
     note: str = ""
-    state: State = State.PLAIN
+    state: FigureStatus = FigureStatus.PLAIN
 
 
 class Column(NamedTuple):
@@ -129,7 +129,7 @@ class Section:
         )
 
 
-class Page:
+class HtmlPage:
     """What somebody is to look at."""
 
     def __init__(self, title: str, about: str = "") -> None:

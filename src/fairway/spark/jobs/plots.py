@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from fairway.spark.jobs import scales
 from fairway.spark.jobs.markup import Markup, joined, tag
-from fairway.spark.jobs.scales import COUNT, Mark, Quantity
+from fairway.spark.jobs.scales import COUNT, AxisMark, Quantity
 
 COLORS: Final = 8  # that can be told apart; the page has a class c0, c1 … for each
 
@@ -43,7 +43,7 @@ class Series(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bucket:
+class HistogramBin:
     """How many values were at least `low` and below `high`; None: no bound there."""
 
     low: float | None
@@ -77,7 +77,7 @@ def lines(caption: str, series: Sequence[Series], quantity: Quantity = COUNT, un
     seen = [(at, value) for each in drawn for at, value in each if value is not None]
     if not seen:
         return _nothing(caption)
-    frame = _Frame.around([at for at, _ in seen], [value for _, value in seen], quantity)
+    frame = _PlotFrame.around([at for at, _ in seen], [value for _, value in seen], quantity)
     parts = [frame.drawing(unit)]
     for color, points in enumerate(drawn):
         parts.extend(_line(frame, points, color))
@@ -100,7 +100,7 @@ def columns(
         note = f"{note} Each bar is {merged} windows of {scales.SECONDS.shown(window_s)} together.".lstrip()
     stacks = _stacks(chosen, begin, width_s)
     tops = [math.fsum(stack.values()) for stack in stacks.values()]
-    frame = _Frame.around([begin, begin + width_s * (max(stacks) + 1)], tops, quantity)
+    frame = _PlotFrame.around([begin, begin + width_s * (max(stacks) + 1)], tops, quantity)
     parts = [frame.drawing(unit)]
     parts.extend(
         _column(frame, begin + number * width_s, width_s, stack, chosen, quantity)
@@ -137,13 +137,13 @@ def bars(caption: str, values: Mapping[str, float], quantity: Quantity = COUNT) 
 
 
 def histogram(
-    caption: str, buckets: Sequence[Bucket], quantity: Quantity, counted: Quantity = COUNT, unit: str = ""
+    caption: str, buckets: Sequence[HistogramBin], quantity: Quantity, counted: Quantity = COUNT, unit: str = ""
 ) -> Plot:
     """How many values fell into each bucket. Every bucket is as wide as any other, whatever its bounds."""
     if not any(each.count for each in buckets):
         return _nothing(caption)
     shown = buckets[:_BUCKETS_MAX]
-    frame = _Frame.around([0.0, float(len(shown))], [each.count for each in shown], counted)
+    frame = _PlotFrame.around([0.0, float(len(shown))], [each.count for each in shown], counted)
     edges = [quantity.shown(each.low) if each.low is not None else "" for each in shown]
     last = shown[-1].high
     edges.append(quantity.shown(last) if last is not None else "∞")
@@ -161,16 +161,16 @@ def histogram(
 
 
 @dataclass(frozen=True)
-class _Frame:
+class _PlotFrame:
     """Where a value is, in pixels; and what is drawn behind all values."""
 
     begin: float
     end: float
-    marks: list[Mark]
+    marks: list[AxisMark]
     left: float
 
     @classmethod
-    def around(cls, at: Sequence[float], values: Sequence[float], quantity: Quantity) -> _Frame:
+    def around(cls, at: Sequence[float], values: Sequence[float], quantity: Quantity) -> _PlotFrame:
         begin, end = min(at), max(at)
         if begin == end:  # one moment stands in the middle of a minute
             begin, end = begin - scales.MINUTE_S / 2, end + scales.MINUTE_S / 2
@@ -247,7 +247,7 @@ def _label(caption: str, series: Sequence[Series], quantity: Quantity) -> str:
 # --- lines ----------------------------------------------------------------------------------------------------------
 
 
-def _line(frame: _Frame, points: Sequence[tuple[float, float | None]], color: int) -> Iterator[Markup]:
+def _line(frame: _PlotFrame, points: Sequence[tuple[float, float | None]], color: int) -> Iterator[Markup]:
     """A line for each stretch without a gap; a value that stands alone is a dot."""
     for stretch in _stretches(points):
         thinned = _thinned(stretch, frame)
@@ -271,7 +271,7 @@ def _stretches(points: Sequence[tuple[float, float | None]]) -> Iterator[list[tu
         yield stretch
 
 
-def _thinned(stretch: list[tuple[float, float]], frame: _Frame) -> list[tuple[float, float]]:
+def _thinned(stretch: list[tuple[float, float]], frame: _PlotFrame) -> list[tuple[float, float]]:
     """For every two pixels the first, the least, the largest and the last: looks the same, whatever the number."""
     if len(stretch) <= _WIDTH:
         return stretch
@@ -286,7 +286,10 @@ def _thinned(stretch: list[tuple[float, float]], frame: _Frame) -> list[tuple[fl
 
 
 def _hints(
-    frame: _Frame, series: Sequence[Series], drawn: Sequence[Sequence[tuple[float, float | None]]], quantity: Quantity
+    frame: _PlotFrame,
+    series: Sequence[Series],
+    drawn: Sequence[Sequence[tuple[float, float | None]]],
+    quantity: Quantity,
 ) -> Markup:
     """Strips over the drawing that tell the values below them: the largest, where one strip covers several."""
     moments = sorted({at for points in drawn for at, value in points if value is not None})
@@ -304,7 +307,7 @@ def _hints(
 
 
 def _hint(
-    frame: _Frame,
+    frame: _PlotFrame,
     place: int,
     wide: float,
     of: Mapping[int, tuple[float, float]],
@@ -339,7 +342,12 @@ def _stacks(series: Sequence[Series], begin: float, width_s: float) -> dict[int,
 
 
 def _column(
-    frame: _Frame, at: float, width_s: float, stack: Mapping[int, float], series: Sequence[Series], quantity: Quantity
+    frame: _PlotFrame,
+    at: float,
+    width_s: float,
+    stack: Mapping[int, float],
+    series: Sequence[Series],
+    quantity: Quantity,
 ) -> Markup:
     values = "\n".join(f"{series[color].name}: {quantity.told(value)}" for color, value in sorted(stack.items()))
     parts, below = [tag("title", f"{scales.moment_of(at)}\n{values}")], 0.0
@@ -349,7 +357,7 @@ def _column(
     return tag("g", *parts)
 
 
-def _block(frame: _Frame, begin: float, end: float, low: float, high: float, color: int) -> Iterator[Markup]:
+def _block(frame: _PlotFrame, begin: float, end: float, low: float, high: float, color: int) -> Iterator[Markup]:
     """A bar, with a little air beside it where there is room; what is above it answers to the pointer, too."""
     left, right = frame.x(begin), frame.x(end)
     air = 2.0 if right - left > 8 else 0.5 if right - left > 2 else 0.0
@@ -361,7 +369,7 @@ def _block(frame: _Frame, begin: float, end: float, low: float, high: float, col
         yield tag("rect", class_=f"bar c{color}", x=at, y=top, width=wide, height=max(bottom - top, 1.0))
 
 
-def _edges(frame: _Frame, labels: Sequence[str]) -> Iterator[Markup]:
+def _edges(frame: _PlotFrame, labels: Sequence[str]) -> Iterator[Markup]:
     """As many of the bounds of buckets as have room."""
     room = (_WIDTH - frame.left - _RIGHT) / max(len(labels) - 1, 1)
     widest = max(scales.width_px(each) for each in labels) + 10
@@ -370,7 +378,7 @@ def _edges(frame: _Frame, labels: Sequence[str]) -> Iterator[Markup]:
         yield frame.below(place, labels[place])
 
 
-def _bounds(bucket: Bucket, quantity: Quantity) -> str:
+def _bounds(bucket: HistogramBin, quantity: Quantity) -> str:
     if bucket.low is None:
         return f"below {quantity.shown(bucket.high)}" if bucket.high is not None else "any"
     if bucket.high is None:

@@ -18,7 +18,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from fairway.errors import FairwayError, Misuse, Unreachable
-from fairway.spark.jobs.watching import Watch, on_terminal, unwatched
+from fairway.spark.jobs.watching import ProgressListener, on_terminal, unwatched
 from fairway.spark.session import SETTINGS, session
 from fairway.world import host, terminal
 
@@ -56,7 +56,9 @@ _LOCAL: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "f
 
 
 @contextmanager
-def running(job: str, master: str | None, spark_log: str, *, is_quiet: bool) -> Iterator[tuple[SparkSession, Watch]]:
+def running(
+    job: str, master: str | None, spark_log: str, *, is_quiet: bool
+) -> Iterator[tuple[SparkSession, ProgressListener]]:
     """A session for one job, stopped at the end; an error of ours is a sentence and an exit status."""
     with failures(job), ExitStack() as stack:
         watch = unwatched if is_quiet else stack.enter_context(on_terminal())

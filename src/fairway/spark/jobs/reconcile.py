@@ -21,14 +21,14 @@ from pyspark.sql import DataFrame, SparkSession
 from fairway.client import spans
 from fairway.errors import Misuse
 from fairway.spark.jobs import picking, program, reconcile_page, sent, shuffle
-from fairway.spark.jobs.balance import Book, Finding, Options, Result
+from fairway.spark.jobs.balance import Discrepancy, GroupBalance, ReconcileOptions, ReconcileResult
 from fairway.spark.jobs.failing import sentences
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.reconciling import Reconciling
-from fairway.spark.jobs.watching import Watch, unwatched
+from fairway.spark.jobs.watching import ProgressListener, unwatched
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 
-__all__ = ["Book", "Finding", "Options", "Result", "command", "run"]
+__all__ = ["Discrepancy", "GroupBalance", "ReconcileOptions", "ReconcileResult", "command", "run"]
 
 Outboxes = Annotated[
     list[str] | None,
@@ -45,10 +45,12 @@ Spools = Annotated[
 ]
 
 UNBALANCED: Final = 4  # the exit status where something is wrong with what was looked at, as everywhere
-_DEFAULT: Final = Options(())
+_DEFAULT: Final = ReconcileOptions(())
 
 
-def run(spark: SparkSession, options: Options, rows: DataFrame | None = None, watch: Watch = unwatched) -> Result:
+def run(
+    spark: SparkSession, options: ReconcileOptions, rows: DataFrame | None = None, watch: ProgressListener = unwatched
+) -> ReconcileResult:
     """Look, and say what is wrong. `rows` are business rows that are a frame already, in place of `options.sent`."""
     with sentences("reconciling"):
         if options.output is not None and Files(spark, options.output).exists():
@@ -118,7 +120,7 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     """Sent, stored, delivered, acked: what is missing, duplicate, late or stuck. Exit status 4 if the books do not
     balance."""
     with program.failures("reconcile"):
-        options = Options(
+        options = ReconcileOptions(
             tuple(subjects), url, archive, picking.moment(since, "since"), picking.moment(until, "until"),
             tuple(group or ()), _seconds(window), _seconds(late_after), _seconds(stuck_after),
             sent, sent_format, match, strict, top, output, html, patience_s,
@@ -135,7 +137,7 @@ def _seconds(span: str) -> float:
     return spans.span(span).total_seconds()
 
 
-def _lines(result: Result, options: Options) -> list[str]:
+def _lines(result: ReconcileResult, options: ReconcileOptions) -> list[str]:
     counts = ", ".join(f"{kind} {number:,}" for kind, number in result.counts.items())
     lines = [f"{'the books balance' if result.is_balanced else 'the books do not balance'}: {counts}"]
     lines.extend(map(_of_book, result.books))
@@ -148,7 +150,7 @@ def _lines(result: Result, options: Options) -> list[str]:
     return lines
 
 
-def _of_book(book: Book) -> str:
+def _of_book(book: GroupBalance) -> str:
     stored = f"{book.subject}: sent {book.sent:,}, stored {book.stored:,}, scheduled {book.scheduled:,}"
     stored += f", unsent {book.unsent:,}" if book.unsent else ""
     if book.group is None:
@@ -160,7 +162,7 @@ def _of_book(book: Book) -> str:
     )
 
 
-def _of_finding(each: Finding) -> str:
+def _of_finding(each: Discrepancy) -> str:
     """Where, what, and since when."""
     where = [
         *([each.subject] if each.subject else []),

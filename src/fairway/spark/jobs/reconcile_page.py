@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import Final
 
 from fairway.spark.jobs import plots
-from fairway.spark.jobs.balance import MS, Book, Finding, Options, Result
+from fairway.spark.jobs.balance import MS, Discrepancy, GroupBalance, ReconcileOptions, ReconcileResult
 from fairway.spark.jobs.findings import DIFFERING, DUPLICATE, LATE, MISSING, STRANGER, STUCK
-from fairway.spark.jobs.page import Cell, Column, Figure, Head, IdColumn, Page, Section, State
+from fairway.spark.jobs.page import Cell, Column, Figure, FigureStatus, Head, HtmlPage, IdColumn, Section
 from fairway.spark.jobs.plots import Series
 from fairway.spark.jobs.scales import SECONDS
 
@@ -45,10 +45,10 @@ _OF_GROUP: Final = ("acked", "dead", "outstanding")
 _GROUPS_MAX: Final = 20  # with plots of their own: a page of hundreds is read by nobody
 
 
-def page(result: Result, options: Options) -> Page:
+def page(result: ReconcileResult, options: ReconcileOptions) -> HtmlPage:
     """All of a result."""
     about = f"{options.url}, {result.at:%Y-%m-%d %H:%M:%S} UTC, windows of {SECONDS.shown(result.window_s)}"
-    made = Page(f"Books of {', '.join(options.subjects)}", about)
+    made = HtmlPage(f"Books of {', '.join(options.subjects)}", about)
     made.figures(_balance(result), *_figures(result, options))
     for each in result.notes:
         made.warn(each)
@@ -59,13 +59,13 @@ def page(result: Result, options: Options) -> Page:
     return made
 
 
-def _balance(result: Result) -> Figure:
+def _balance(result: ReconcileResult) -> Figure:
     if result.is_balanced:
-        return Figure("The books", "balance", "nothing is missing, duplicate, late or stuck", State.GOOD)
-    return Figure("The books", "do not balance", "see the findings", State.BAD)
+        return Figure("The books", "balance", "nothing is missing, duplicate, late or stuck", FigureStatus.GOOD)
+    return Figure("The books", "do not balance", "see the findings", FigureStatus.BAD)
 
 
-def _figures(result: Result, options: Options) -> Iterable[Figure]:
+def _figures(result: ReconcileResult, options: ReconcileOptions) -> Iterable[Figure]:
     meanings = {
         MISSING: "should be there, and is not",
         DUPLICATE: "is there more often than once",
@@ -75,11 +75,11 @@ def _figures(result: Result, options: Options) -> Iterable[Figure]:
         DIFFERING: "the log, and the archive or the broker, disagree",
     }
     for kind, number in result.counts.items():
-        state = State.BAD if number else State.PLAIN
+        state = FigureStatus.BAD if number else FigureStatus.PLAIN
         yield Figure(kind.capitalize(), f"{number:,}", meanings.get(kind, ""), state)
 
 
-def _books(section: Section, books: Sequence[Book]) -> None:
+def _books(section: Section, books: Sequence[GroupBalance]) -> None:
     names = [name for name in _COUNTS if name in _ALWAYS or any(getattr(each, name) for each in books)]
     zero = [name for name in _COUNTS if name not in names]
     left_out = f"Zero everywhere, and left out: {', '.join(zero)}." if zero else ""
@@ -98,7 +98,7 @@ def _books(section: Section, books: Sequence[Book]) -> None:
     )
 
 
-def _findings(section: Section, result: Result) -> None:
+def _findings(section: Section, result: ReconcileResult) -> None:
     """A table for each reason: what to do about it is said once, and columns without a value are left out."""
     if not any(result.counts.values()):
         section.text("There are none.")
@@ -117,7 +117,7 @@ _FINDING: Final[tuple[Head, ...]] = (
 )  # fmt: skip
 
 
-def _told(finding: Finding) -> list[Cell]:
+def _told(finding: Discrepancy) -> list[Cell]:
     """A row under `_FINDING`. A finding is one message unless it says otherwise."""
     sequence = None if finding.sequence is None else str(finding.sequence)
     messages = finding.messages if finding.messages != 1 else None
@@ -127,7 +127,7 @@ def _told(finding: Finding) -> list[Cell]:
     ]  # fmt: skip
 
 
-def _subject(made: Page, subject: str, windows: Sequence[Book], result: Result) -> None:
+def _subject(made: HtmlPage, subject: str, windows: Sequence[GroupBalance], result: ReconcileResult) -> None:
     """What came when; and for each group what became of it, and how long it took."""
     section = made.section(subject)
     once = {each.window: each for each in windows}  # what is counted of the subject is in every group's row
@@ -164,11 +164,11 @@ def _subject(made: Page, subject: str, windows: Sequence[Book], result: Result) 
         section.text(f"{len(groups) - _GROUPS_MAX} more groups are in the table above alone.")
 
 
-def _series(books: Iterable[Book], name: str) -> Series:
+def _series(books: Iterable[GroupBalance], name: str) -> Series:
     return Series(name, [(at, getattr(each, name)) for at, each in _timed(books)])
 
 
-def _timed(books: Iterable[Book]) -> list[tuple[datetime, Book]]:
+def _timed(books: Iterable[GroupBalance]) -> list[tuple[datetime, GroupBalance]]:
     return [(each.window, each) for each in books if each.window is not None]
 
 

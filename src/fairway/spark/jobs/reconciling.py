@@ -15,12 +15,12 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 from fairway.errors import Misuse
 from fairway.spark.jobs import auditing, books, findings, held, ledger, replay, sent, servers
 from fairway.spark.jobs.auditing import Archive
-from fairway.spark.jobs.balance import MS, Book, Finding, Options, Result
+from fairway.spark.jobs.balance import MS, Discrepancy, GroupBalance, ReconcileOptions, ReconcileResult
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.holes import Whole, holes
 from fairway.spark.jobs.scope import COLUMNS, Scope
-from fairway.spark.jobs.watching import Point, Watch
-from fairway.spark.places import Part
+from fairway.spark.jobs.watching import Point, ProgressListener
+from fairway.spark.places import SubjectPart
 
 WINDOWS_MAX: Final = 10_000  # rows that a result holds: the newest; `output` has them all
 
@@ -28,7 +28,9 @@ WINDOWS_MAX: Final = 10_000  # rows that a result holds: the newest; `output` ha
 class Reconciling:
     """One run. What it has read is kept until it is closed."""
 
-    def __init__(self, spark: SparkSession, options: Options, rows: DataFrame | None, watch: Watch) -> None:
+    def __init__(
+        self, spark: SparkSession, options: ReconcileOptions, rows: DataFrame | None, watch: ProgressListener
+    ) -> None:
         """`rows` are business rows. What producers hold is read before anything else."""
         if rows is not None and (options.since or options.until) and "sent_at" not in map(str.lower, rows.columns):
             raise Misuse("--since and --until mean the rows of --sent, too: they need a column sent_at then")
@@ -64,7 +66,7 @@ class Reconciling:
         for each in self._kept:
             each.unpersist()
 
-    def run(self) -> Result:
+    def run(self) -> ReconcileResult:
         options, scope = self._options, self._scope
         self._rows = None if self._rows is None else self._keep(self._rows)
         log = self._keep(self._log())
@@ -192,7 +194,7 @@ class Reconciling:
         if cut:
             oldest = log.groupBy("subject", "broker_group").agg(F.min("appended_at").alias("at")).collect()
             for row in oldest:
-                if Part(row["subject"], row["broker_group"]) in cut:
+                if SubjectPart(row["subject"], row["broker_group"]) in cut:
                     at = row["at"].astimezone(UTC)
                     begins[row["subject"]] = max(at, begins.get(row["subject"], at))
         return archived, begins
@@ -207,7 +209,9 @@ class Reconciling:
 
     # --- sums ---------------------------------------------------------------------------------------------------------
 
-    def _result(self, messages: DataFrame, accounts: DataFrame, judged: DataFrame | None, found: DataFrame) -> Result:
+    def _result(
+        self, messages: DataFrame, accounts: DataFrame, judged: DataFrame | None, found: DataFrame
+    ) -> ReconcileResult:
         options, notes = self._options, self._scope.notes
         books_of = self._keep(books.summed(self._amounts(messages, judged, found), accounts))
         whole = books_of.filter("is_whole").orderBy("subject", "group").collect()
@@ -223,7 +227,7 @@ class Reconciling:
             notes.append("there is no delay server, so nothing is scheduled")
         fates = {} if judged is None else _pairs(judged.groupBy("fate").count())
         notes.extend(_notes_of(fates))
-        return Result(
+        return ReconcileResult(
             is_balanced=not set(by_kind) - (set() if options.is_strict else {findings.STRANGER}),
             at=datetime.fromtimestamp(self._scope.counts.now_ms / MS, UTC),
             window_s=options.window_s,
@@ -261,7 +265,7 @@ class Reconciling:
         rows = self._spark.createDataFrame([*windows, *rest], "subject string, start_ms long, due long")
         return rows.withColumn("window", F.timestamp_millis("start_ms"))
 
-    def _differing(self, whole: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    def _differing(self, whole: Sequence[Mapping[str, Any]]) -> list[Discrepancy]:
         """Where the log tells another story than the broker. What groups hold is compared only if none has moved."""
         before, options = self._scope.counts, self._options
         after = servers.counts(options.url, options.patience_s, self._scope.names)
@@ -282,7 +286,7 @@ class Reconciling:
                 differing.append(_differs(*place, abs(held - owed), said))
         return differing
 
-    def _counts_of(self, found: DataFrame, differing: Sequence[Finding]) -> dict[str, int]:
+    def _counts_of(self, found: DataFrame, differing: Sequence[Discrepancy]) -> dict[str, int]:
         number = F.when(F.col("kind") == findings.MISSING, F.col("messages")).otherwise(1)
         by_kind = _pairs(found.groupBy("kind").agg(F.sum(number)))
         return (
@@ -291,20 +295,20 @@ class Reconciling:
             else by_kind
         )
 
-    def _write(self, path: str, found: DataFrame, differing: Sequence[Finding], books_of: DataFrame) -> None:
+    def _write(self, path: str, found: DataFrame, differing: Sequence[Discrepancy], books_of: DataFrame) -> None:
         rows = found.drop("at")
         more = self._spark.createDataFrame([asdict(each) for each in differing], rows.schema)
         rows.unionByName(more).write.mode("errorifexists").parquet(f"{path}/findings")
         windows = books_of.filter("not is_whole").drop("is_whole", books.HELD)
         windows.write.mode("errorifexists").parquet(f"{path}/books")
 
-    def _named(self, found: DataFrame, by_kind: Mapping[str, int]) -> list[Finding]:
+    def _named(self, found: DataFrame, by_kind: Mapping[str, int]) -> list[Discrepancy]:
         """The first of each kind: none takes the place of another."""
         named = []
         for kind in (each for each in findings.KINDS if by_kind.get(each)):
             some = found.filter(F.col("kind") == kind).drop("at")
             first = some.orderBy("since", "subject", "group", "sequence", "id").limit(self._options.top)
-            named += [Finding(**_in_utc(row.asDict())) for row in first.collect()]
+            named += [Discrepancy(**_in_utc(row.asDict())) for row in first.collect()]
         return named
 
 
@@ -325,14 +329,14 @@ def _pairs(rows: DataFrame) -> dict[str, int]:
     return {name: number for name, number in rows.collect()}  # noqa: C416  (a row is more than a pair)
 
 
-def _book(row: dict[str, Any]) -> Book:
-    return Book(**_in_utc({name: row[name] for name in row if name not in {"is_whole", books.HELD}}))
+def _book(row: dict[str, Any]) -> GroupBalance:
+    return GroupBalance(**_in_utc({name: row[name] for name in row if name not in {"is_whole", books.HELD}}))
 
 
-def _differs(subject: str, group: str, messages: int, said: str) -> Finding:
+def _differs(subject: str, group: str, messages: int, said: str) -> Discrepancy:
     kind, remedy = findings.REASONS[findings.COUNTED_OTHERWISE]
     nothing = None, None, None
-    return Finding(kind, findings.COUNTED_OTHERWISE, subject, group, *nothing, messages, None, None, said, remedy)
+    return Discrepancy(kind, findings.COUNTED_OTHERWISE, subject, group, *nothing, messages, None, None, said, remedy)
 
 
 def _in_utc(row: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from fairway.limits import LOT_MESSAGES_MAX
 from fairway.spark.jobs import picking, program, shuffle
 from fairway.spark.jobs.failing import sentences
 from fairway.spark.jobs.picking import Picking
-from fairway.spark.jobs.watching import Point, Watch, unwatched
+from fairway.spark.jobs.watching import Point, ProgressListener, unwatched
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 
 NONE, SPARSE, HIGH = "none", "sparse", "high"
@@ -40,7 +40,7 @@ _RECOMMENDED: Final = {
 
 
 @dataclass(frozen=True)
-class Options:
+class RepetitionOptions:
     """What is to be looked at, and how."""
 
     picking: Picking
@@ -51,7 +51,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Key:
+class RepeatedKey:
     """One key of a subject that repeats highly."""
 
     subject: str
@@ -63,7 +63,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Subject:
+class SubjectRepetition:
     """One subject."""
 
     subject: str
@@ -80,12 +80,12 @@ class Subject:
 
 
 @dataclass
-class Found:
+class RepetitionResult:
     """What a run has found."""
 
     queue_length: int
-    subjects: list[Subject] = field(default_factory=list)
-    keys: list[Key] = field(default_factory=list)  # those that coalescing would save most on
+    subjects: list[SubjectRepetition] = field(default_factory=list)
+    keys: list[RepeatedKey] = field(default_factory=list)  # those that coalescing would save most on
 
 
 def by_key(messages: DataFrame, queue_length: int) -> DataFrame:
@@ -140,7 +140,7 @@ def by_subject(messages: DataFrame, keys: DataFrame, many: float = MANY) -> Data
     return joined.withColumn("saved_share", share).withColumn("repetition", repetition)
 
 
-def run(spark: SparkSession, options: Options, watch: Watch = unwatched) -> Found:
+def run(spark: SparkSession, options: RepetitionOptions, watch: ProgressListener = unwatched) -> RepetitionResult:
     """Look at the messages that are meant."""
     if options.queue_length < 1:
         raise Misuse(f"a queue of {options.queue_length} messages: it is 1 at least")
@@ -156,18 +156,18 @@ def run(spark: SparkSession, options: Options, watch: Watch = unwatched) -> Foun
             messages.unpersist()
 
 
-def _found(messages: DataFrame, options: Options) -> Found:
+def _found(messages: DataFrame, options: RepetitionOptions) -> RepetitionResult:
     keys = by_key(messages, options.queue_length).persist()
     try:
         if options.output is not None:
             keys.write.mode("errorifexists").partitionBy("subject").parquet(options.output)
-        found = Found(options.queue_length)
+        found = RepetitionResult(options.queue_length)
         for row in by_subject(messages, keys, options.many).orderBy("subject").collect():
             named = row.asDict()
-            found.subjects.append(Subject(**named, recommendation=_RECOMMENDED[named["repetition"]]))
+            found.subjects.append(SubjectRepetition(**named, recommendation=_RECOMMENDED[named["repetition"]]))
         top = keys.filter(F.col("repetition") != NONE)
         top = top.orderBy(F.desc("saved"), F.desc("messages"), "subject", "key").limit(options.top)
-        found.keys.extend(Key(**row.asDict()) for row in top.collect())
+        found.keys.extend(RepeatedKey(**row.asDict()) for row in top.collect())
         return found
     finally:
         keys.unpersist()
@@ -205,11 +205,11 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     with program.failures("repetition"):
         picked = picking.told(subjects, archive, url, since, until, where=where, patience_s=patience_s)
     with program.running("repetition", master, spark_log, is_quiet=json) as (spark, watch):
-        found = run(spark, Options(picked, queue_length, many, top, output), watch)
+        found = run(spark, RepetitionOptions(picked, queue_length, many, top, output), watch)
     program.tell(found, json, _lines(found))
 
 
-def _lines(found: Found) -> list[str]:
+def _lines(found: RepetitionResult) -> list[str]:
     lines = [f"against a queue of {found.queue_length:,} messages:"]
     lines.extend(
         f"{each.subject}: {each.repetition} repetition, {each.messages:,} messages, {each.keys:,} keys "

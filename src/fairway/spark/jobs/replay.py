@@ -26,18 +26,18 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 
 from fairway.client.idempotence import REPLAY_ID
 from fairway.errors import Code, FairwayError, Misuse, Refused
-from fairway.names import Group, Subject
+from fairway.names import GroupName, Subject
 from fairway.protocol.admin import Depth, Describe, Described
 from fairway.spark.jobs import manifest as archives
 from fairway.spark.jobs import picking, program, servers
 from fairway.spark.jobs.capping import Cap
-from fairway.spark.jobs.disks import Taken
+from fairway.spark.jobs.disks import NameTaken
 from fairway.spark.jobs.failing import sentences
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.picking import Picking
-from fairway.spark.jobs.watching import Pace, Watch, unwatched
+from fairway.spark.jobs.watching import ProgressCounter, ProgressListener, unwatched
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S, is_pattern
-from fairway.spark.places import BROKER_GROUP, Place, broker_places, caller_to
+from fairway.spark.places import BROKER_GROUP, ServerGroupAddress, broker_places, caller_to
 from fairway.world import host
 
 VERSION: Final = 1
@@ -52,7 +52,7 @@ _NAP_S: Final = 0.5  # how soon a job that waits for its rate notices that it is
 
 
 @dataclass(frozen=True)
-class Options:
+class ReplayOptions:
     """What is to be sent, and where to."""
 
     picking: Picking
@@ -69,7 +69,7 @@ class Options:
             Subject.parse(self.to)
         else:
             Subject.parse_joinable(self.to)
-            Group.parse(self.group)
+            GroupName.parse(self.group)
 
     @property
     def receiver(self) -> str:
@@ -94,7 +94,7 @@ class Replayed:
     state: str | None = None
 
 
-class Slice(NamedTuple):
+class RowSlice(NamedTuple):
     """Rows of one file of the selection, by their numbers; `end` is not included."""
 
     path: str
@@ -102,7 +102,7 @@ class Slice(NamedTuple):
     end: int
 
 
-def id_of(options: Options) -> str:
+def id_of(options: ReplayOptions) -> str:
     """A name for the replay that is asked for."""
     if options.id is not None:
         return str(Subject.parse(options.id))
@@ -110,7 +110,7 @@ def id_of(options: Options) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:12]
 
 
-def count(spark: SparkSession, options: Options) -> Replayed:
+def count(spark: SparkSession, options: ReplayOptions) -> Replayed:
     """A dry run: what would be sent."""
     _check_receiver(options)
     with sentences("counting what would be replayed"):
@@ -122,17 +122,17 @@ def count(spark: SparkSession, options: Options) -> Replayed:
 
 def run(
     spark: SparkSession,
-    options: Options,
-    watch: Watch = unwatched,
+    options: ReplayOptions,
+    watch: ProgressListener = unwatched,
     is_to_end: Callable[[], bool] = lambda: False,
 ) -> Replayed:
     """Send, or go on sending, until all is sent or `is_to_end`."""
     _check_receiver(options)
     with sentences(f"replaying to {options.receiver}"):
-        return _Replay(spark, options, watch).run(is_to_end)
+        return _ReplayRun(spark, options, watch).run(is_to_end)
 
 
-def _check_receiver(options: Options) -> None:
+def _check_receiver(options: ReplayOptions) -> None:
     """A group must be there: to find out when all is selected would be late."""
     if options.group is None:
         return
@@ -143,7 +143,7 @@ def _check_receiver(options: Options) -> None:
         )
 
 
-def _is_there(place: Place, options: Options) -> bool:
+def _is_there(place: ServerGroupAddress, options: ReplayOptions) -> bool:
     with caller_to(place) as caller:
         try:
             found = caller.ask(Describe(Depth.GROUPS, options.to, options.group), Described)
@@ -154,22 +154,22 @@ def _is_there(place: Place, options: Options) -> bool:
         return any(each.groups for each in found.subjects)
 
 
-def _asked(options: Options) -> dict[str, Any]:
+def _asked(options: ReplayOptions) -> dict[str, Any]:
     """What makes a replay the one it is."""
     picked = {name: str(value) for name, value in asdict(options.picking).items() if name != "patience_s"}
     to = {"to": options.to} if options.group is None else {"to": options.to, "group": options.group}
     return {**to, **picked}
 
 
-class _Replay:
+class _ReplayRun:
     """One run of a replay."""
 
-    def __init__(self, spark: SparkSession, options: Options, watch: Watch) -> None:
+    def __init__(self, spark: SparkSession, options: ReplayOptions, watch: ProgressListener) -> None:
         self._spark = spark
         self._options = options
         self._id = id_of(options)
         self._files = Files(spark, self._place())
-        self._pace = Pace(watch, "replay")
+        self._pace = ProgressCounter(watch, "replay")
         self._cap = Cap(options.rate_per_s)
 
     def _place(self) -> str:
@@ -184,7 +184,7 @@ class _Replay:
 
     def run(self, is_to_end: Callable[[], bool]) -> Replayed:
         planned = self._planned()
-        slices = [Slice(*each) for each in planned["slices"]]
+        slices = [RowSlice(*each) for each in planned["slices"]]
         sent, matched = self._slices_sent(), sum(each.end - each.begin for each in slices)
         done = Replayed(self._id, self._options.to, self._options.group, False, matched, state=self._files.root)
         done.sent_before = sum(each.end - each.begin for each in slices[:sent])
@@ -253,7 +253,7 @@ class _Replay:
         where = F.when(group == BROKER_GROUP, empty).otherwise(F.create_map(F.lit(HEADER_GROUP), group))
         return F.map_concat(F.coalesce(own, empty), mark, where)
 
-    def _slices(self) -> list[Slice]:
+    def _slices(self) -> list[RowSlice]:
         """In the order of sending. As many rows as a second allows, so that a rate is kept to the second."""
         rate = self._options.rate_per_s
         step = min(SLICE_ROWS, rate) if rate else SLICE_ROWS
@@ -263,7 +263,7 @@ class _Replay:
             if each.path.endswith(".parquet")
         ]
         return [
-            Slice(path, begin, min(begin + step, footer.most + 1))
+            RowSlice(path, begin, min(begin + step, footer.most + 1))
             for footer, path in sorted(found, key=lambda each: each[0].least)
             if footer.rows
             for begin in range(footer.least, footer.most + 1, step)
@@ -279,7 +279,7 @@ class _Replay:
                 return False
         return True
 
-    def _send(self, number: int, part: Slice) -> None:
+    def _send(self, number: int, part: RowSlice) -> None:
         """One task, in order: the same rows give the same batches, whenever they are sent."""
         rows = self._spark.read.parquet(self._files.full(part.path))
         rows = rows.filter((F.col("ordinal") >= part.begin) & (F.col("ordinal") < part.end))
@@ -302,7 +302,7 @@ class _Replay:
         name = f"sent-{slices:012}.json"
         try:
             self._files.write(name, b"{}\n", temporary="staging/sent.json")
-        except Taken as error:
+        except NameTaken as error:
             raise FairwayError(
                 f"another run of replay {self._id} is under way ({self._files.root}): let one at a time run. Nothing "
                 "was sent twice"
@@ -349,7 +349,7 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
         picked = picking.told(
             subjects, archive, url, since, until, keys=key, tags=tag, where=where, patience_s=patience_s
         )
-        options = Options(picked, receiving(to, group, subjects), url, id, state, rate, patience_s, group)
+        options = ReplayOptions(picked, receiving(to, group, subjects), url, id, state, rate, patience_s, group)
     with program.running("replay", master, spark_log, is_quiet=json) as (spark, watch), host.asked_to_end() as ending:
         done = count(spark, options) if dry_run else run(spark, options, watch, lambda: ending.is_asked)
     program.tell(done, json, _lines(done))

@@ -21,10 +21,10 @@ from fairway.client import spans, sync
 from fairway.client.url import parse_any as parse_url
 from fairway.errors import Misuse
 from fairway.spark.jobs import capacity, flow, picking, program, report_page, scales, scraping, shuffle
-from fairway.spark.jobs.capacity import ALL, Delayed, Group, Seen
+from fairway.spark.jobs.capacity import ALL, DelayCapacity, GroupCapacity, Seen
 from fairway.spark.jobs.failing import sentences
-from fairway.spark.jobs.flow import Flow, Known
-from fairway.spark.jobs.watching import Point, Watch, unwatched
+from fairway.spark.jobs.flow import GroupFlow, Known
+from fairway.spark.jobs.watching import Point, ProgressListener, unwatched
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 from fairway.world import host
 
@@ -40,7 +40,7 @@ AHEAD_MAX: Final = timedelta(days=365)
 
 
 @dataclass(frozen=True)
-class Options:
+class ReportOptions:
     """What is to be looked at."""
 
     url: str = DEFAULT_URL
@@ -72,7 +72,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Span:
+class GroupWindow:
     """A group in a window of time. Counts are messages."""
 
     subject: str
@@ -87,7 +87,7 @@ class Span:
 
 
 @dataclass
-class Result:
+class ReportResult:
     """What a report has found."""
 
     url: str
@@ -97,19 +97,19 @@ class Result:
     since: datetime | None = None
     until: datetime | None = None
     subjects: list[str] = field(default_factory=list)
-    groups: list[Group] = field(default_factory=list)  # the busiest first
-    spans: list[Span] = field(default_factory=list)  # by subject, group and time
-    delayed: Delayed = field(default_factory=Delayed)
+    groups: list[GroupCapacity] = field(default_factory=list)  # the busiest first
+    spans: list[GroupWindow] = field(default_factory=list)  # by subject, group and time
+    delayed: DelayCapacity = field(default_factory=DelayCapacity)
     remarks: list[str] = field(default_factory=list)  # what is not known, and why
 
 
-def run(spark: SparkSession, options: Options, watch: Watch = unwatched) -> Result:
+def run(spark: SparkSession, options: ReportOptions, watch: ProgressListener = unwatched) -> ReportResult:
     """Look at a broker, and at what its events say."""
     with sentences("reporting"), sync.connect(options.url, patience=options.patience_s) as client:
         before = capacity.look(options.url, options.patience_s) if options.observe else None
         host.sleep(options.observe.total_seconds())
         seen = capacity.look(options.url, options.patience_s)
-        found = Result(options.url, seen.now, options.observe.total_seconds())
+        found = ReportResult(options.url, seen.now, options.observe.total_seconds())
         found.subjects = capacity.meant(options.subjects, seen.ends, options.url)
         found.groups = capacity.groups(seen, before, found.subjects)
         found.remarks.extend(capacity.remarks(seen, before, found.groups))
@@ -128,7 +128,7 @@ def run(spark: SparkSession, options: Options, watch: Watch = unwatched) -> Resu
 # --- over time --------------------------------------------------------------------------------------------------------
 
 
-def _over_time(spark: SparkSession, options: Options, seen: Seen, found: Result) -> None:
+def _over_time(spark: SparkSession, options: ReportOptions, seen: Seen, found: ReportResult) -> None:
     if not found.subjects:
         found.remarks.append("No subject is meant that anything was ever sent to: there is nothing to draw.")
         return
@@ -160,7 +160,7 @@ def _over_time(spark: SparkSession, options: Options, seen: Seen, found: Result)
         rows.write.mode("errorifexists").parquet(options.output)
 
 
-def _known(group: Group, seen: Seen) -> Iterator[Known]:
+def _known(group: GroupCapacity, seen: Seen) -> Iterator[Known]:
     """In each broker group that holds the subject. Where nobody has joined the group yet, it owes nothing."""
     states = seen.groups[group.subject, group.group]
     for name, end in seen.ends[group.subject].items():
@@ -172,7 +172,7 @@ def _known(group: Group, seen: Seen) -> Iterator[Known]:
             yield Known(group.subject, group.group, owed, state.in_flight, end, name)
 
 
-def _events(spark: SparkSession, options: Options) -> DataFrame:
+def _events(spark: SparkSession, options: ReportOptions) -> DataFrame:
     """Up to now, whatever the end of the report: what a group owed then is known by what it owes now."""
     subjects = ",".join(options.subjects or (ALL,))
     told = {"url": options.url, "subject": subjects, "patienceSeconds": str(options.patience_s)}
@@ -183,14 +183,14 @@ def _events(spark: SparkSession, options: Options) -> DataFrame:
     return read.select(*flow.COLUMNS)
 
 
-def _begin_ms(events: DataFrame, options: Options) -> int | None:
+def _begin_ms(events: DataFrame, options: ReportOptions) -> int | None:
     """When the report begins: with the first event, or when it was told to, whichever is later; None: with neither."""
     since_ms = None if options.since is None else _ms(options.since)
     (first,) = events.select(F.unix_millis(F.min("at"))).collect()
     return max((each for each in (first[0], since_ms) if each is not None), default=None)
 
 
-def _window_ms(options: Options, begin_ms: int, end_ms: int, groups: int) -> int:
+def _window_ms(options: ReportOptions, begin_ms: int, end_ms: int, groups: int) -> int:
     if options.window is None:
         return scales.step_s((end_ms - begin_ms) / 1_000 / WINDOWS) * 1_000
     window_ms = round(options.window.total_seconds() * 1_000)
@@ -203,11 +203,11 @@ def _window_ms(options: Options, begin_ms: int, end_ms: int, groups: int) -> int
     return window_ms
 
 
-def _span(group: Known, of: Flow, window_ms: int) -> Span:
-    return Span(group.subject, group.group, _moment(of.number * window_ms), *of[1:])
+def _span(group: Known, of: GroupFlow, window_ms: int) -> GroupWindow:
+    return GroupWindow(group.subject, group.group, _moment(of.number * window_ms), *of[1:])
 
 
-def _sum_up(found: Result) -> None:
+def _sum_up(found: ReportResult) -> None:
     of = {(each.subject, each.group): each for each in found.groups}
     for span in found.spans:
         group = of[span.subject, span.group]
@@ -263,7 +263,7 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
 ) -> None:
     """Isolation and capacity: share of the broker's time, cold reads, lag, lateness, and what is due to come."""
     with program.failures("report"):
-        options = Options(
+        options = ReportOptions(
             url=url,
             subjects=tuple(subjects or ()),
             since=picking.moment(since, "since"),
@@ -282,7 +282,7 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     program.tell(found, json, [*_lines(found), *([f"the page is {html}"] if html is not None else [])])
 
 
-def _lines(found: Result) -> list[str]:
+def _lines(found: ReportResult) -> list[str]:
     lines = [
         f"{each.subject} {each.group}: {_share(each)}, {each.cold_share:.0%} of it cold, lag {each.lag:,} "
         f"({each.in_flight:,} in flight, {each.waiting:,} to be tried again later), {each.acked:,} acked"
@@ -296,7 +296,7 @@ def _lines(found: Result) -> list[str]:
     return [*lines, *found.remarks]
 
 
-def _share(group: Group) -> str:
+def _share(group: GroupCapacity) -> str:
     return "no share of the broker's time" if group.share is None else f"{group.share:.0%} of the broker's time"
 
 

@@ -7,20 +7,20 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from fairway.spark.jobs import plots, scales
-from fairway.spark.jobs.page import Column, Figure, Page, Section, State
-from fairway.spark.jobs.plots import Bucket, Series
+from fairway.spark.jobs.page import Column, Figure, FigureStatus, HtmlPage, Section
+from fairway.spark.jobs.plots import HistogramBin, Series
 from fairway.spark.jobs.scales import COUNT, RATE, SECONDS, SHARE
 
 if TYPE_CHECKING:
-    from fairway.spark.jobs.capacity import Group
-    from fairway.spark.jobs.report import Result, Span
+    from fairway.spark.jobs.capacity import GroupCapacity
+    from fairway.spark.jobs.report import GroupWindow, ReportResult
 
 _LATE_S = 1.0  # a message that is so late is late to people, too
 
 
-def page(found: Result) -> Page:
+def page(found: ReportResult) -> HtmlPage:
     """All that a report has found."""
-    made = Page("Isolation and capacity", f"{found.url}, {scales.moment(found.at)}{_time(found)}")
+    made = HtmlPage("Isolation and capacity", f"{found.url}, {scales.moment(found.at)}{_time(found)}")
     made.figures(*_figures(found))
     for remark in found.remarks:
         made.text(remark)
@@ -31,14 +31,14 @@ def page(found: Result) -> Page:
     return made
 
 
-def _time(found: Result) -> str:
+def _time(found: ReportResult) -> str:
     if found.since is None or found.until is None:
         return ""
     over = scales.span(found.since.timestamp(), found.until.timestamp())
     return f"; over time: {over}, in windows of {SECONDS.shown(found.window_s)}"
 
 
-def _figures(found: Result) -> Iterable[Figure]:
+def _figures(found: ReportResult) -> Iterable[Figure]:
     lag = sum(each.lag for each in found.groups)
     yield Figure("Groups", f"{len(found.groups):,}", f"on {_several(len(found.subjects), 'subject')}")
     busiest = found.groups[0] if found.groups else None
@@ -47,7 +47,7 @@ def _figures(found: Result) -> Iterable[Figure]:
     yield Figure("Lag", COUNT.shown(lag), "messages not handed out, all groups together")
     lost = sum(each.lost for each in found.groups)
     if lost:
-        yield Figure("Lost", COUNT.shown(lost), "taken by retention before a group had them", State.BAD)
+        yield Figure("Lost", COUNT.shown(lost), "taken by retention before a group had them", FigureStatus.BAD)
     if found.delayed.overdue is not None:
         due = sum(each.messages for each in found.delayed.forecast)
         yield Figure("Due to come", COUNT.shown(due), f"in {_several(len(found.delayed.forecast) - 1, 'hour')}")
@@ -57,7 +57,7 @@ def _figures(found: Result) -> Iterable[Figure]:
         yield Figure("Lateness, mean", SECONDS.shown(found.delayed.late_mean_s), note)
 
 
-def _isolation(section: Section, found: Result) -> None:
+def _isolation(section: Section, found: ReportResult) -> None:
     meanwhile = f"in the {SECONDS.shown(found.observed_s)} that were watched" if found.observed_s else "on its account"
     section.text(
         f"The time of the broker's loop that each group had {meanwhile}. While all have work, shares are as their "
@@ -95,7 +95,7 @@ def _isolation(section: Section, found: Result) -> None:
     )  # fmt: skip
 
 
-def _lag(section: Section, found: Result) -> None:
+def _lag(section: Section, found: ReportResult) -> None:
     section.plot(
         plots.lines(
             "Stored and not done with, by group, at the end of each window.",
@@ -126,7 +126,7 @@ def _lag(section: Section, found: Result) -> None:
     )  # fmt: skip
 
 
-def _throughput(section: Section, found: Result) -> None:
+def _throughput(section: Section, found: ReportResult) -> None:
     by = f", in windows of {SECONDS.shown(found.window_s)}" if found.window_s else ""
     section.plot(
         plots.lines(
@@ -152,7 +152,7 @@ def _throughput(section: Section, found: Result) -> None:
     )
 
 
-def _delayed(section: Section, found: Result) -> None:
+def _delayed(section: Section, found: ReportResult) -> None:
     delayed = found.delayed
     if delayed.overdue is None:
         section.text("There is no forecast: the sentence at the top says why.")
@@ -185,18 +185,18 @@ def _delayed(section: Section, found: Result) -> None:
         section.text("There is no plot of lateness: the sentence at the top says why.")
 
 
-def _buckets(found: Result) -> list[Bucket]:
+def _buckets(found: ReportResult) -> list[HistogramBin]:
     """Up to the last that holds anything."""
     made, low = [], 0.0
     for each in found.delayed.lateness:
-        made.append(Bucket(low, each.seconds, each.messages))
+        made.append(HistogramBin(low, each.seconds, each.messages))
         low = each.seconds if each.seconds is not None else low
     while len(made) > 1 and not made[-1].count:
         made.pop()
     return made
 
 
-def _series(found: Result, value: Callable[[Span], float | None]) -> list[Series]:
+def _series(found: ReportResult, value: Callable[[GroupWindow], float | None]) -> list[Series]:
     """One for each group, always in the same order: a group has the same colour on all plots, if they are few."""
     of = {key: list(spans) for key, spans in groupby(found.spans, lambda each: (each.subject, each.group))}
     return [
@@ -205,7 +205,7 @@ def _series(found: Result, value: Callable[[Span], float | None]) -> list[Series
     ]
 
 
-def _stored(found: Result) -> list[Series]:
+def _stored(found: ReportResult) -> list[Series]:
     """One for each subject: all its groups say the same."""
     of: dict[str, Series] = {}
     for (subject, _), spans in groupby(found.spans, lambda each: (each.subject, each.group)):
@@ -214,7 +214,7 @@ def _stored(found: Result) -> list[Series]:
     return list(of.values())
 
 
-def _name(group: Group) -> str:
+def _name(group: GroupCapacity) -> str:
     return f"{group.group} on {group.subject}"
 
 

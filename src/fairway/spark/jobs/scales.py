@@ -29,7 +29,7 @@ _CHAR_PX: Final = 7.2  # of a letter 12 pixels high, in a wide face; what an axi
 _WIDE_PX: Final = 12.0
 
 
-class Mark(NamedTuple):
+class AxisMark(NamedTuple):
     """A place on an axis, and what stands there."""
 
     at: float
@@ -62,7 +62,7 @@ class Quantity:
         """For whoever points at it: what is counted is told to the last one."""
         return f"{value:,.0f}" if self.is_whole else self.shown(value)
 
-    def marks(self, least: float, most: float, count: int = 5) -> list[Mark]:
+    def marks(self, least: float, most: float, count: int = 5) -> list[AxisMark]:
         """From below the least to above the most value, in one unit, and always at zero."""
         least, most = min(least, 0.0), max(most, 0.0)
         unit = self.unit(max(-least, most))
@@ -70,7 +70,7 @@ class Quantity:
         step = max(step, 1.0) if self.is_whole else step
         first, last = math.floor(least / step + 1e-9), math.ceil(most / step - 1e-9)
         places = [each * step for each in range(first, max(last, first + 1) + 1)]
-        return [Mark(each, _in(unit, each) if each else "0") for each in places]
+        return [AxisMark(each, _in(unit, each) if each else "0") for each in places]
 
 
 _MAGNITUDES: Final = (
@@ -110,11 +110,11 @@ def span(begin_s: float, end_s: float) -> str:
     return f"{_date(first)} {first.year} {first:%H:%M} – {_date(last)} {last:%H:%M} UTC"
 
 
-def times(begin_s: float, end_s: float, count: int = 8) -> list[Mark]:
+def times(begin_s: float, end_s: float, count: int = 8) -> list[AxisMark]:
     """Round times between two; the date stands where a day begins."""
     step = step_s((end_s - begin_s) / count)
     first = math.ceil(begin_s / step)
-    return [Mark(each * step, _clock(each * step, step)) for each in range(first, math.floor(end_s / step) + 1)]
+    return [AxisMark(each * step, _clock(each * step, step)) for each in range(first, math.floor(end_s / step) + 1)]
 
 
 def step_s(least_s: float) -> int:

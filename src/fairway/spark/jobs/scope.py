@@ -18,14 +18,14 @@ from pyspark.sql.types import StructType
 from fairway.client.delaying import time_ms
 from fairway.errors import Misuse
 from fairway.protocol.messages import Whence
-from fairway.spark.brokers import Extent
+from fairway.spark.brokers import SubjectExtent
 from fairway.spark.delayed import PENDING
 from fairway.spark.jobs import books, lives, sent, servers
-from fairway.spark.jobs.balance import Options
+from fairway.spark.jobs.balance import ReconcileOptions
 from fairway.spark.jobs.picking import Picking
 from fairway.spark.looking import Looker
 from fairway.spark.options import Where, explicit, read_options
-from fairway.spark.places import Part
+from fairway.spark.places import SubjectPart
 from fairway.spark.schema import MESSAGES
 
 COLUMNS: Final = ("subject", "broker_group", "sequence", "id", "key", "created_at", "appended_at")
@@ -34,7 +34,7 @@ COLUMNS: Final = ("subject", "broker_group", "sequence", "id", "key", "created_a
 class Scope:
     """What is looked at."""
 
-    def __init__(self, spark: SparkSession, options: Options, *, has_rows: bool) -> None:
+    def __init__(self, spark: SparkSession, options: ReconcileOptions, *, has_rows: bool) -> None:
         self._spark = spark
         self._options = options
         self._has_rows = has_rows
@@ -52,9 +52,11 @@ class Scope:
             begins, ends = _resolved(looker, options.since, parts), _resolved(looker, options.until, parts)
         finally:
             looker.close()
-        self.stored = {part: self.counts.extents.get(part, Extent(0, 0)) for part in parts}  # all that the logs have
+        self.stored = {
+            part: self.counts.extents.get(part, SubjectExtent(0, 0)) for part in parts
+        }  # all that the logs have
         self.extents = {  # what is meant of it
-            part: Extent(max(begins.get(part, first), first), max(min(ends.get(part, end), end), first))
+            part: SubjectExtent(max(begins.get(part, first), first), max(min(ends.get(part, end), end), first))
             for part, (first, end) in self.stored.items()
         }
         self._check_groups()
@@ -144,7 +146,7 @@ class Scope:
         return owed.withColumn("window", books.window_of("appended_at", options.window_ms))
 
 
-def _resolved(looker: Looker, time: datetime | None, parts: Iterable[Part]) -> dict[Part, int]:
+def _resolved(looker: Looker, time: datetime | None, parts: Iterable[SubjectPart]) -> dict[SubjectPart, int]:
     """The first message of each subject that was stored then or later; empty: no time is meant."""
     if time is None:
         return {}

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from fairway.errors import FairwayError, Misuse
 from fairway.redaction import without_password
 from fairway.world.clock import RealClock
-from fairway.world.wire import Wire, WireCut
+from fairway.world.wire import BlockingConnection, WireCut
 
 PAGE_BYTES_MAX: Final = 64 << 20
 _PATIENCE_S: Final = 10.0
@@ -22,7 +22,7 @@ _LE: Final = re.compile(r'le="([^"]+)"')
 
 
 @dataclass(frozen=True)
-class Histogram:
+class ScrapedHistogram:
     """How many values were at most so large, and larger than the bound before; the last bound is infinite."""
 
     bounds: list[float]
@@ -42,7 +42,7 @@ def page(url: str) -> str:
     """What is shown there now."""
     host, port, path = place(url)
     try:
-        wire = Wire.dial([(host, port)])
+        wire = BlockingConnection.dial([(host, port)])
         try:
             wire.write([f"GET {path} HTTP/1.0\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()])
             return _body(_all(wire), url)
@@ -52,7 +52,7 @@ def page(url: str) -> str:
         raise NoFigures(f"{without_password(url)} has not answered: {problem}") from problem
 
 
-def histogram(text: str, name: str) -> Histogram | None:
+def histogram(text: str, name: str) -> ScrapedHistogram | None:
     """The one histogram of that name on a page; None: the page has none."""
     below: list[tuple[float, int]] = []
     total = 0.0
@@ -68,10 +68,10 @@ def histogram(text: str, name: str) -> Histogram | None:
         return None
     below.sort()
     counts = [here - before for (_, here), (_, before) in zip(below, [(0.0, 0), *below], strict=False)]
-    return Histogram([bound for bound, _ in below], counts, total)
+    return ScrapedHistogram([bound for bound, _ in below], counts, total)
 
 
-def together(many: Iterable[Histogram]) -> Histogram:
+def together(many: Iterable[ScrapedHistogram]) -> ScrapedHistogram:
     """Of several servers as one, by bounds: those of another release may have others."""
     counts: Counter[float] = Counter()
     total = 0.0
@@ -79,7 +79,7 @@ def together(many: Iterable[Histogram]) -> Histogram:
         counts.update(dict(zip(each.bounds, each.counts, strict=True)))
         total += each.total
     bounds = sorted(counts)
-    return Histogram(bounds, [counts[bound] for bound in bounds], total)
+    return ScrapedHistogram(bounds, [counts[bound] for bound in bounds], total)
 
 
 def place(url: str) -> tuple[str, int, str]:
@@ -95,7 +95,7 @@ def place(url: str) -> tuple[str, int, str]:
     return found.hostname, port, found.path if found.path.strip("/") else "/metrics"
 
 
-def _all(wire: Wire) -> bytes:
+def _all(wire: BlockingConnection) -> bytes:
     """Until the other side closes, which is how a page ends."""
     clock = RealClock()
     end_ns = clock.monotonic_ns() + int(_PATIENCE_S * 1e9)

@@ -10,12 +10,12 @@ from typing import Final
 
 from fairway.errors import Code, Refused
 from fairway.protocol.admin import Depth, Describe, Described
-from fairway.protocol.delaying import Tallied, Tally, Which
+from fairway.protocol.delaying import DelayTally, Tallied, Which
 from fairway.protocol.messages import Whence
 from fairway.protocol.tracing import Retrace, Retraced
-from fairway.spark.brokers import Extent
+from fairway.spark.brokers import SubjectExtent
 from fairway.spark.calling import Caller
-from fairway.spark.places import Part, Place, broker_places, caller_to, delay_places
+from fairway.spark.places import ServerGroupAddress, SubjectPart, broker_places, caller_to, delay_places
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Counts:
 
     now_ms: int  # by its clock
     positions: Mapping[str, int]  # where action logs end: as long as that is the same, no group has moved
-    extents: Mapping[Part, Extent]
+    extents: Mapping[SubjectPart, SubjectExtent]
     log_ids: Mapping[str, str]  # of messages, as an archive notes it
     owed: Mapping[tuple[str, str], int]  # by subject and group: handed out, and neither acked nor dead
     spread: Mapping[tuple[str, str], int]  # by subject and group: in how many broker groups there is one
@@ -67,7 +67,7 @@ def _counted(caller: Caller, broker_group: str, wanted: Set[str], before: Counts
         page = caller.ask(Describe(Depth.GROUPS, None, None, after), Described)
         for each in page.subjects:
             if each.name in wanted:
-                extents[Part(each.name, broker_group)] = Extent(each.first_sequence, each.committed_end)
+                extents[SubjectPart(each.name, broker_group)] = SubjectExtent(each.first_sequence, each.committed_end)
                 for group in each.groups:
                     held = group.in_flight + group.returned + group.retrying + group.dying
                     owed[each.name, group.name] += held
@@ -99,12 +99,12 @@ def scheduled(url: str, patience_s: int, subjects: Iterable[str], window_ms: int
 _NO_DELAY: Final = frozenset({Code.BAD_REQUEST, Code.UNSUPPORTED})
 
 
-def _scheduled(place: Place, subjects: Sequence[str], window_ms: int) -> Scheduled:
+def _scheduled(place: ServerGroupAddress, subjects: Sequence[str], window_ms: int) -> Scheduled:
     messages: dict[str, int] = {}
     windows: dict[tuple[str, int], int] = {}
     with caller_to(place) as caller:
         try:
-            total = caller.ask(Tally(Which()), Tallied).count
+            total = caller.ask(DelayTally(Which()), Tallied).count
         except Refused as refused:
             if refused.code in _NO_DELAY:
                 return Scheduled(False)
@@ -118,8 +118,8 @@ def _scheduled(place: Place, subjects: Sequence[str], window_ms: int) -> Schedul
 
 def _tallied(caller: Caller, subject: str, window_ms: int) -> Tallied:
     try:
-        return caller.ask(Tally(Which(subject), window_ms), Tallied)
+        return caller.ask(DelayTally(Which(subject), window_ms), Tallied)
     except Refused as refused:
         if refused.code is not Code.TOO_LARGE:
             raise
-        return caller.ask(Tally(Which(subject)), Tallied)
+        return caller.ask(DelayTally(Which(subject)), Tallied)

@@ -6,30 +6,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fairway.names import Group, Subject
-from fairway.protocol.admin import Depth, Describe, Described, SubjectState
-from fairway.spark.brokers import Extent
+from fairway.names import GroupName, Subject
+from fairway.protocol.admin import Depth, Describe, Described, SubjectDescription
+from fairway.spark.brokers import SubjectExtent
 from fairway.spark.calling import Caller
-from fairway.spark.event_log import Trail
+from fairway.spark.event_log import SparkActionLogReader
 from fairway.spark.event_options import is_meant
 from fairway.spark.jobs.picking import Picking
 from fairway.spark.looking import unknown
 from fairway.spark.options import is_pattern
-from fairway.spark.places import Part, broker_places, caller_to
+from fairway.spark.places import SubjectPart, broker_places, caller_to
 
 
-class Standing(NamedTuple):
+class ConsumptionStatus(NamedTuple):
     """What the broker groups said."""
 
-    extents: dict[Part, Extent]  # inboxes included
-    cursors: dict[tuple[Part, str], int]  # by subject and group: the next that is handed out for the first time
+    extents: dict[SubjectPart, SubjectExtent]  # inboxes included
+    cursors: dict[tuple[SubjectPart, str], int]  # by subject and group: the next that is handed out for the first time
     inboxes: dict[str, str]  # whose subject they belong to
     told_from_ms: dict[str, int]  # since when each action log tells what happens; 0: from the beginning
     log_ids: dict[str, str]  # of messages, as an archive notes it
     now_ms: list[int]  # by their clocks
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[SubjectPart]:
         """Without inboxes."""
         return [part for part in self.extents if part.subject not in self.inboxes]
 
@@ -44,10 +44,10 @@ class Standing(NamedTuple):
         return list(dict.fromkeys(part.subject for part in self.extents))
 
 
-def look(picking: Picking, groups: frozenset[str] | None = None) -> Standing:
+def look(picking: Picking, groups: frozenset[str] | None = None) -> ConsumptionStatus:
     """The subjects that are meant, and what belongs to them; of some groups, or of all."""
     stored: list[str] = []
-    standing = Standing({}, {}, {}, {}, {}, [])
+    standing = ConsumptionStatus({}, {}, {}, {}, {}, [])
     for place in broker_places(picking.url, picking.patience_s):
         with caller_to(place) as caller:
             _look_at(caller, place.broker_group, picking, groups, standing, stored)
@@ -63,10 +63,10 @@ def _look_at(
     broker_group: str,
     picking: Picking,
     groups: frozenset[str] | None,
-    standing: Standing,
+    standing: ConsumptionStatus,
     stored: list[str],
 ) -> None:
-    standing.told_from_ms[broker_group] = Trail(caller, None, is_strict=False).told_from_ms()
+    standing.told_from_ms[broker_group] = SparkActionLogReader(caller, None, is_strict=False).told_from_ms()
     for page in _pages(caller):
         standing.log_ids[broker_group] = f"{page.broker.log_id:016x}"
         standing.now_ms.append(page.broker.now_ms)
@@ -77,10 +77,10 @@ def _look_at(
     _look_into_inboxes(caller, broker_group, standing)
 
 
-def _look_into_inboxes(caller: Caller, broker_group: str, standing: Standing) -> None:
+def _look_into_inboxes(caller: Caller, broker_group: str, standing: ConsumptionStatus) -> None:
     """An inbox is described only to who asks for it by its name; all are asked for at once."""
     owners = {
-        str(Subject.inbox(Group(group), Subject(part.subject))): part.subject
+        str(Subject.inbox(GroupName(group), Subject(part.subject))): part.subject
         for part, group in standing.cursors
         if part.broker_group == broker_group
     }
@@ -101,9 +101,11 @@ def _pages(caller: Caller) -> Iterator[Described]:
         after = page.next
 
 
-def _note(standing: Standing, found: SubjectState, broker_group: str, groups: frozenset[str] | None) -> None:
-    part = Part(found.name, broker_group)
-    standing.extents[part] = Extent(found.first_sequence, found.committed_end)
+def _note(
+    standing: ConsumptionStatus, found: SubjectDescription, broker_group: str, groups: frozenset[str] | None
+) -> None:
+    part = SubjectPart(found.name, broker_group)
+    standing.extents[part] = SubjectExtent(found.first_sequence, found.committed_end)
     for each in found.groups:
         if groups is None or each.name in groups:
             standing.cursors[part, each.name] = each.cursor

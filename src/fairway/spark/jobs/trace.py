@@ -13,13 +13,13 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
 from fairway.errors import BadName, Misuse
-from fairway.names import Group
+from fairway.names import GroupName
 from fairway.spark.jobs import picking, program, shuffle, standing
 from fairway.spark.jobs.failing import sentences
 from fairway.spark.jobs.lives import ACKED, OPEN, STATES, lives
 from fairway.spark.jobs.picking import Picking
-from fairway.spark.jobs.standing import Standing
-from fairway.spark.jobs.watching import Point, Watch, unwatched
+from fairway.spark.jobs.standing import ConsumptionStatus
+from fairway.spark.jobs.watching import Point, ProgressListener, unwatched
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 
 TOP: Final = 5
@@ -28,7 +28,7 @@ _FINE: Final = 10_000  # of the percentiles: the hundredth of a percent
 
 
 @dataclass(frozen=True)
-class Options:
+class TraceOptions:
     """Which messages, which groups, and what to make of them."""
 
     picking: Picking
@@ -38,7 +38,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Times:
+class LatencyTimes:
     """Of the messages that have come so far; None: none has."""
 
     p50_ms: int | None
@@ -46,7 +46,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Account:
+class GroupAccount:
     """What became of a subject's messages in one group."""
 
     subject: str
@@ -56,13 +56,13 @@ class Account:
     again: int  # handed out more than once
     acked_again: int  # acked more than once
     redriven: int  # came once more through the group's inbox
-    wait: Times  # from storing to being handed out
-    handling: Times  # from being handed out to the ack
-    total: Times  # from creation to the ack
+    wait: LatencyTimes  # from storing to being handed out
+    handling: LatencyTimes  # from being handed out to the ack
+    total: LatencyTimes  # from creation to the ack
 
 
 @dataclass(frozen=True)
-class Named:
+class TracedMessage:
     """One message in one group."""
 
     id: str
@@ -81,16 +81,16 @@ class Named:
 
 
 @dataclass
-class Found:
+class TraceResult:
     """What a run has found."""
 
-    accounts: list[Account] = field(default_factory=list)
-    slowest: list[Named] = field(default_factory=list)  # of those that were acked: created to acked
-    stuck: list[Named] = field(default_factory=list)  # of those that something is to happen to: the oldest
+    accounts: list[GroupAccount] = field(default_factory=list)
+    slowest: list[TracedMessage] = field(default_factory=list)  # of those that were acked: created to acked
+    stuck: list[TracedMessage] = field(default_factory=list)  # of those that something is to happen to: the oldest
     unclaimed: list[str] = field(default_factory=list)  # subjects that no group consumes
 
 
-def run(spark: SparkSession, options: Options, watch: Watch = unwatched) -> Found:
+def run(spark: SparkSession, options: TraceOptions, watch: ProgressListener = unwatched) -> TraceResult:
     """Follow the messages that are meant."""
     groups = _checked(options.groups)
     with sentences("tracing"):
@@ -101,12 +101,14 @@ def run(spark: SparkSession, options: Options, watch: Watch = unwatched) -> Foun
             return _found(spark, options, groups, seen)
 
 
-def _found(spark: SparkSession, options: Options, groups: frozenset[str] | None, seen: Standing) -> Found:
+def _found(
+    spark: SparkSession, options: TraceOptions, groups: frozenset[str] | None, seen: ConsumptionStatus
+) -> TraceResult:
     rows = lives(spark, options.picking, groups, seen).persist()
     try:
         if options.output is not None:
             rows.write.mode("errorifexists").partitionBy("subject").parquet(options.output)
-        found = Found([_account(row) for row in accounts(rows).orderBy("subject", "group").collect()])
+        found = TraceResult([_account(row) for row in accounts(rows).orderBy("subject", "group").collect()])
         found.slowest = _named(rows.filter(F.col("state") == ACKED), F.desc("total_ms"), options.top)
         found.stuck = _named(rows.filter(F.col("state").isin(*OPEN)), F.asc("appended_at"), options.top)
         claimed = {part.subject for part, _ in seen.cursors} | {each.subject for each in found.accounts}
@@ -131,13 +133,13 @@ def accounts(rows: DataFrame) -> DataFrame:
 
 def _checked(groups: tuple[str, ...]) -> frozenset[str] | None:
     try:
-        return frozenset(str(Group.parse(each)) for each in groups) or None
+        return frozenset(str(GroupName.parse(each)) for each in groups) or None
     except BadName as error:
         raise Misuse(f"--group: {error}") from None
 
 
-def _account(row: Row) -> Account:
-    return Account(
+def _account(row: Row) -> GroupAccount:
+    return GroupAccount(
         row["subject"],
         row["group"],
         row["messages"],
@@ -145,23 +147,23 @@ def _account(row: Row) -> Account:
         row["again"],
         row["acked_again"],
         row["redriven"],
-        *(Times(*(row[name] or (None, None))) for name in _TIMES),
+        *(LatencyTimes(*(row[name] or (None, None))) for name in _TIMES),
     )
 
 
-def _named(rows: DataFrame, order: Column, top: int) -> list[Named]:
+def _named(rows: DataFrame, order: Column, top: int) -> list[TracedMessage]:
     reasons = F.filter(F.transform("attempts", lambda each: each["reason"]), lambda each: each.isNotNull())
     reason = F.try_element_at(reasons, F.lit(-1)).alias("reason")
-    columns = [each.name for each in fields(Named) if each.name != "reason"]
+    columns = [each.name for each in fields(TracedMessage) if each.name != "reason"]
     found = rows.orderBy(order, "subject", "group", "sequence").limit(top)
     return [_name(row) for row in found.select(*columns, reason).collect()]
 
 
-def _name(row: Row) -> Named:
+def _name(row: Row) -> TracedMessage:
     """The driver gets times in its own zone and without it."""
     told = row.asDict()
     times = {name: _in_utc(told.pop(name)) for name in ("appended_at", "due_at")}
-    return Named(**told, **times)  # type: ignore[arg-type]
+    return TracedMessage(**told, **times)  # type: ignore[arg-type]
 
 
 def _in_utc(moment: datetime | None) -> datetime | None:
@@ -198,11 +200,11 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
             subjects, archive, url, since, until, keys=key, tags=tag, where=where, patience_s=patience_s
         )
     with program.running("trace", master, spark_log, is_quiet=json) as (spark, watch):
-        found = run(spark, Options(picked, tuple(group or ()), top, output), watch)
+        found = run(spark, TraceOptions(picked, tuple(group or ()), top, output), watch)
     program.tell(found, json, _lines(found))
 
 
-def _lines(found: Found) -> list[str]:
+def _lines(found: TraceResult) -> list[str]:
     lines = [line for each in found.accounts for line in _lines_of(each)]
     lines += [f"{subject}: no group consumes it" for subject in found.unclaimed]
     for title, named in (("slowest", found.slowest), ("stuck", found.stuck)):
@@ -211,7 +213,7 @@ def _lines(found: Found) -> list[str]:
     return lines or ["no messages"]
 
 
-def _lines_of(account: Account) -> list[str]:
+def _lines_of(account: GroupAccount) -> list[str]:
     states = ", ".join(f"{count:,} {state}" for state, count in account.states.items())
     lines = [f"{account.subject} → {account.group}: {account.messages:,} messages: {states}"]
     notes = (
@@ -225,7 +227,7 @@ def _lines_of(account: Account) -> list[str]:
     return [*lines, f"  {'; '.join(told)}"] if told else lines
 
 
-def _line(each: Named) -> str:
+def _line(each: TracedMessage) -> str:
     parts = [f"  {each.id} {each.subject} → {each.group}: {each.state}"]
     if each.state == ACKED:
         parts.append(f"after {_ms(each.total_ms)}, waited {_ms(each.wait_ms)}, handled in {_ms(each.handling_ms)}")

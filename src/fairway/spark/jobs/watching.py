@@ -38,7 +38,7 @@ class Point:
         return ", ".join(parts)
 
 
-class Watch(Protocol):
+class ProgressListener(Protocol):
     """Who is told."""
 
     def __call__(self, point: Point, /) -> None:
@@ -49,10 +49,10 @@ def unwatched(_point: Point) -> None:
     """Nobody looks."""
 
 
-class Pace:
+class ProgressCounter:
     """Counts rows since a start, and tells a watch."""
 
-    def __init__(self, watch: Watch, doing: str, clock: Clock | None = None) -> None:
+    def __init__(self, watch: ProgressListener, doing: str, clock: Clock | None = None) -> None:
         self._watch = watch
         self._doing = doing
         self._clock = clock or RealClock()
@@ -70,7 +70,7 @@ class Pace:
 
 
 @contextmanager
-def on_terminal() -> Iterator[Watch]:
+def on_terminal() -> Iterator[ProgressListener]:
     """A line on stderr that is drawn anew, where stderr is a terminal; else nothing."""
     from rich.text import Text
 

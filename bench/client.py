@@ -27,7 +27,7 @@ from fairway.protocol import Connection, Role, Verb, codec, frames
 from fairway.protocol.line import Line
 from fairway.protocol.messages import Produce, Produced
 from fairway.protocol.pending import Pending, PendingBatch
-from fairway.protocol.producing import ProducerOptions, Producing
+from fairway.protocol.producing import ProducerOptions, ProducerSession
 from fairway.world.clock import RealClock
 from fairway.world.rng import RealRng
 
@@ -51,7 +51,7 @@ class Sender:
         self.clock = RealClock()
         self.line = Line(RealRng())
         options = ProducerOptions(batch_messages_max=BATCH, linger_ms=1_000)
-        self.producing: Producing[Pending, PendingBatch] = Producing(
+        self.producing: ProducerSession[Pending, PendingBatch] = ProducerSession(
             self.clock, RealRng(), options, run_later=self.line.run_later
         )
         now_ns = self.clock.monotonic_ns()

@@ -23,8 +23,8 @@ from rich.table import Table
 
 from bench.presenting import present
 from fairway import batch
-from fairway.protocol.consuming import Consuming
-from fairway.protocol.consumption import ConsumingOptions
+from fairway.protocol.consuming import ConsumerSession
+from fairway.protocol.consumption import ConsumerOptions
 from fairway.protocol.messages import AttachedBatch, Joined, Pull, Pulled, SequenceRange, SettleAll, Settled, WireLot
 from fairway.protocol.session import Answer
 from fairway.world.clock import ManualClock
@@ -43,7 +43,7 @@ class Stage:
     """A session on a line that answers every pull at once."""
 
     def __init__(self) -> None:
-        self.session = Consuming(ConsumingOptions("orders", "billing", "ann"), ManualClock(), SeededRng(1))
+        self.session = ConsumerSession(ConsumerOptions("orders", "billing", "ann"), ManualClock(), SeededRng(1))
         self.data = batch.encode([PAYLOAD] * MESSAGES, producer_id=7, first_sequence=0, created_ms=1)
         self.number = 0
         self.session.opened(0)

@@ -39,7 +39,7 @@ from bench.client_rates import cpu_s
 from bench.cluster_groups import end, started
 from fairway import aio, batch, limits
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
-from fairway.broker.switches import Switches
+from fairway.broker.switches import GroupSwitches
 from fairway.errors import FairwayError
 from fairway.lookup.asking import Inquirer
 from fairway.lookup.opening import open_registry, parse_meta
@@ -170,7 +170,7 @@ async def until_led(inquirer: Inquirer, label: str) -> None:
 
 async def seen_s(inquirer: Inquirer, registry: Registry, served: int) -> float:
     """The longest time from the order to pause until a broker of so many subjects knows of it."""
-    switches = Switches(registry, RealClock())
+    switches = GroupSwitches(registry, RealClock())
     subjects = [Subject.parse(name_of(number)) for number in range(served)]
     group = GroupName.parse("all")
     task = asyncio.ensure_future(switches.run())

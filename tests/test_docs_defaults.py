@@ -18,7 +18,7 @@ from tests.tidy.source import ROOT
 _ELSEWHERE = {"subject", "group", "version", "lot_messages_max", "lots_max", "is_broadcast", "broadcast_ms_max"}
 
 _PRODUCER = {field.name: field.default for field in fields(fairway.ProducerOptions)}
-_CONSUMER = {field.name: field.default for field in fields(fairway.ConsumingOptions)}
+_CONSUMER = {field.name: field.default for field in fields(fairway.ConsumerOptions)}
 _GROUP = {field.name: field.default for field in msgspec.structs.fields(GroupConfig)}
 
 

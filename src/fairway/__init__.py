@@ -15,10 +15,10 @@ The public surface:
 from __future__ import annotations
 
 from fairway.batch import MessageId
-from fairway.career import Candidacy, Career, Mandate, elect
+from fairway.career import Candidacy, Career, Leadership, elect
 from fairway.client.app import App
 from fairway.client.coalescing import CoalescingStatistics, RequestStatus
-from fairway.client.coalescing_threads import QueueCoordinator, Turn
+from fairway.client.coalescing_threads import QueueCoordinator, QueueEntry
 from fairway.client.consumer import Consumer
 from fairway.client.core import ClientOptions
 from fairway.client.delaying import DelayedMessage, DelayedOutcome, InTransit, Redirection
@@ -45,9 +45,9 @@ from fairway.errors import (
     StorageFault,
     Unreachable,
 )
-from fairway.protocol.consumption import ConsumingOptions
+from fairway.protocol.consumption import ConsumerOptions
 from fairway.protocol.delivery import Message
-from fairway.protocol.line import LineOptions
+from fairway.protocol.line import ReconnectOptions
 from fairway.protocol.pending import BatchReceipt, Receipt, SpoolBatchReceipt, SpoolReceipt
 from fairway.protocol.producing import ProducerOptions
 
@@ -68,7 +68,7 @@ __all__ = [
     "CoalescingStatistics",
     "Code",
     "Consumer",
-    "ConsumingOptions",
+    "ConsumerOptions",
     "DelayedMessage",
     "DelayedOutcome",
     "Deposed",
@@ -80,8 +80,7 @@ __all__ = [
     "ForwarderCounts",
     "ForwarderOptions",
     "InTransit",
-    "LineOptions",
-    "Mandate",
+    "Leadership",
     "MemoryInbox",
     "Message",
     "MessageId",
@@ -92,7 +91,9 @@ __all__ = [
     "Pending",
     "ProducerOptions",
     "QueueCoordinator",
+    "QueueEntry",
     "Receipt",
+    "ReconnectOptions",
     "Redirection",
     "Refused",
     "Reject",
@@ -104,7 +105,6 @@ __all__ = [
     "SpoolReceipt",
     "SpoolState",
     "StorageFault",
-    "Turn",
     "Unreachable",
     "__version__",
     "connect",

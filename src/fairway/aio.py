@@ -16,7 +16,7 @@ from fairway.client.aio_forwarder import AioForwarder as Forwarder
 from fairway.client.aio_pending import AioBatch as PendingBatch
 from fairway.client.aio_pending import AioPending as Pending
 from fairway.client.coalescing_aio import AioQueueCoordinator as QueueCoordinator
-from fairway.client.coalescing_aio import AioTurn as Turn
+from fairway.client.coalescing_aio import AioQueueEntry as QueueEntry
 
 __all__ = [
     "Candidacy",
@@ -27,7 +27,7 @@ __all__ = [
     "Pending",
     "PendingBatch",
     "QueueCoordinator",
-    "Turn",
+    "QueueEntry",
     "connect",
     "elect",
 ]

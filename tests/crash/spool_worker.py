@@ -40,7 +40,7 @@ def write(*fields: object) -> None:
 def options(orders: Orders) -> fairway.ClientOptions:
     return fairway.ClientOptions(
         producer=fairway.ProducerOptions(buffer_messages_max=2_000, when_full="spool"),
-        line=fairway.LineOptions(backoff_first_ms=10, backoff_most_ms=100),
+        line=fairway.ReconnectOptions(backoff_first_ms=10, backoff_most_ms=100),
         spool=fairway.SpoolOptions(orders.spool, after_ms=100, buffer_messages=500, adopt_ms=200),
     )
 

@@ -15,7 +15,7 @@ from fairway.protocol import Connection, RequestReceived, Role
 from fairway.protocol.line import Line
 from fairway.protocol.messages import Produce, Produced
 from fairway.protocol.pending import Pending, PendingBatch
-from fairway.protocol.producing import ProducerOptions, Producing
+from fairway.protocol.producing import ProducerOptions, ProducerSession
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
 
@@ -151,7 +151,7 @@ class World:
             delivery_timeout_ms=(300, 2_000, 60_000)[self.rng.below(3)],
             buffer_messages_max=200,
         )
-        self.producing: Producing[Pending, PendingBatch] = Producing(
+        self.producing: ProducerSession[Pending, PendingBatch] = ProducerSession(
             self.clock, self.rng.child("producer"), options, run_later=self.line.run_later
         )
         self.line.add(self.producing, self.now_ns)

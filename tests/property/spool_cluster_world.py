@@ -13,12 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from fairway.client.core import Goal, Mute
-from fairway.client.fleet import Fleet
-from fairway.client.spool_fleet import FleetSpool
+from fairway.client.fleet import ClusterClient
+from fairway.client.spool_fleet import ClusterSpool
 from fairway.errors import BufferFull
 from fairway.protocol import RequestReceived
 from fairway.protocol.line import Line
-from fairway.protocol.producing import ProducerOptions, Producing
+from fairway.protocol.producing import ProducerOptions, ProducerSession
 from fairway.protocol.routing import GroupRoute, Route, Routed, SubjectRoute
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
@@ -43,7 +43,7 @@ class Side(World):
     def begin(self, rng: SeededRng, clock: ManualClock, options: ProducerOptions, *, stores: bool) -> None:
         self.clock = clock
         self.line = Line(rng.child("line"), now_ns=self.now_ns, on_trouble=self._trouble)
-        self.producing = Producing(clock, rng.child("producer"), options, run_later=self.line.run_later)
+        self.producing = ProducerSession(clock, rng.child("producer"), options, run_later=self.line.run_later)
         self.line.add(self.producing if stores else Mute(self.producing), self.now_ns)
         self.core: Any = SimpleNamespace(line=self.line, is_idle=False)
 
@@ -118,11 +118,11 @@ class ClusterWorld(Journals):
             self._ways.append(side)
             return side
 
-        self.fleet: Fleet[Any] = Fleet(self.meta, new_way, self.clock, rng.child("fleet"))
+        self.fleet: ClusterClient[Any] = ClusterClient(self.meta, new_way, self.clock, rng.child("fleet"))
         number = rng.bits(64)
         before = self.reopened()
         own = self.new_journal(rng, number, 400_000, is_cluster=True)
-        self.spool: FleetSpool[Any] = FleetSpool(
+        self.spool: ClusterSpool[Any] = ClusterSpool(
             spool_options(rng), own, self.fleet, self.clock, rng.child("spool"), on_finished=self.finished
         )
         self.hand_over(before, self.spool.adopt, rng)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from fairway.client.spool import Spool
 from fairway.protocol.line import Line
 from fairway.protocol.pending import SpoolBatchReceipt
-from fairway.protocol.producing import Producing
+from fairway.protocol.producing import ProducerSession
 from fairway.world.sim_disk import SimulatedPowerCut
 from tests.property.producing_world import World
 from tests.property.spool_journals import Journals, producer_options, spool_options
@@ -36,7 +36,7 @@ class SpoolWorld(Journals, World):
         rng = self.rng.child(f"life-{self.lives}")
         self.line = Line(rng.child("line"), now_ns=self.now_ns, on_trouble=self._trouble)
         options = producer_options(rng)
-        self.producing = Producing(self.clock, rng.child("producer"), options, run_later=self.line.run_later)
+        self.producing = ProducerSession(self.clock, rng.child("producer"), options, run_later=self.line.run_later)
         self.line.add(self.producing, self.now_ns)
         number = rng.bits(64)
         before = self.reopened()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from fairway.client.coalescing import CoalescedRequest, CoalescingTable, RequestStatus, _Desk
+from fairway.client.coalescing import CoalescedRequest, CoalescingTable, RequestStatus, _KeyQueue
 from tests.property.coalescing_model import BookMachine
 
 TestBook = BookMachine.TestCase
@@ -22,7 +22,7 @@ class EndsForAnybody(CoalescingTable[str]):
 
 
 class NeverEvicts(CoalescingTable[str]):
-    def _evict(self, key: str, desk: _Desk[str], now_ns: int) -> None:
+    def _evict(self, key: str, desk: _KeyQueue[str], now_ns: int) -> None:
         desk.due_ns = now_ns + 1
 
 
@@ -34,14 +34,14 @@ class KeepsIdleMachines(CoalescingTable[str]):
 class ForgetsWhoWaits(CoalescingTable[str]):
     """The head takes the tail with it."""
 
-    def _dequeue(self, key: str, desk: _Desk[str], now_ns: int) -> None:
+    def _dequeue(self, key: str, desk: _KeyQueue[str], now_ns: int) -> None:
         if desk.tail is not None:
             desk.withdraw(desk.tail)
         super()._dequeue(key, desk, now_ns)
 
 
 class LetsANewHeadInheritTheDeadline(CoalescingTable[str]):
-    def _lead(self, key: str, desk: _Desk[str], now_ns: int) -> None:
+    def _lead(self, key: str, desk: _KeyQueue[str], now_ns: int) -> None:
         """Nothing."""
 
 

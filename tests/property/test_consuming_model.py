@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fairway.errors import FairwayError
 from fairway.groups import Backoff, GroupConfig, TagFilter
 from fairway.limits import DECODED_BYTES_MAX
-from fairway.protocol.consuming import Consuming
-from fairway.protocol.consumption import ConsumingOptions
+from fairway.protocol.consuming import ConsumerSession
+from fairway.protocol.consumption import ConsumerOptions
 from fairway.protocol.delivery import Message
 from fairway.protocol.lots import WAITING
 from fairway.world.rng import SeededRng
@@ -38,9 +38,11 @@ picks = st.integers(0, 7)
 class User:
     """Somebody with a consumer."""
 
-    def __init__(self, kind: type[Consuming], name: str, broker: MiniBroker, *, is_pushed: bool, prefetch: int) -> None:
+    def __init__(
+        self, kind: type[ConsumerSession], name: str, broker: MiniBroker, *, is_pushed: bool, prefetch: int
+    ) -> None:
         budget = 1 if name == "ben" else DECODED_BYTES_MAX  # then he has one batch decoded at a time
-        options = ConsumingOptions(
+        options = ConsumerOptions(
             "orders", "billing", name, prefetch_messages=prefetch, decoded_bytes_max=budget, linger_ms=2
         )
         on_messages = self.take if is_pushed else None
@@ -80,7 +82,7 @@ class User:
 
 
 class Consumers(RuleBasedStateMachine):
-    kind: type[Consuming] = Consuming
+    kind: type[ConsumerSession] = ConsumerSession
 
     @initialize(prefetch=st.integers(1, 12), lot=st.integers(1, 5))
     def begin(self, prefetch: int, lot: int) -> None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from fairway.errors import InvariantViolated
-from fairway.protocol.consuming import Consuming
+from fairway.protocol.consuming import ConsumerSession
 from fairway.protocol.lease import Lease
 from fairway.protocol.lots import ConsumerLot
 from fairway.protocol.messages import Joined
@@ -18,7 +18,7 @@ from fairway.protocol.settling import Settling
 from tests.property.test_consuming_model import Consumers
 
 
-class HandsOutWhatIsHeld(Consuming):
+class HandsOutWhatIsHeld(ConsumerSession):
     """Every handout is taken to be a new one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -29,7 +29,7 @@ class HandsOutWhatIsHeld(Consuming):
         return [lot][:0]
 
 
-class ForgetsLostAcks(Consuming):
+class ForgetsLostAcks(ConsumerSession):
     """An ack whose answer was lost is taken to have arrived."""
 
     def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
@@ -40,7 +40,7 @@ class ForgetsLostAcks(Consuming):
         super().answered(token, outcome, now_ns)
 
 
-class NeverSaysWhatArrived(Consuming):
+class NeverSaysWhatArrived(ConsumerSession):
     def asks(self, room: int, now_ns: int) -> Any:
         self._arrived, kept = min(self._arrived, 1), self._arrived
         try:
@@ -49,7 +49,7 @@ class NeverSaysWhatArrived(Consuming):
             self._arrived = kept
 
 
-class SettlesUnderTheOldName(Consuming):
+class SettlesUnderTheOldName(ConsumerSession):
     """What came again is not handed out again, but its outcome goes out under a name that nobody knows."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -64,13 +64,13 @@ class SettlesUnderTheOldName(Consuming):
         self._settler.gather = forgetful  # type: ignore[method-assign]
 
 
-class HandsOutWhatNobodyWants(Consuming):
+class HandsOutWhatNobodyWants(ConsumerSession):
     def _on_joined(self, *args: Any) -> None:
         super()._on_joined(*args)
         self._terms = type(self._terms)()
 
 
-class TrustsEveryBroker(Consuming):
+class TrustsEveryBroker(ConsumerSession):
     """What was not begun is begun, though the broker is another one by now and may have forgotten it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -95,7 +95,7 @@ PLANTED = (
 
 
 @pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: fault.__name__)
-def test_a_planted_fault_is_found(fault: type[Consuming]) -> None:
+def test_a_planted_fault_is_found(fault: type[ConsumerSession]) -> None:
     class Planted(Consumers):
         kind = fault
         seek = None  # type: ignore[assignment]  # no rule: a seek hands out again what was acked, and excuses the fault

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from fairway.groups import Backoff, GroupConfig, Order, TagFilter
-from fairway.protocol.consuming import Consuming
+from fairway.protocol.consuming import ConsumerSession
 from fairway.protocol.delivery import Message
 from tests.property.test_consuming_model import LEASE_MS, NAMES, WANTED, Consumers, User
 from tests.support.mini_broker import MiniBroker
@@ -22,7 +22,7 @@ KEYS = (None, "a", "a", "a", "b", "b", "c")
 class KeyedUser(User):
     """Somebody who counts on the order."""
 
-    def __init__(self, kind: type[Consuming], name: str, machine: KeyedConsumers, prefetch: int) -> None:
+    def __init__(self, kind: type[ConsumerSession], name: str, machine: KeyedConsumers, prefetch: int) -> None:
         super().__init__(kind, name, machine.broker, is_pushed=name == "ann", prefetch=prefetch)
         self.machine = machine
 

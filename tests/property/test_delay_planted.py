@@ -15,7 +15,7 @@ from fairway.delay.dispatching import Dispatcher, Intent
 from fairway.delay.engine import Engine
 from fairway.delay.forgetting import Memory, _ForgottenLot
 from fairway.delay.loader import Loader
-from fairway.delay.moving import Mover
+from fairway.delay.moving import ScheduleAppender
 from fairway.delay.pending import PendingMessages
 from fairway.delay.schedule_log import ScheduleLog
 from fairway.delay.splitting import BucketSplit
@@ -80,7 +80,7 @@ class ForgetsCancels(Engine):
         return super()._questions()
 
 
-class _CountsAtOnce(Mover):
+class _CountsAtOnce(ScheduleAppender):
     def _append(self, *args: Any) -> None:
         super()._append(*args)
         if self._moves:
@@ -181,7 +181,7 @@ class BelievesInOneCatalogue(Engine):
         return super().on_time()
 
 
-class _GivesUp(Mover):
+class _GivesUp(ScheduleAppender):
     def _refuse(self, gathering: Any, now_ms: int) -> None:
         self._is_home(dict.fromkeys(self._young, 0), self._log.file_for(gathering.span))
 

@@ -16,7 +16,7 @@ from fairway.errors import Code, Refused, StoredRange
 from fairway.protocol.messages import Produced
 from fairway.protocol.session import Answer, Ask, ConnectionLost
 from fairway.sql.letters import Lone, Origin, OutboxRow, letter, sealed, together
-from fairway.sql.posting import BUNDLE_MAX, OutboxBatch, Posting, SendOutcome
+from fairway.sql.posting import BUNDLE_MAX, OutboxBatch, OutboxBatchSession, SendOutcome
 from fairway.sql.streams import OutboxStream, Streams
 from fairway.sql.taken_places import SOME, TakenRows, judge_taken
 from fairway.world.clock import ManualClock
@@ -97,7 +97,7 @@ class Shop:
         self.table: dict[str, OutboxRow] = {}
         self.made: list[bytes] = []
         self._lives = 0
-        self._posting = Posting()
+        self._posting = OutboxBatchSession()
         self._under_way: deque[Ask] = deque()
         self._heard: list[Ask] = []  # and not answered yet
         self._streams = Streams(CLOCK, SeededRng(1))
@@ -152,7 +152,7 @@ class Shop:
         rows = sorted(self.table.values(), key=lambda row: (row.stream, row.place))
         if rows:
             row = rows[number % len(rows)]
-            parcel, other = OutboxBatch(row.subject, row.stamped), Posting()
+            parcel, other = OutboxBatch(row.subject, row.stamped), OutboxBatchSession()
             other.put(parcel)
             [ask] = other.asks(1, 0)
 
@@ -184,7 +184,7 @@ class Shop:
         """The process, with all that it had under way and in mind."""
         self._under_way.clear()
         self._heard.clear()
-        self._posting = Posting()
+        self._posting = OutboxBatchSession()
         self._lives += 1
         self._streams = Streams(CLOCK, SeededRng(100 + self._lives))
 
@@ -256,7 +256,7 @@ def test_nothing_is_dropped_that_is_not_proven_to_be_there() -> None:
 
 
 def test_rows_of_one_stream_travel_together_and_those_of_two_do_not() -> None:
-    posting, rng = Posting(), SeededRng(3)
+    posting, rng = OutboxBatchSession(), SeededRng(3)
     one, other = Streams(CLOCK, rng), Streams(CLOCK, rng)
     origin = Origin(rng)
     for streams in (one, one, other, one, one, one):

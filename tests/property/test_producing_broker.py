@@ -10,7 +10,7 @@ import pytest
 from fairway.errors import NotSent, OutcomeUnknown, Refused, Unreachable
 from fairway.protocol.line import Line
 from fairway.protocol.pending import Pending, PendingBatch
-from fairway.protocol.producing import ProducerOptions, Producing
+from fairway.protocol.producing import ProducerOptions, ProducerSession
 from fairway.world.net import Net
 from tests.unit.broker.scene import BROKER, PORT, SUBJECT, Scene
 
@@ -42,7 +42,7 @@ class Driver:
         self.scene = scene
         self.net = net
         self.line = Line(scene.sim.rng.child("line"), now_ns=scene.clock.monotonic_ns())
-        self.producing: Producing[Pending, PendingBatch] = Producing(
+        self.producing: ProducerSession[Pending, PendingBatch] = ProducerSession(
             scene.clock,
             scene.sim.rng.child("producer"),
             ProducerOptions(batch_messages_max=7, window=8, delivery_timeout_ms=20_000),

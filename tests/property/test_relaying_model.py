@@ -18,10 +18,10 @@ from fairway.sql import untangling
 from fairway.sql.letters import Origin, OutboxRow, letter, sealed, unstamped
 from fairway.sql.making import make
 from fairway.sql.posting import SendOutcome
-from fairway.sql.relaying import Relaying, RelayOptions, Work
+from fairway.sql.relaying import RelayOptions, RelayRounds, Work
 from fairway.sql.rows import OutboxRows
 from fairway.sql.streams import OutboxStream, Streams
-from fairway.sql.untangling import Untangling
+from fairway.sql.untangling import StreamRepair
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
 from tests.support.outboxes import TABLE
@@ -64,7 +64,7 @@ class Broker:
 class Hand:
     """A relay, and what it has under way."""
 
-    relay: Relaying
+    relay: RelayRounds
     work: Work | None = None
     wake_ms: int = 0
 
@@ -88,7 +88,7 @@ class World:
         self.rounds = 0
 
     def new_hand(self) -> Hand:
-        return Hand(Relaying(self.table, self.clock, self.rng, self.options))
+        return Hand(RelayRounds(self.table, self.clock, self.rng, self.options))
 
     def waiting(self) -> int:
         with self.engine.connect() as connection:
@@ -263,7 +263,7 @@ def test_a_stream_in_disorder_is_taken_in_order() -> None:
 
 def test_a_relay_that_goes_by_the_clock_alone_hardly_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """That the bound above is one: this is what it was like."""
-    monkeypatch.setattr(Untangling, "add", lambda *_: None)
+    monkeypatch.setattr(StreamRepair, "add", lambda *_: None)
     world = World(seed=7, rows_max=10)
     world.hands = [world.new_hand()]
     tangled(world, 200)

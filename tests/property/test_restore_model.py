@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fairway import batch
 from fairway.batch import MessageId
 from fairway.delay import carrier
-from fairway.delay.carrier import Carrier
+from fairway.delay.carrier import TargetSender
 from fairway.delay.dispatch_log import DispatchStream
 from fairway.delay.dispatching import Dispatcher, Intent
 from fairway.delay.engine import Engine
@@ -70,7 +70,7 @@ class World:
         def defer(callback: Callable[[], None]) -> None:
             self.sim.loop.call_soon(lambda: callback() if self._life == life else None)
 
-        self.carrier = Carrier(rng, on_sent=self._sent, on_open=lambda: None)
+        self.carrier = TargetSender(rng, on_sent=self._sent, on_open=lambda: None)
         options = DelayOptions(store=STORE, hold_ms=0, remembered_max=0)
         self.engine = Engine(self.disk, self.sim.clock, rng, defer=defer, route=lambda _: "east", options=options)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fairway.client.spool_drain import SpooledBatch
 from fairway.client.spool_journal import Journal
 from fairway.errors import OutcomeUnknown, StorageFault
-from fairway.protocol.lane import Lane
+from fairway.protocol.lane import ProducerStream
 from tests.property.spool_world import SpoolWorld
 
 STEPS = 300
@@ -80,12 +80,12 @@ def test_a_disk_that_fails_a_sync_ends_the_spool_and_says_so() -> None:
 
 def test_a_spool_that_gives_new_numbers_to_what_was_sent_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """What may be stored under its number goes out under another."""
-    monkeypatch.setattr(Lane, "hand_over", _as_if_new)
+    monkeypatch.setattr(ProducerStream, "hand_over", _as_if_new)
     with pytest.raises(AssertionError):
         check_all(60)
 
 
-def _as_if_new(lane: Lane) -> bool:
+def _as_if_new(lane: ProducerStream) -> bool:
     parcel = lane.waiting.popleft()
     if parcel.stream is None:
         lane._unnumbered -= parcel.pending.count
@@ -108,14 +108,14 @@ def test_a_drain_that_forgets_its_doubts_is_found_out(monkeypatch: pytest.Monkey
     """After a lost connection it begins the stream anew, as if nothing had arrived."""
     from fairway.client import spool_drain
 
-    judge = spool_drain.Draining._mend
+    judge = spool_drain.SpoolDrain._mend
 
-    def careless(self: spool_drain.Draining, flow: spool_drain.SubjectQueue, now_ns: int) -> None:
+    def careless(self: spool_drain.SpoolDrain, flow: spool_drain.SubjectQueue, now_ns: int) -> None:
         head: SpooledBatch = flow.parcels[0]
         judge(self, flow, now_ns)
         if not flow.is_held and head.is_doubtful:
             self._restream(head.journal, flow, head)
 
-    monkeypatch.setattr(spool_drain.Draining, "_mend", careless)
+    monkeypatch.setattr(spool_drain.SpoolDrain, "_mend", careless)
     with pytest.raises(AssertionError):
         check_all(60)

@@ -11,7 +11,7 @@ import msgspec
 
 from fairway.broker import redrive
 from fairway.broker.copies import CopiedRanges
-from fairway.broker.dead_letter import DeadLetterWriter, _Burial, _Grave
+from fairway.broker.dead_letter import DeadLetterWriter, _DeadLetterBatch, _DeadLetterQueue
 from fairway.broker.desk import GroupCoordinator
 from fairway.broker.groups import GroupHost
 from fairway.broker.housekeeping import BrokerMaintenance
@@ -57,7 +57,11 @@ def dead_before_copied() -> AbstractContextManager[None]:
     right = DeadLetterWriter._copy
 
     def copy(
-        self: DeadLetterWriter, grave: _Grave, burial: _Burial, stored: StoredBatch, parts: tuple[Range, ...]
+        self: DeadLetterWriter,
+        grave: _DeadLetterQueue,
+        burial: _DeadLetterBatch,
+        stored: StoredBatch,
+        parts: tuple[Range, ...],
     ) -> None:
         right(self, grave, burial, stored, parts)
         self._settle(grave.host, burial, parts)
@@ -67,7 +71,11 @@ def dead_before_copied() -> AbstractContextManager[None]:
 
 def dead_and_gone() -> AbstractContextManager[None]:
     def copy(
-        self: DeadLetterWriter, grave: _Grave, burial: _Burial, stored: StoredBatch, parts: tuple[Range, ...]
+        self: DeadLetterWriter,
+        grave: _DeadLetterQueue,
+        burial: _DeadLetterBatch,
+        stored: StoredBatch,
+        parts: tuple[Range, ...],
     ) -> None:
         self._settle(grave.host, burial, parts)
 
@@ -76,7 +84,12 @@ def dead_and_gone() -> AbstractContextManager[None]:
 
 def buried_twice() -> AbstractContextManager[None]:
     def missing(
-        self: DeadLetterWriter, grave: _Grave, burial: _Burial, to: Subject, stream: int, parts: tuple[Range, ...]
+        self: DeadLetterWriter,
+        grave: _DeadLetterQueue,
+        burial: _DeadLetterBatch,
+        to: Subject,
+        stream: int,
+        parts: tuple[Range, ...],
     ) -> list[Range]:
         return list(parts)
 

@@ -15,7 +15,7 @@ from fairway.protocol.admin import Seek, Sought
 from fairway.protocol.messages import Whence
 from fairway.registry.layout import GroupRecord, group_path, unpack
 from fairway.registry.port import Node
-from fairway.registry.simulated import Weather
+from fairway.registry.simulated import SimulatedFaults
 from fairway.world.simulation import Simulation
 from tests.simulation.broker_clients import PORT
 from tests.simulation.cluster_world import GROUP, LEADER, MEMBER, Cluster
@@ -238,7 +238,7 @@ async def unheard(cluster: Cluster) -> set[bytes]:
         return await put(path, value, version)
 
     registry.put = put_unheard  # type: ignore[method-assign]
-    cluster.ensemble.weather = Weather()
+    cluster.ensemble.weather = SimulatedFaults()
     cluster.world.net.partition("b1", "b2")
     await sender.send(pace_s=0.02)
     cluster.kill("b1")

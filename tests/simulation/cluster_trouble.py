@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from fairway.broker.member import BrokerMember
+from fairway.broker.member import BrokerCopy
 from fairway.errors import FairwayError
 from fairway.registry.layout import GroupRecord, group_path, unpack
 from fairway.registry.port import Registry, RegistryError
@@ -336,7 +336,7 @@ class Trouble:
             else:
                 self._history.start_task(self._mind(copy, member))
 
-    async def _mind(self, copy: Copy, member: BrokerMember) -> None:
+    async def _mind(self, copy: Copy, member: BrokerCopy) -> None:
         """A process that cannot go on ends, and is started again."""
         await member.failed()
         if copy.member is member:

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from fairway.broker.member import BrokerMember, MemberOptions, MemberWorld
+from fairway.broker.member import BrokerCopy, CopyOptions, CopyRuntime
 from fairway.broker.server import BrokerOptions
 from fairway.limits import KIB
 from fairway.registry.sim_client import SimRegistry
-from fairway.registry.simulated import SimEnsemble, Weather
+from fairway.registry.simulated import SimEnsemble, SimulatedFaults
 from fairway.replication.follower import FollowerOptions
 from fairway.replication.leader import LeaderOptions
 from fairway.storage.store import StoreOptions
@@ -26,10 +26,10 @@ NAMES = ("b1", "b2", "b3")
 
 LEADER = LeaderOptions(lag_ms=1_200, gone_ms=300, check_ms=50, news_ms=20)
 FOLLOWER = FollowerOptions(credits=4, wait_ms=200)
-MEMBER = MemberOptions(
+MEMBER = CopyOptions(
     GROUP, session_ms=SESSION_MS, look_ms=300, beat_ms=500, backoff_ms=20, leader=LEADER, follower=FOLLOWER
 )
-WEATHER = Weather(late_us=1_500_000)
+WEATHER = SimulatedFaults(late_us=1_500_000)
 STORE = StoreOptions(
     segment_bytes=32 * KIB, action_segment_bytes=32 * KIB, low_water_bytes=16 * KIB, checkpoint_every_bytes=24 * KIB
 )
@@ -43,7 +43,7 @@ class Copy:
     disk: SimDisk
     clock: SimClock
     lives: int = 0
-    member: BrokerMember | None = None
+    member: BrokerCopy | None = None
     registry: SimRegistry | None = None
     jobs: SimRunner | None = None  # recovers its directory
 
@@ -60,11 +60,11 @@ class Cluster:
         world: Simulation,
         copies: int = 2,
         *,
-        membership: MemberOptions = MEMBER,
+        membership: CopyOptions = MEMBER,
         store: StoreOptions = STORE,
         housekeeping_ms: int = 60_000,
         tick_ms: int = 200,
-        weather: Weather = WEATHER,
+        weather: SimulatedFaults = WEATHER,
     ) -> None:
         self.world = world
         self.ensemble = SimEnsemble(world, tick_ms=tick_ms, weather=weather)
@@ -86,7 +86,7 @@ class Cluster:
     def masters(self) -> list[Copy]:
         return [copy for copy in self.copies.values() if copy.is_master]
 
-    async def start(self, name: str) -> BrokerMember:
+    async def start(self, name: str) -> BrokerCopy:
         """A process on that host; the simulated power cut and faults of its disk come out of here."""
         copy = self.copies[name]
         options = BrokerOptions(
@@ -97,10 +97,10 @@ class Cluster:
             drain_ms_max=100,
             housekeeping_ms=self.housekeeping_ms,
         )
-        copy.member = await BrokerMember.start(self._new_life(copy), options, self.membership)
+        copy.member = await BrokerCopy.start(self._new_life(copy), options, self.membership)
         return copy.member
 
-    def _new_life(self, copy: Copy) -> MemberWorld:
+    def _new_life(self, copy: Copy) -> CopyRuntime:
         """What a process that starts on that host finds."""
         copy.lives += 1
         copy.registry = self.ensemble.client(copy.name, session_ms=self.membership.session_ms, clock=copy.clock)
@@ -108,7 +108,7 @@ class Cluster:
         rng = self.world.rng.child(f"{copy.name}-{copy.lives}")
         jobs = copy.jobs = SimRunner(rng.child("jobs"))
         net = self.world.net.host(copy.name)
-        return MemberWorld(copy.clock, lambda: self._open_disk(copy), net, rng, copy.registry, jobs)
+        return CopyRuntime(copy.clock, lambda: self._open_disk(copy), net, rng, copy.registry, jobs)
 
     def _open_disk(self, copy: Copy) -> SimDisk:
         copy.disk = copy.disk.beside()
@@ -143,7 +143,7 @@ class Cluster:
             member.standing.leader.close()
         self._hush(member)
 
-    def _hush(self, member: BrokerMember) -> None:
+    def _hush(self, member: BrokerCopy) -> None:
         """Its server, which does not know that its process is dead."""
         if member.broker is not None:
             member.broker.desk.close()
@@ -178,6 +178,6 @@ class Cluster:
                 told.append(f"{copy.name} is {member.role} ({member.standing.why}; {self._ends(member)})")
         return "; ".join(told)
 
-    def _ends(self, member: BrokerMember) -> object:
+    def _ends(self, member: BrokerCopy) -> object:
         """How far its logs reach, and are committed; None if they are not open."""
         return None if member.broker is None else (member.broker.store.ends(), member.broker.store.committed_ends())

@@ -21,10 +21,10 @@ from typing import Any, ClassVar, Protocol
 
 from fairway.errors import FairwayError
 from fairway.limits import KIB
-from fairway.registry.simulated import Weather
+from fairway.registry.simulated import SimulatedFaults
 from fairway.replication.follower import FollowerOptions
 from fairway.replication.leader import LeaderOptions
-from fairway.replication.membership import MemberOptions
+from fairway.replication.membership import CopyOptions
 from fairway.world.loop import SimulationFailed
 from fairway.world.sim_disk import SimulatedPowerCut
 from fairway.world.sim_wire import Conditions
@@ -38,9 +38,9 @@ CALM_S_MAX = 30.0
 
 SESSION_MS = 600
 TICK_MS = 100  # of the registry
-WEATHER = Weather(notice_us=80_000, watch_late_us=30_000, stale_us=50_000, late_us=SESSION_MS * 1_000)
+WEATHER = SimulatedFaults(notice_us=80_000, watch_late_us=30_000, stale_us=50_000, late_us=SESSION_MS * 1_000)
 NET = Conditions(is_choppy=False, told_bytes=32 * KIB)  # in one history of four it is choppy
-MEMBER = MemberOptions(GROUP, session_ms=SESSION_MS, look_ms=200, beat_ms=400, backoff_ms=15, hand_over_ms=800)
+MEMBER = CopyOptions(GROUP, session_ms=SESSION_MS, look_ms=200, beat_ms=400, backoff_ms=15, hand_over_ms=800)
 LEADER = LeaderOptions(gone_ms=120, check_ms=25, news_ms=15)
 FOLLOWER = FollowerOptions(credits=3, wait_ms=150)
 

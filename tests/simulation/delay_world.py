@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
-from fairway.delay.member import DelayMember
+from fairway.delay.member import DelayCopy
 from fairway.delay.options import DelayOptions
 from fairway.delay.server import ServerOptions
 from fairway.limits import KIB
@@ -13,7 +13,7 @@ from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.protocol.routing import Govern, Governed, RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, RegisteredCopy
-from fairway.replication.membership import MemberOptions
+from fairway.replication.membership import CopyOptions
 from fairway.storage import retention
 from fairway.storage.store import StoreOptions
 from fairway.world.sim_disk import SimDisk
@@ -41,7 +41,7 @@ class DelayCluster(Cluster):
     """The copies of one delay group, and those it sends to."""
 
     def __init__(
-        self, world: Simulation, copies: int = 2, *, membership: MemberOptions = MEMBER, options: DelayOptions = OPTIONS
+        self, world: Simulation, copies: int = 2, *, membership: CopyOptions = MEMBER, options: DelayOptions = OPTIONS
     ) -> None:
         super().__init__(world, copies, membership=membership, tick_ms=TICK_MS, weather=WEATHER)
         self.options = options
@@ -72,7 +72,7 @@ class DelayCluster(Cluster):
     async def start(self, name: str) -> Any:
         copy = self.copies[name]
         options = ServerOptions(host=name, port=PORT, allow_remote=True, drain_ms_max=100, delay=self.options)
-        member = await DelayMember.start(self._new_life(copy), options, self.membership, ((META, META_PORT),))
+        member = await DelayCopy.start(self._new_life(copy), options, self.membership, ((META, META_PORT),))
         copy.member = member  # type: ignore[assignment]
         return member
 

@@ -1,6 +1,6 @@
 """Delay servers and broker groups that are drained and given up, on virtual time: every process is the real one.
 
-Each broker group has one copy, a `BrokerMember` on a disk of its own, so that it drains as `fairway broker` does.
+Each broker group has one copy, a `BrokerCopy` on a disk of its own, so that it drains as `fairway broker` does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from fairway.broker.member import BrokerMember
+from fairway.broker.member import BrokerCopy
 from fairway.broker.server import BrokerOptions
 from fairway.errors import Refused
 from fairway.protocol.delaying import DelayTally, Tallied, TransitReport, Which
@@ -18,7 +18,7 @@ from fairway.protocol.routing import RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord
 from fairway.registry.sim_client import SimRegistry
-from fairway.replication.membership import MemberOptions, MemberWorld
+from fairway.replication.membership import CopyOptions, CopyRuntime
 from fairway.world.job_runner import SimRunner
 from fairway.world.sim_files import Volume
 from tests.unit.delay.cluster import SESSION_MS, Cluster
@@ -32,7 +32,7 @@ class DrainWorld(Cluster):
 
     def __init__(self, seed: str, groups: tuple[str, ...]) -> None:
         super().__init__(seed, groups)
-        self.brokers: dict[str, BrokerMember] = {}
+        self.brokers: dict[str, BrokerCopy] = {}
         self.broker_registries: dict[str, SimRegistry] = {}
         self.subjects: tuple[str, ...] = (SUBJECT,)
         self._backup: Volume | None = None
@@ -52,10 +52,10 @@ class DrainWorld(Cluster):
         self.broker_registries[name] = self.ensemble.client(f"{name} {self._lives}", session_ms=SESSION_MS)
         rng = self.sim.rng.child(f"{name} {self._lives}")
         net, jobs = self.sim.net.host(name), SimRunner(rng.child("jobs"))
-        world = MemberWorld(self.clock, opened, net, rng, self.broker_registries[name], jobs)
+        world = CopyRuntime(self.clock, opened, net, rng, self.broker_registries[name], jobs)
         options = BrokerOptions(host=name, port=PORT, allow_remote=True, store=STORE)
-        membership = replace(MemberOptions(name, session_ms=SESSION_MS), look_ms=300, beat_ms=500)
-        self.brokers[name] = member = await BrokerMember.start(world, options, membership)
+        membership = replace(CopyOptions(name, session_ms=SESSION_MS), look_ms=300, beat_ms=500)
+        self.brokers[name] = member = await BrokerCopy.start(world, options, membership)
         for _ in range(LOOKS_MAX):
             if member.standing.is_master:
                 machine.broker = member.broker

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import fairway.aio
 from fairway.client.core import ClientOptions
-from fairway.protocol.line import LineOptions
+from fairway.protocol.line import ReconnectOptions
 from fairway.world.simulation import Simulation
 
-OPTIONS = ClientOptions(line=LineOptions(backoff_most_ms=500))
+OPTIONS = ClientOptions(line=ReconnectOptions(backoff_most_ms=500))
 
 
 @dataclass

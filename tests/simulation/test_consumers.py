@@ -8,8 +8,8 @@ import pytest
 
 from fairway.errors import FairwayError
 from fairway.groups import Backoff, GroupConfig
-from fairway.protocol.consuming import Consuming
-from fairway.protocol.consumption import ConsumingOptions
+from fairway.protocol.consuming import ConsumerSession
+from fairway.protocol.consumption import ConsumerOptions
 from fairway.protocol.delivery import Message
 from fairway.world.rng import SeededRng
 from tests.support.lines import LoopLine
@@ -25,8 +25,8 @@ class Shop:
     def __init__(self, scene: Scene, name: str) -> None:
         rng = scene.sim.rng.child(name)
         self.wire = LoopLine(scene.sim.net.host(name), scene.clock, rng, BROKER, PORT)
-        options = ConsumingOptions(SUBJECT, GROUP, name, prefetch_messages=1 + rng.below(30))
-        self.session = Consuming(options, scene.clock, rng, on_messages=self.take, on_change=self.wire.wake)
+        options = ConsumerOptions(SUBJECT, GROUP, name, prefetch_messages=1 + rng.below(30))
+        self.session = ConsumerSession(options, scene.clock, rng, on_messages=self.take, on_change=self.wire.wake)
         self.wire.add(self.session, self.session.detach)
         self.held: dict[object, Message] = {}
         self.confirmed: set[object] = set()

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from fairway.broker.member import BrokerMember
+from fairway.broker.member import BrokerCopy
 from fairway.errors import Code, Refused
 from fairway.protocol.frames import stretched
 from fairway.protocol.replicating import Follow, Followed, Replicate, Replicated
@@ -151,7 +151,7 @@ async def pair(cluster: Cluster) -> tuple[str, str, int, Leader]:
     return leading, replica, int(_member(cluster, replica).directory, 16), leader
 
 
-def _member(cluster: Cluster, name: str) -> BrokerMember:
+def _member(cluster: Cluster, name: str) -> BrokerCopy:
     member = cluster.copies[name].member
     assert member is not None
     return member

@@ -30,7 +30,7 @@ from fairway.protocol.messages import (
     Settlement,
 )
 from fairway.spark import event_schema
-from fairway.spark.calling import Caller, Fixed
+from fairway.spark.calling import BlockingClient, Fixed
 from fairway.spark.event_options import event_options, is_meant
 from fairway.spark.event_reading import EventSplit
 from fairway.spark.events import EventReader, EventStreamReader
@@ -70,7 +70,7 @@ def brief(found: list[Row], *names: str) -> list[tuple[Any, ...]]:
 def consume(url: str, subject: str, group: str, name: str, count: int, most: int = 1_000) -> None:
     """So many messages, each outcome about so many of them, by a consumer that leaves afterwards."""
     place = (subject, group, name)
-    with Caller(Fixed(addresses(url).brokers), WAIT_S) as caller:
+    with BlockingClient(Fixed(addresses(url).brokers), WAIT_S) as caller:
         caller.ask(Join(*place, 0, 0), Joined)
         arrived = done = 0
         while done < count:

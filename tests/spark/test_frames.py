@@ -14,7 +14,7 @@ from fairway import batch
 from fairway.batch import Codec, MessageId
 from fairway.spark import ids, schema
 from fairway.spark.encoding import Encoder
-from fairway.spark.frames import Framer, Sieve
+from fairway.spark.frames import Framer, RowFilter
 
 BORN_MS = 1_700_000_000_000
 STORED_MS = 1_700_000_000_500
@@ -59,7 +59,7 @@ def framed(framer: Framer, data: bytes, first: int, begin: int = 0, end: int = 1
 
 @given(MESSAGES, st.sampled_from(list(Codec)), st.integers(0, 2**62))
 def test_every_column_of_every_message(messages: list[dict[str, Any]], codec: Codec, first: int) -> None:
-    rows = framed(Framer("orders", "default", COLUMNS, Sieve()), encoded(messages, first, codec), 40)
+    rows = framed(Framer("orders", "default", COLUMNS, RowFilter()), encoded(messages, first, codec), 40)
     assert [row["sequence"] for row in rows] == list(range(40, 40 + len(messages)))
     for index, (row, message) in enumerate(zip(rows, messages, strict=True)):
         assert (row["subject"], row["broker_group"]) == ("orders", "default")
@@ -72,7 +72,7 @@ def test_every_column_of_every_message(messages: list[dict[str, Any]], codec: Co
 
 
 def test_small_batches_are_put_together_and_cut_at_the_ends() -> None:
-    framer = Framer("orders", "default", COLUMNS, Sieve())
+    framer = Framer("orders", "default", COLUMNS, RowFilter())
     frames: list[pa.RecordBatch] = []
     for first in range(0, 300, 3):
         data = batch.encode([b"%d" % at for at in range(first, first + 3)], producer_id=5, first_sequence=first,
@@ -85,7 +85,7 @@ def test_small_batches_are_put_together_and_cut_at_the_ends() -> None:
 
 
 def test_batches_of_every_kind_in_one_frame() -> None:
-    framer = Framer("orders", "default", COLUMNS, Sieve())
+    framer = Framer("orders", "default", COLUMNS, RowFilter())
     keyed = {"key": "k", "tags": ["t"], "headers": {}, "created_ms": BORN_MS + 5}
     for at in range(9):
         payload = b"%d" % at
@@ -103,13 +103,13 @@ def test_batches_of_every_kind_in_one_frame() -> None:
 def test_message_keeps_the_id_it_was_born_with() -> None:
     message: dict[str, Any] = {"payload": b"x", "key": None, "tags": [], "headers": {}, "created_ms": BORN_MS}
     data = encoded([message] * 3, 10, born=[None, MessageId(9, 4), None])
-    rows = framed(Framer("orders", "default", COLUMNS, Sieve()), data, 0, begin=1)
+    rows = framed(Framer("orders", "default", COLUMNS, RowFilter()), data, 0, begin=1)
     assert [row["id"] for row in rows] == [str(MessageId(9, 4)), str(MessageId(77, 12))]
 
 
 def test_time_that_nobody_said_is_that_of_storing() -> None:
     data = batch.encode([b"x"], producer_id=1, first_sequence=0, created_ms=0)
-    [row] = framed(Framer("orders", "default", COLUMNS, Sieve()), data, 0)
+    [row] = framed(Framer("orders", "default", COLUMNS, RowFilter()), data, 0)
     assert row["created_at"] == row["appended_at"]
 
 
@@ -118,14 +118,14 @@ def test_sieve_lets_through_keys_and_tags() -> None:
     messages = [message | {"key": key, "tags": tags} for key, tags in (("a", ["eu"]), ("b", ["eu", "us"]), (None, []))]
     data = encoded(messages)
 
-    def keys(sieve: Sieve) -> list[str | None]:
+    def keys(sieve: RowFilter) -> list[str | None]:
         return [row["key"] for row in framed(Framer("orders", "default", COLUMNS, sieve), data, 0)]
 
-    assert keys(Sieve(("a", "c"))) == ["a"]
-    assert keys(Sieve((None,))) == [None]
-    assert keys(Sieve(None, ("us",))) == ["b"]
-    assert keys(Sieve(("a",), ("us",))) == []
-    assert keys(Sieve(is_keyed=True)) == ["a", "b"]
+    assert keys(RowFilter(("a", "c"))) == ["a"]
+    assert keys(RowFilter((None,))) == [None]
+    assert keys(RowFilter(None, ("us",))) == ["b"]
+    assert keys(RowFilter(("a",), ("us",))) == []
+    assert keys(RowFilter(is_keyed=True)) == ["a", "b"]
 
 
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=20))

@@ -26,7 +26,7 @@ from fairway.groups import GroupConfig
 from fairway.groups.config import Mode
 from fairway.protocol.admin import Depth, GroupDescription
 from fairway.protocol.messages import Join, Joined, Pull, Pulled
-from fairway.spark.calling import Caller, Fixed
+from fairway.spark.calling import BlockingClient, Fixed
 from fairway.spark.jobs import archive, trace
 from fairway.spark.jobs.lives import lives
 from fairway.spark.jobs.picking import Picking
@@ -125,7 +125,7 @@ def _settle(message: Message, rng: random.Random) -> None:
 def _expire(client: Client, url: str) -> None:
     """A consumer that takes everything, acks nothing and is not heard of again."""
     client.configure(SUBJECT, "frail", GroupConfig(lease_ms=100), expected_version=0)
-    with Caller(Fixed(addresses(url).brokers), WAIT_S) as caller:
+    with BlockingClient(Fixed(addresses(url).brokers), WAIT_S) as caller:
         place = (SUBJECT, "frail", "eve")
         caller.ask(Join(*place, 0, 0), Joined)
         caller.ask(Pull(*place, 1_000, 1 << 20, 0, 0), Pulled)

@@ -28,7 +28,7 @@ from fairway.groups import (
 from fairway.groups.config import encode
 from fairway.names import ConsumerName
 from fairway.protocol import messages as m
-from fairway.protocol.consuming import Consuming
+from fairway.protocol.consuming import ConsumerSession
 from fairway.protocol.session import Answer, Ask, ClientSession, ConnectionLost
 from fairway.protocol.session import RequestOutcome as Told
 
@@ -274,7 +274,7 @@ class Wire:
         self.is_open = False
         for ask in lost:
             self.session.answered(ask.token, ConnectionLost("cut"), self.broker.now_ns)
-        if isinstance(self.session, Consuming):
+        if isinstance(self.session, ConsumerSession):
             self.session.detach()
 
     def ask(self) -> int:

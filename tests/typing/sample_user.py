@@ -19,7 +19,7 @@ URL = "fairway://127.0.0.1:20880"
 
 options = fairway.ClientOptions(
     producer=fairway.ProducerOptions(linger_ms=2, fails_fast=True),
-    line=fairway.LineOptions(backoff_most_ms=1_000),
+    line=fairway.ReconnectOptions(backoff_most_ms=1_000),
 )
 
 # --- sending and consuming, without a loop ----------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from fairway.broker.desk import GroupCoordinator, refusal
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
 from fairway.broker.keying import KeyFinder
-from fairway.broker.naming import NameBook
-from fairway.broker.pulling import EMPTY, Puller
-from fairway.broker.reading import Reader
+from fairway.broker.naming import NameTable
+from fairway.broker.pulling import EMPTY, PullProcessor
+from fairway.broker.reading import MessageReader
 from fairway.broker.settling import SettleProcessor
 from fairway.errors import Code, Refused
 from fairway.groups import GroupConfig, JoinClaim
@@ -39,9 +39,9 @@ class ConsumeProcessor:
         self,
         desk: GroupCoordinator,
         inboxes: Inboxes,
-        reader: Reader,
+        reader: MessageReader,
         rng: Rng,
-        names: NameBook,
+        names: NameTable,
         leases: ConnectionLeases | None = None,
         standing: CopyStatus | None = None,
     ) -> None:
@@ -51,7 +51,7 @@ class ConsumeProcessor:
         self._standing = standing
         self._names = names
         self._inboxes = inboxes
-        self._puller = Puller(desk, inboxes, reader, standing)
+        self._puller = PullProcessor(desk, inboxes, reader, standing)
         self._settler = SettleProcessor(desk, rng)
 
     @property

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from fairway import batch, limits
 from fairway.broker.copies import CopiedRanges, MessageCopy, encoded, stream_of, taken_from, with_headers
 from fairway.broker.desk import GroupCoordinator
-from fairway.broker.errands import Errand
+from fairway.broker.errands import BackgroundTask
 from fairway.broker.groups import GroupHost
 from fairway.errors import FairwayError, Misuse, Refused
 from fairway.groups import Dying, Range
@@ -42,17 +42,17 @@ _REMARKS_MAX = 1_000
 _ATTEMPTS_SHOWN = (limits.HISTORY_ATTEMPTS_MAX, 2, 0)  # fewer, one after the other, where a batch has no room
 
 
-class _Burial(NamedTuple):
+class _DeadLetterBatch(NamedTuple):
     dying: Dying
     is_again: bool  # from the life before: it may have been copied
 
 
-class _Grave(Errand):
+class _DeadLetterQueue(BackgroundTask):
     """What is to be buried for one group, in order."""
 
     def __init__(self, host: GroupHost) -> None:
         self.host = host
-        self.queue: deque[_Burial] = deque()
+        self.queue: deque[_DeadLetterBatch] = deque()
         self.is_under_way = False
         self.copies: CopiedRanges | None = None  # what the lives before have buried; looked up once
 
@@ -62,7 +62,7 @@ class DeadLetterWriter:
 
     def __init__(self, desk: GroupCoordinator) -> None:
         self._desk = desk
-        self._graves: dict[int, _Grave] = {}
+        self._graves: dict[int, _DeadLetterQueue] = {}
         self.buried = 0
         self.unreadable = 0
 
@@ -81,15 +81,15 @@ class DeadLetterWriter:
     def _take(self, host: GroupHost, dying: tuple[Dying, ...], *, is_again: bool) -> None:
         grave = self._graves.get(host.id)
         if grave is None:
-            grave = self._graves[host.id] = _Grave(host)
+            grave = self._graves[host.id] = _DeadLetterQueue(host)
         for each in dying:  # those of a decision have been applied by now, so the group knows their history
             known = each if each.history else each._replace(history=host.law.history_of(each))
-            grave.queue.append(_Burial(known, is_again))
+            grave.queue.append(_DeadLetterBatch(known, is_again))
         self._go_on(grave)
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
-    def _go_on(self, grave: _Grave) -> None:
+    def _go_on(self, grave: _DeadLetterQueue) -> None:
         if grave.is_under_way or not grave.queue:
             return
         try:
@@ -98,15 +98,15 @@ class DeadLetterWriter:
         except Refused:
             self._later(grave)
 
-    def _later(self, grave: _Grave) -> None:
+    def _later(self, grave: _DeadLetterQueue) -> None:
         grave.is_under_way = True
         self._desk.call_later(_RETRY_S, self._retry, grave)
 
-    def _retry(self, grave: _Grave) -> None:
+    def _retry(self, grave: _DeadLetterQueue) -> None:
         grave.is_under_way = False
         self._go_on(grave)
 
-    def process(self, grave: _Grave, actor: Actor) -> TurnResult:
+    def process(self, grave: _DeadLetterQueue, actor: Actor) -> TurnResult:
         """Bury what one batch holds."""
         if not self._desk.groups.has(grave.host):  # it was removed, its letters with it
             self._graves.pop(grave.host.id, None)
@@ -128,17 +128,17 @@ class DeadLetterWriter:
         self._graves.pop(grave.host.id, None)
         return TurnResult.DONE
 
-    def expire(self, grave: _Grave, expiry: Expiry) -> None:
+    def expire(self, grave: _DeadLetterQueue, expiry: Expiry) -> None:
         """The broker stops: what is dying is found in the action log."""
 
-    def fail(self, grave: _Grave, error: Exception) -> None:
+    def fail(self, grave: _DeadLetterQueue, error: Exception) -> None:
         """A failed disk, or a bug: the messages stay dying, and the next life tries again."""
         self._graves.pop(grave.host.id, None)
         self._remark(f"dead letters of group {grave.host.name} wait for a restart: {error}")
 
     # --- one batch ---------------------------------------------------------------------------------------------------
 
-    def _bury_some(self, grave: _Grave, burial: _Burial, actor: Actor) -> tuple[Range, ...]:
+    def _bury_some(self, grave: _DeadLetterQueue, burial: _DeadLetterBatch, actor: Actor) -> tuple[Range, ...]:
         """The ranges that are seen to: those in the first batch, or in the hole before it."""
         log = self._desk.store.messages
         subject_id = grave.host.subject_id
@@ -154,14 +154,18 @@ class DeadLetterWriter:
         self._copy(grave, burial, found[0], parts)
         return parts
 
-    def _bury_lost(self, grave: _Grave, burial: _Burial, parts: tuple[Range, ...]) -> tuple[Range, ...]:
+    def _bury_lost(
+        self, grave: _DeadLetterQueue, burial: _DeadLetterBatch, parts: tuple[Range, ...]
+    ) -> tuple[Range, ...]:
         count = sum(count for _, count in parts)
         self.unreadable += count
         self._remark(f"group {grave.host.name} buried {count} messages from {parts[0][0]} on that cannot be read")
         self._settle(grave.host, burial, parts, is_lost=True)
         return parts
 
-    def _copy(self, grave: _Grave, burial: _Burial, stored: StoredBatch, parts: tuple[Range, ...]) -> None:
+    def _copy(
+        self, grave: _DeadLetterQueue, burial: _DeadLetterBatch, stored: StoredBatch, parts: tuple[Range, ...]
+    ) -> None:
         host = grave.host
         home = self._desk.name_of((host.main or host).subject_id)
         to = Subject.dead_letters(host.name, home)
@@ -188,7 +192,7 @@ class DeadLetterWriter:
         log.flusher.when_durable(log.end, durable, undos)
 
     def _missing(
-        self, grave: _Grave, burial: _Burial, to: Subject, stream: int, parts: tuple[Range, ...]
+        self, grave: _DeadLetterQueue, burial: _DeadLetterBatch, to: Subject, stream: int, parts: tuple[Range, ...]
     ) -> list[Range]:
         """The parts that are not in the dead-letter subject yet."""
         known = self._desk.store.messages.views.subjects.find(to)
@@ -247,7 +251,9 @@ class DeadLetterWriter:
             dead.append(with_headers(copy, history))
         return dead
 
-    def _settle(self, host: GroupHost, burial: _Burial, parts: tuple[Range, ...], *, is_lost: bool = False) -> None:
+    def _settle(
+        self, host: GroupHost, burial: _DeadLetterBatch, parts: tuple[Range, ...], *, is_lost: bool = False
+    ) -> None:
         """They are in dead letter, committed, or there is nothing left of them: then they count as lost."""
         if not self._desk.groups.has(host):
             return

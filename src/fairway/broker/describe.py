@@ -25,7 +25,7 @@ from fairway.protocol.admin import (
     GroupDescription,
     SubjectDescription,
 )
-from fairway.serving.subject_order import SubjectOrder
+from fairway.serving.subject_order import SubjectIndex
 from fairway.storage import subjects
 from fairway.world.clock import Clock
 
@@ -64,7 +64,7 @@ class _Pace:
 
 
 def describe(
-    desk: GroupCoordinator, order: SubjectOrder, asked: Describe, broker: Callable[[], BrokerState]
+    desk: GroupCoordinator, order: SubjectIndex, asked: Describe, broker: Callable[[], BrokerState]
 ) -> DescribeSteps:
     """One page, by name of subject and then of group. Inboxes are left out, unless one is asked for by its name."""
     pace = _Pace(desk.clock)
@@ -91,13 +91,13 @@ def describe(
     return Described(broker(), page)
 
 
-def _find(desk: GroupCoordinator, order: SubjectOrder, asked: Describe, name: str) -> subjects.SubjectState | None:
+def _find(desk: GroupCoordinator, order: SubjectIndex, asked: Describe, name: str) -> subjects.SubjectState | None:
     if asked.subject is None:
         return order.find(name)
     return desk.store.messages.views.subjects.find(Subject(name))
 
 
-def _first(order: SubjectOrder, asked: Describe, after: str, *, is_included: bool) -> str | None:
+def _first(order: SubjectIndex, asked: Describe, after: str, *, is_included: bool) -> str | None:
     """The name that a page begins with."""
     if asked.subject is None:
         return order.following(after, is_included=is_included)

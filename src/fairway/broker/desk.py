@@ -12,7 +12,7 @@ from typing import Protocol
 
 from fairway import limits
 from fairway.broker.groups import WEIGHT_UNIT, GroupHost, Groups
-from fairway.broker.parking import Parking
+from fairway.broker.parking import PausedPullList
 from fairway.broker.watching import ScanWaitList
 from fairway.errors import Code, FairwayError, Refused
 from fairway.groups import Dying, GroupConfig, GroupDecision, GroupEventKind, GroupOutcome, Range
@@ -93,7 +93,7 @@ class GroupCoordinator:
         self._is_closed = False
         self._busy_ns = -_BUSY_NS  # when a decision was last carried out
         self._known: dict[tuple[str, str], GroupHost] = {}  # by names as they come: each request brings them anew
-        self.parking = Parking(scheduler, self.call_later)
+        self.parking = PausedPullList(scheduler, self.call_later)
         self.watches = ScanWaitList(scheduler, self.call_later)
         self.undertaker: DeadLetterPort | None = None  # works at this desk, so it comes after it
         self.is_off: Callable[[Subject, GroupName], bool] = lambda _subject, _group: False  # by the registry's word

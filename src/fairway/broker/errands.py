@@ -6,7 +6,7 @@ from __future__ import annotations
 _NEVER_NS = 1 << 62
 
 
-class Errand:
+class BackgroundTask:
     """A request that is never late and never given up."""
 
     deadline_ns = _NEVER_NS

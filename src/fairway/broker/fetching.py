@@ -96,13 +96,13 @@ class FetchCache:
 
 
 @dataclass(slots=True)
-class _Errand:
+class _FetchJob:
     actor: Actor
     reads: deque[tuple[Begin, KeepBytes]]
     shelf: FetchCache
 
 
-class Fetches:
+class ColdReads:
     """All cold reads of one broker. Lives on its loop."""
 
     def __init__(self, scheduler: Scheduler, clock: Clock, call_later: CallLater, at_once: int) -> None:
@@ -114,7 +114,7 @@ class Fetches:
         self._wary_until_ns = 0
         self._at_once = at_once
         self._under_way = 0
-        self._queue: deque[_Errand] = deque()  # a suspended actor is here, or under way,
+        self._queue: deque[_FetchJob] = deque()  # a suspended actor is here, or under way,
         self._sated: deque[Actor] = deque()  # or here: what it wants is on its shelf, and it waits for its time
         self._began_ns: dict[Hashable, int] = {}
         self._shelves: OrderedDict[Hashable, FetchCache] = OrderedDict()
@@ -170,7 +170,7 @@ class Fetches:
         actor.is_background = True
         actor.suspend()
         self._lengthen_rest(actor)
-        self._queue.append(_Errand(actor, deque(reads), shelf))
+        self._queue.append(_FetchJob(actor, deque(reads), shelf))
         self._begin()
 
     def rest(self, actor: Actor) -> None:
@@ -232,7 +232,7 @@ class Fetches:
         if len(self._began_ns) > _BEGUN_MAX:
             del self._began_ns[next(iter(self._began_ns))]
 
-    def _fetch(self, errand: _Errand) -> None:
+    def _fetch(self, errand: _FetchJob) -> None:
         now_ns = self._now_ns()
         self._note_begin(errand.actor.key, now_ns)
         begin, keep = errand.reads.popleft()
@@ -246,7 +246,7 @@ class Fetches:
         except FairwayError:
             fetched(b"")  # gone meanwhile: whoever reads it will find that out, and say so
 
-    def _on_fetched(self, errand: _Errand, keep: KeepBytes, started_ns: int, found: bytes | StorageFault) -> None:
+    def _on_fetched(self, errand: _FetchJob, keep: KeepBytes, started_ns: int, found: bytes | StorageFault) -> None:
         now_ns = self._now_ns()
         self._under_way -= 1
         errand.actor.charge(elapsed_ns=now_ns - started_ns)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fairway.broker.desk import GroupCoordinator
-from fairway.broker.errands import Errand
+from fairway.broker.errands import BackgroundTask
 from fairway.broker.groups import GroupHost
 from fairway.broker.unused_subjects import UnusedSubjects
 from fairway.errors import FairwayError, Refused
@@ -30,7 +30,7 @@ _IMPATIENT_S = 1.0
 _REMARKS_MAX = 1_000
 
 
-class _MaintenanceRound(Errand):
+class _MaintenanceRound(BackgroundTask):
     def __init__(self, hosts: list[GroupHost], *, is_retaining: bool) -> None:
         self.hosts = hosts
         self.is_retaining = is_retaining

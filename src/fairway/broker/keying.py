@@ -16,7 +16,7 @@ from fairway import limits
 from fairway.batch import layout, section
 from fairway.broker import fitting
 from fairway.broker.groups import GroupHost
-from fairway.broker.reading import Reader
+from fairway.broker.reading import MessageReader
 from fairway.groups import Handout, Range
 from fairway.scheduling import Actor
 from fairway.storage.message_log import StoredBatch
@@ -49,7 +49,7 @@ class Fresh(NamedTuple):
 class KeyFinder:
     """Looks up keys for all groups of a broker."""
 
-    def __init__(self, reader: Reader, bytes_max: int = limits.KEY_WINDOWS_BYTES_MAX) -> None:
+    def __init__(self, reader: MessageReader, bytes_max: int = limits.KEY_WINDOWS_BYTES_MAX) -> None:
         """`bytes_max`: of all windows; beyond it the group that has not pulled for longest loses its own."""
         self._reader = reader
         self.bytes_max = bytes_max

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
-from fairway.broker.switches import Switches
+from fairway.broker.switches import GroupSwitches
 from fairway.errors import Misuse
 from fairway.protocol.admin import Describe, Scan
 from fairway.protocol.tracing import Index, Names, Retrace
 from fairway.replication import law
-from fairway.replication.member import GroupMember
-from fairway.replication.membership import Face, MemberOptions, MemberWorld
+from fairway.replication.member import CopyLifecycle
+from fairway.replication.membership import CopyOptions, CopyRuntime, Face
 from fairway.replication.standing import CopyStatus
 from fairway.scheduling import RunOrder
 from fairway.serving.http import Pages
@@ -20,18 +20,18 @@ from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.flusher import Durability
 from fairway.world.disk import Disk
 
-__all__ = ["BrokerMember", "MemberOptions", "MemberWorld"]
+__all__ = ["BrokerCopy", "CopyOptions", "CopyRuntime"]
 
 _READS = (Scan, Describe, Index, Names, Retrace)
 
 
-class BrokerMember(GroupMember[Broker]):
-    """One copy. `await BrokerMember.start(...)`, then `await member.stop()`."""
+class BrokerCopy(CopyLifecycle[Broker]):
+    """One copy. `await BrokerCopy.start(...)`, then `await member.stop()`."""
 
     kind = law.BROKER
 
     def __init__(
-        self, world: MemberWorld, options: BrokerOptions, membership: MemberOptions, order: RunOrder | None = None
+        self, world: CopyRuntime, options: BrokerOptions, membership: CopyOptions, order: RunOrder | None = None
     ) -> None:
         if options.store.durability is Durability.MEMORY:
             raise Misuse("durability `memory` is for a broker without replicas: leave it out, or leave out the group")
@@ -42,13 +42,13 @@ class BrokerMember(GroupMember[Broker]):
         )  # probes are answered by the copy, whatever becomes of a server
         self._probes = ProbePages(world.net, lambda: self.standing.why)
         self._order = order
-        self._switches = Switches(world.registry, world.clock)
+        self._switches = GroupSwitches(world.registry, world.clock)
         self._measured: tuple[int, int, int] = (0, 0, 0)  # when, and how much there had been
 
     @classmethod
     async def start(
-        cls, world: MemberWorld, options: BrokerOptions, membership: MemberOptions, order: RunOrder | None = None
-    ) -> BrokerMember:
+        cls, world: CopyRuntime, options: BrokerOptions, membership: CopyOptions, order: RunOrder | None = None
+    ) -> BrokerCopy:
         """Open the directory, listen, and begin to take part. What this copy does is decided by and by."""
         member = cls(world, options, membership, order)
         await member.begin()

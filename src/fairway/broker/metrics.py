@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from fairway.broker.describe import dead_letters_of
 from fairway.broker.groups import GroupHost
 from fairway.replication.figures import families
-from fairway.serving.exposition import Exposition
+from fairway.serving.exposition import MetricsText
 from fairway.serving.memory import MemoryAccount, server_accounts, show, store_accounts
 from fairway.serving.probe_pages import show_store
 
@@ -50,7 +50,7 @@ class Metrics:
         self._next = 0  # which group a scrape looks at first
 
     def page(self) -> str:
-        out = Exposition()
+        out = MetricsText()
         self._traffic(out)
         self._connections(out)
         show(out, self.accounts())
@@ -72,14 +72,14 @@ class Metrics:
         found.append(MemoryAccount("key_windows", keys.bytes_max, lambda: keys.held_bytes))
         return found if broker.delay is None else [*found, *broker.delay.memory_accounts()]
 
-    def _copies(self, out: Exposition) -> None:
+    def _copies(self, out: MetricsText) -> None:
         """Of one copy of several."""
         standing = self._broker.standing
         if standing is not None:
             for each in families(standing, self._broker.store):
                 out.family(*each)
 
-    def _traffic(self, out: Exposition) -> None:
+    def _traffic(self, out: MetricsText) -> None:
         broker, meters = self._broker, self._broker.meters
         out.one("produced_batches_total", "counter", "Batches committed.", broker.produce.batches)
         out.one("produced_messages_total", "counter", "Messages committed.", broker.produce.messages)
@@ -103,7 +103,7 @@ class Metrics:
             [({"why": expiry.value}, count) for expiry, count in expired],
         )
 
-    def _connections(self, out: Exposition) -> None:
+    def _connections(self, out: MetricsText) -> None:
         broker, hall = self._broker, self._broker.hall
         out.one("connections", "gauge", "Connections open.", len(hall))
         out.one("connections_total", "counter", "Connections accepted.", broker.meters.connections)
@@ -127,7 +127,7 @@ class Metrics:
         )
         out.one("actors", "gauge", "Actors that had something to do of late.", len(broker.scheduler))
 
-    def _storage(self, out: Exposition) -> None:
+    def _storage(self, out: MetricsText) -> None:
         broker, store = self._broker, self._broker.store
         logs = [({"log": each.directory}, each) for each in (store.messages.log, store.actions.log)]
         out.family("syncs_total", "counter", "Syncs.", [(labels, log.flusher.syncs) for labels, log in logs])
@@ -145,7 +145,7 @@ class Metrics:
         out.one("store_is_poisoned", "gauge", "1: the disk failed, nothing is answered.", int(store.fault is not None))
         out.one("subjects", "gauge", "Subjects.", len(store.messages.views.subjects))
 
-    def _chores(self, out: Exposition) -> None:
+    def _chores(self, out: MetricsText) -> None:
         """What the broker does without being asked by whoever it concerns."""
         broker, housekeeper, undertaker = self._broker, self._broker.housekeeper, self._broker.undertaker
         out.one("buried_messages_total", "counter", "Messages moved to dead letter.", undertaker.buried)
@@ -164,7 +164,7 @@ class Metrics:
 
     # --- groups ------------------------------------------------------------------------------------------------------
 
-    def _groups(self, out: Exposition) -> None:
+    def _groups(self, out: MetricsText) -> None:
         desk = self._broker.desk
         subjects = self._broker.store.messages.views.subjects  # a replica may know that one is gone, and not its groups
         hosts = [host for host in islice(desk.groups, GROUPS_MAX) if host.subject_id in subjects]

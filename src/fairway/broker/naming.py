@@ -20,7 +20,7 @@ from fairway.storage.subjects import SubjectTable
 LATEST_MAX = 10_000  # consumers that have joined, about 2 MB
 
 
-class NameBook:
+class NameTable:
     """Who has which number, as far as it is known without reading the log."""
 
     def __init__(self, groups: Groups) -> None:

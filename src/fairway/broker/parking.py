@@ -18,7 +18,7 @@ _Processor = Processor[_Request]
 CallLater = Callable[..., Callable[[], None]]
 
 
-class Parking:
+class PausedPullList:
     """All parked pulls of a broker. Each is answered at the end of its wait, unless it goes on before."""
 
     def __init__(self, scheduler: Scheduler, call_later: CallLater) -> None:

@@ -15,7 +15,7 @@ from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
 from fairway.broker.keying import Fresh, KeyFinder
 from fairway.broker.pacing import GroupRates
-from fairway.broker.reading import SKIPPED_BATCHES_MAX, Reader
+from fairway.broker.reading import SKIPPED_BATCHES_MAX, MessageReader
 from fairway.errors import FairwayError, Refused
 from fairway.groups import GroupEventKind, GroupOutcome, GroupStateMachine, Handout, Mode, PullDecision, Range
 from fairway.groups import SettleVerdict as Settlement
@@ -35,11 +35,11 @@ _PASSED = frozenset({GroupEventKind.PARK, GroupEventKind.DECLINE})
 _ROOMY_FRAME_BYTES = 128 * limits.KIB  # beside the batches that were chosen by their size there is room in it
 
 
-class Puller:
+class PullProcessor:
     """Handles PULL for the consumers of all groups."""
 
     def __init__(
-        self, desk: GroupCoordinator, inboxes: Inboxes, reader: Reader, standing: CopyStatus | None = None
+        self, desk: GroupCoordinator, inboxes: Inboxes, reader: MessageReader, standing: CopyStatus | None = None
     ) -> None:
         """`standing`: of one copy of several."""
         self._desk = desk

@@ -19,8 +19,8 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import partial
 
-from fairway.broker.fetching import FetchCache, FetchedRange, Fetches
-from fairway.broker.recent import Recent
+from fairway.broker.fetching import ColdReads, FetchCache, FetchedRange
+from fairway.broker.recent import RecentReads
 from fairway.errors import Refused
 from fairway.groups import GroupConfig, Handout, Range
 from fairway.limits import KIB, LOT_MESSAGES_MAX, MIB
@@ -46,13 +46,13 @@ _Span = tuple[int, int]  # position and size
 _EMPTY = FetchCache()
 
 
-class Reader:
+class MessageReader:
     """Reads for groups and scans. Without `fetches` it waits for the device, and the loop with it: for comparison.
 
     Damaged batches are remembered, so that they are met once.
     """
 
-    def __init__(self, messages: MessageLog, fetches: Fetches | None) -> None:
+    def __init__(self, messages: MessageLog, fetches: ColdReads | None) -> None:
         self._messages = messages
         self._fetches = fetches
         self._behind: OrderedDict[Hashable, None] = OrderedDict()
@@ -62,7 +62,7 @@ class Reader:
         )  # by the last `fresh`, contiguous; entries never change
         self._answers: dict[Hashable, tuple[Range | None, list[ConsumeLogEntry]]] = {}  # of `fresh`
         self._answers_as_of = (0, 0)
-        self._recent = Recent()
+        self._recent = RecentReads()
 
     # --- what there is -----------------------------------------------------------------------------------------------
 

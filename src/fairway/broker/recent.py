@@ -19,7 +19,7 @@ BYTES_MAX = 4 * MIB
 BATCH_BYTES_MAX = 64 * KIB  # a larger one costs more to send than to read again
 
 
-class Recent:
+class RecentReads:
     """Batches by their position in the log; None for one that was read once."""
 
     def __init__(self) -> None:

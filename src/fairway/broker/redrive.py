@@ -14,7 +14,7 @@ from itertools import groupby, islice
 from fairway import batch, limits
 from fairway.broker.copies import CopiedRanges, encoded, stream_of, taken_from
 from fairway.broker.desk import GroupCoordinator
-from fairway.broker.errands import Errand
+from fairway.broker.errands import BackgroundTask
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
 from fairway.errors import Code, FairwayError, Refused
@@ -28,7 +28,7 @@ from fairway.storage.consume_log import ConsumeLogEntry
 _ENTRIES_PER_TURN = 1_000  # looked at; those that were redriven before cost no more
 
 
-class _RedriveJob(Errand):
+class _RedriveJob(BackgroundTask):
     """One request on its way."""
 
     def __init__(
@@ -50,7 +50,7 @@ class _RedriveJob(Errand):
         return [text for text in self.message.ids or [] if batch.MessageId.parse(text) not in self.found]
 
 
-class Redriver:
+class RedriveProcessor:
     """Handles REDRIVE. `redriven` counts messages."""
 
     def __init__(self, desk: GroupCoordinator, inboxes: Inboxes) -> None:

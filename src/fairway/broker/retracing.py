@@ -13,9 +13,9 @@ from typing import Final
 
 from fairway import limits
 from fairway.broker.desk import GroupCoordinator
-from fairway.broker.fetching import FetchCache, Fetches
-from fairway.broker.naming import NameBook
-from fairway.broker.reading import RECENT_BYTES, Reader
+from fairway.broker.fetching import ColdReads, FetchCache
+from fairway.broker.naming import NameTable
+from fairway.broker.reading import RECENT_BYTES, MessageReader
 from fairway.broker.scan import place
 from fairway.errors import Code, Refused
 from fairway.protocol import ControlMessage
@@ -36,7 +36,9 @@ _FRAME_SPARE_BYTES = 4 * limits.KIB  # of an answer, for all but the bytes
 class RetraceProcessor:
     """Handles RETRACE, INDEX and NAMES."""
 
-    def __init__(self, desk: GroupCoordinator, reader: Reader, fetches: Fetches | None, names: NameBook) -> None:
+    def __init__(
+        self, desk: GroupCoordinator, reader: MessageReader, fetches: ColdReads | None, names: NameTable
+    ) -> None:
         self._desk = desk
         self._reader = reader
         self._fetches = fetches

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fairway.batch import may_hold, tag_mask
 from fairway.broker import fitting
 from fairway.broker.desk import GroupCoordinator
-from fairway.broker.reading import Reader
+from fairway.broker.reading import MessageReader
 from fairway.errors import Code, Refused
 from fairway.limits import KIB
 from fairway.protocol.admin import Scan, Scanned
@@ -43,7 +43,7 @@ def place(desk: GroupCoordinator, subject_id: int, whence: Whence, value: int) -
 class ScanProcessor:
     """Handles SCAN."""
 
-    def __init__(self, desk: GroupCoordinator, reader: Reader) -> None:
+    def __init__(self, desk: GroupCoordinator, reader: MessageReader) -> None:
         self._desk = desk
         self._reader = reader
 

@@ -24,19 +24,19 @@ from fairway.broker.connection_leases import ConnectionLeases
 from fairway.broker.consuming import ConsumeProcessor
 from fairway.broker.dead_letter import DeadLetterWriter
 from fairway.broker.desk import GroupCoordinator
-from fairway.broker.fetching import Fetches
+from fairway.broker.fetching import ColdReads
 from fairway.broker.groups import Groups
 from fairway.broker.housekeeping import BrokerMaintenance
 from fairway.broker.inbox import Inboxes
 from fairway.broker.inbox_produce import InboxProduceProcessor
 from fairway.broker.metrics import Metrics
-from fairway.broker.naming import NameBook
+from fairway.broker.naming import NameTable
 from fairway.broker.produce import NewNames, ProduceProcessor
-from fairway.broker.reading import Reader
+from fairway.broker.reading import MessageReader
 from fairway.broker.retracing import KEY as RETRACING
 from fairway.broker.retracing import WATCHED, RetraceProcessor
 from fairway.broker.scan import SCAN_WEIGHT, ScanProcessor
-from fairway.broker.steering import SteeringProcessor
+from fairway.broker.steering import AdminProcessor
 from fairway.errors import Code, FairwayError, Refused, StorageFault
 from fairway.names import Subject
 from fairway.protocol import ConnectionOptions, ControlMessage, RequestReceived
@@ -48,18 +48,18 @@ from fairway.protocol.tracing import Index, Names, Retrace
 from fairway.replication import standing as copies
 from fairway.replication.standing import CopyStatus
 from fairway.scheduling import Processor, RunOrder, Scheduler, SchedulerOptions
-from fairway.serving.alone import OF_META, LoneRoutes
+from fairway.serving.alone import OF_META, StandaloneRoutes
 from fairway.serving.budget import Allowance
 from fairway.serving.creation_rate import CreationRate
-from fairway.serving.delaying import NO_DESK, DelayDesk, concerns_delay, key_of
-from fairway.serving.doors import Doors, check_host
+from fairway.serving.delaying import NO_DESK, DelayPort, concerns_delay, key_of
+from fairway.serving.doors import Listeners, check_host
 from fairway.serving.exposition import CONTENT_TYPE
-from fairway.serving.hall import Hall, HallOptions
-from fairway.serving.http import EXHAUSTED, HttpDoor, HttpResponse
-from fairway.serving.meters import Meters, SyncWatch
+from fairway.serving.hall import SessionManager, SessionManagerOptions
+from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse
+from fairway.serving.meters import ServerCounters, SyncWatch
 from fairway.serving.requests import MessageT, Requester, ServedRequest, admit, hand_to
 from fairway.serving.session import ServerSession
-from fairway.serving.subject_order import SubjectOrder
+from fairway.serving.subject_order import SubjectIndex
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.flusher import Durability
 from fairway.storage.opening import RecoveredStore, recover
@@ -111,10 +111,10 @@ class BrokerOptions:
         check_host(self.host, allow_remote=self.allow_remote)
         self.hall()
 
-    def hall(self) -> HallOptions:
+    def hall(self) -> SessionManagerOptions:
         """What concerns connections."""
         connection = replace(self.connection, features=(*self.connection.features, INBOX))
-        return HallOptions(self.connections_max, self.partial_bytes_max, self.unsent_bytes_max, connection)
+        return SessionManagerOptions(self.connections_max, self.partial_bytes_max, self.unsent_bytes_max, connection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Broker:
         store: Store,
         groups: Groups,
         order: RunOrder | None = None,
-        delay: DelayDesk | None = None,
+        delay: DelayPort | None = None,
         standing: CopyStatus | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -151,15 +151,15 @@ class Broker:
         self.desk = GroupCoordinator(groups, store, self.scheduler, clock, loop.call_later, options.groups_bytes_max)
         self.desk.undertaker = self.undertaker = DeadLetterWriter(self.desk)
         self.housekeeper = BrokerMaintenance(self.desk, options.housekeeping_ms)
-        self.meters = Meters()
+        self.meters = ServerCounters()
         self.waiting: Allowance[Requester] = Allowance(options.waiting_bytes_max, "wait in this broker's requests")
-        self.hall = Hall(world.clock, options.hall(), self.meters, self.scheduler, self.waiting, self.handle)
+        self.hall = SessionManager(world.clock, options.hall(), self.meters, self.scheduler, self.waiting, self.handle)
         self.sync_watches = {
             "messages": store.messages.log.flusher.watch(SyncWatch(world.clock)),
             "actions": store.actions.log.flusher.watch(SyncWatch(world.clock)),
         }
         self.pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
-        self._doors = Doors(world.net, self.hall, HttpDoor(self.pages))
+        self._doors = Listeners(world.net, self.hall, HttpListener(self.pages))
         self.metrics = Metrics(self)
         self._started_ms = world.clock.wall_ms()
         self._is_stopping = False
@@ -177,22 +177,22 @@ class Broker:
         self._new_names = NewNames(self.produce, store.messages.views.subjects, self.creation_rate)
         self.scheduler.set_weight(NewNames.KEY, limits.NEW_NAMES_WEIGHT)
         self.fetches = (
-            Fetches(self.scheduler, world.clock, loop.call_later, options.fetches_at_once)
+            ColdReads(self.scheduler, world.clock, loop.call_later, options.fetches_at_once)
             if options.fetches_at_once
             else None
         )
-        reader = Reader(store.messages, self.fetches)
+        reader = MessageReader(store.messages, self.fetches)
         self._inboxes = Inboxes(self.desk)
         self._inbox_produce = InboxProduceProcessor(self.desk, self._inboxes, self.produce)
-        names = NameBook(groups)
+        names = NameTable(groups)
         self._leases = leases = ConnectionLeases(self.desk) if options.leases_end_with_connections else None
         self.consume = ConsumeProcessor(self.desk, self._inboxes, reader, world.rng, names, leases, standing)
         self.hall.on_closed = self._session_closed
         self._scan = ScanProcessor(self.desk, reader)
         self._retrace = RetraceProcessor(self.desk, reader, self.fetches, names)
-        subjects = SubjectOrder(store.messages.views.subjects)
-        self.steer = SteeringProcessor(self.desk, self._inboxes, subjects, self._state)
-        self._lone = LoneRoutes(
+        subjects = SubjectIndex(store.messages.views.subjects)
+        self.steer = AdminProcessor(self.desk, self._inboxes, subjects, self._state)
+        self._lone = StandaloneRoutes(
             self.scheduler,
             self._state,
             subjects,
@@ -212,7 +212,7 @@ class Broker:
         options: BrokerOptions,
         order: RunOrder | None = None,
         *,
-        delay: DelayDesk | None = None,
+        delay: DelayPort | None = None,
     ) -> Broker:
         """Recover the store, bring the groups back to life, listen. `delay` takes delayed messages."""
         groups = Groups()

@@ -10,7 +10,7 @@ from fairway.broker.describe import DescribeSteps, describe
 from fairway.broker.desk import GroupCoordinator, refusal
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
-from fairway.broker.redrive import Redriver
+from fairway.broker.redrive import RedriveProcessor
 from fairway.broker.scan import place
 from fairway.broker.subject_removal import SubjectRemoval
 from fairway.errors import Code, Refused
@@ -36,20 +36,20 @@ from fairway.protocol.admin import (
 from fairway.protocol.messages import Done
 from fairway.scheduling import Actor, Expiry, TurnResult
 from fairway.serving.requests import ServedRequest
-from fairway.serving.subject_order import SubjectOrder
+from fairway.serving.subject_order import SubjectIndex
 
 
-class SteeringProcessor:
+class AdminProcessor:
     """Handles what is not on the way of a message."""
 
     def __init__(
-        self, desk: GroupCoordinator, inboxes: Inboxes, subjects: SubjectOrder, broker_state: Callable[[], BrokerState]
+        self, desk: GroupCoordinator, inboxes: Inboxes, subjects: SubjectIndex, broker_state: Callable[[], BrokerState]
     ) -> None:
         self._desk = desk
         self._subjects = subjects
         self._pages: dict[ServedRequest[ControlMessage], DescribeSteps] = {}  # of DESCRIBE, under way
         self._inboxes = inboxes
-        self.redriver = Redriver(desk, inboxes)
+        self.redriver = RedriveProcessor(desk, inboxes)
         self._broker_state = broker_state
         self.removal = SubjectRemoval(desk)
 

@@ -33,7 +33,7 @@ class _SeenSwitch:
         self.asked_ns = 0
 
 
-class Switches:
+class GroupSwitches:
     """Of one copy of a broker group. `run` looks; whoever wants to know asks `is_off`, which costs next to nothing."""
 
     def __init__(self, registry: Registry, clock: Clock) -> None:

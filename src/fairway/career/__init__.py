@@ -17,7 +17,7 @@ from fairway.career.election import Election, ElectionListener
 from fairway.career.law import Confirmation
 from fairway.career.local import LocalBallot, LocalElection
 from fairway.career.meta import MetaElection
-from fairway.career.office import Mandate
+from fairway.career.office import Leadership
 from fairway.career.zookeeper import ElectionFailed, ZooKeeperElection
 
 __all__ = [
@@ -29,9 +29,9 @@ __all__ = [
     "Election",
     "ElectionFailed",
     "ElectionListener",
+    "Leadership",
     "LocalBallot",
     "LocalElection",
-    "Mandate",
     "MetaElection",
     "ZooKeeperElection",
     "elect",

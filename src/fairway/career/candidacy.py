@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fairway.career.careers import Career, checked, name_of
 from fairway.career.election import Election
 from fairway.career.law import Duty
-from fairway.career.office import Office
+from fairway.career.office import CandidateCore
 from fairway.errors import Misuse
 from fairway.world import farewell
 from fairway.world.bell import Bell
@@ -32,7 +32,7 @@ class Candidacy:
         self._bell = Bell()
         self._ending = Ending()
         clock = clock or RealClock()
-        self._office = Office(name_of(career), career.in_hand, clock, self._ending, self._bell.ring)
+        self._office = CandidateCore(name_of(career), career.in_hand, clock, self._ending, self._bell.ring)
 
     def run(self) -> None:
         """Be a candidate, and rule when elected, until told to end by `stop`, SIGTERM or SIGINT."""

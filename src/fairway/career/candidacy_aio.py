@@ -14,7 +14,7 @@ from typing import Any
 from fairway.career.careers import AioCareer, checked, name_of
 from fairway.career.election import Election
 from fairway.career.law import Duty
-from fairway.career.office import Office
+from fairway.career.office import CandidateCore
 from fairway.errors import Deposed, Misuse
 from fairway.world import farewell
 from fairway.world.clock import Clock, RealClock
@@ -39,7 +39,7 @@ class AioCandidacy:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._rung = asyncio.Event()
         clock = clock or RealClock()
-        self._office = Office(name_of(career), career.in_hand, clock, self._ending, self._ring)
+        self._office = CandidateCore(name_of(career), career.in_hand, clock, self._ending, self._ring)
 
     async def run(self) -> None:
         """Be a candidate, and rule when elected, until told to end by `stop`, SIGTERM or SIGINT."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fairway.career.law import InHand
-from fairway.career.office import Mandate
+from fairway.career.office import Leadership
 from fairway.errors import Misuse
 
 
@@ -36,10 +36,10 @@ class _Named:
     in_hand: ClassVar[InHand] = "finish"
     """What becomes of the message in hand when the office is in doubt or to be given up."""
 
-    _mandate: Mandate | None = None
+    _mandate: Leadership | None = None
 
     @property
-    def mandate(self) -> Mandate:
+    def mandate(self) -> Leadership:
         """The right to rule, while there is one: from `inaugurate` to the end of `hand_over`."""
         if self._mandate is None:
             raise Misuse(f"career {self.name or type(self).__name__} is not in office: only its three parts may ask")

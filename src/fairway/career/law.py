@@ -128,7 +128,7 @@ class Confirmation:
     gone_ns: int
 
 
-class Law:
+class CareerStateMachine:
     """One candidate. Every call says what time it is; whoever shares it between threads keeps a lock around it."""
 
     def __init__(self, in_hand: InHand = "finish") -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from fairway.career.law import Confirmation, Duty, Hold, InHand, Law, Wish
+from fairway.career.law import CareerStateMachine, Confirmation, Duty, Hold, InHand, Wish
 from fairway.errors import Deposed, Misuse
 from fairway.names import GroupName
 from fairway.world.clock import Clock
@@ -22,10 +22,10 @@ _REST_NS = 1_000_000_000
 _log = logging.getLogger("fairway.career")
 
 
-class Mandate:
+class Leadership:
     """The right to rule, of one reign: for code within `execute` to look at. Any thread may."""
 
-    def __init__(self, office: Office, token: int) -> None:
+    def __init__(self, office: CandidateCore, token: int) -> None:
         self._office = office
         self.token = token
 
@@ -44,7 +44,7 @@ class Mandate:
         self._office.ask(Wish.YIELD, self.token)
 
 
-class Office:
+class CandidateCore:
     """One candidate, as its election and its career see it."""
 
     def __init__(self, name: str, in_hand: InHand, clock: Clock, ending: Ending, ring: Callable[[], None]) -> None:
@@ -53,7 +53,7 @@ class Office:
         if in_hand not in ("finish", "abort"):
             raise Misuse(f"in_hand={in_hand!r} of career {name}: what is in hand is 'finish'ed, or 'abort'ed")
         self.name = str(GroupName.parse(name))  # the alphabet of a fence, and of a path
-        self._law = Law(in_hand)
+        self._law = CareerStateMachine(in_hand)
         self._lock = Lock()
         self._clock = clock
         self._ending = ending
@@ -140,10 +140,10 @@ class Office:
             due_ns = self._law.next_deadline(now_ns)
         return duty, None if due_ns is None else (due_ns - now_ns) / 1e9
 
-    def mandate(self) -> Mandate:
+    def mandate(self) -> Leadership:
         """Of the reign that has begun."""
         with self._lock:
-            return Mandate(self, self._law.token or 0)
+            return Leadership(self, self._law.token or 0)
 
     def abort_due_s(self) -> float | None:
         """How long what is being done may go on, as far as is known; None: no end is known."""

@@ -23,7 +23,7 @@ class ElectionTask(enum.Enum):
     LOOK = "look"  # something may have changed
 
 
-class Secretary:
+class ElectionThread:
     """An election with a thread of its own."""
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ from typing import Any
 
 from fairway.career.election import ElectionListener
 from fairway.career.law import Confirmation
-from fairway.career.secretary import ElectionTask, Secretary
+from fairway.career.secretary import ElectionTask, ElectionThread
 from fairway.errors import FairwayError, Misuse
 from fairway.world.clock import Clock, RealClock
 from fairway.world.rng import RealRng, Rng
@@ -58,7 +58,7 @@ class ElectionFailed(FairwayError):
     """ZooKeeper refuses what an election needs; the sentence says what."""
 
 
-class ZooKeeperElection(Secretary):
+class ZooKeeperElection(ElectionThread):
     """One candidate's place in a line at ZooKeeper."""
 
     def __init__(

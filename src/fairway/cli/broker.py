@@ -311,9 +311,9 @@ async def run_to_end(asked: Callable[[], Awaitable[object]], started: Broker, de
 
 def check_alone(disk: Disk, data: Path) -> None:
     """`Misuse` where a directory belongs to a group."""
-    from fairway.replication.promise import Promise
+    from fairway.replication.promise import EpochPromise
 
-    if Promise(disk).epoch:
+    if EpochPromise(disk).epoch:
         raise Misuse(
             f"{data} is a copy of a group, and alone it would write what the others do not have: start it with "
             "--registry and --group"

@@ -106,7 +106,7 @@ def server_options(options: CliOptions) -> ServerOptions:
     from fairway import __version__
     from fairway.delay.server import ServerOptions
     from fairway.protocol import ConnectionOptions
-    from fairway.serving.hall import HallOptions
+    from fairway.serving.hall import SessionManagerOptions
     from fairway.serving.memory_plan import delay_plan
 
     memory = delay_plan(options.memory_mib, options.buffer_mib, options.pending_max)
@@ -120,7 +120,7 @@ def server_options(options: CliOptions) -> ServerOptions:
         http_port=options.http_port,
         waiting_bytes_max=buffer_bytes,
         memory_bytes_max=memory.ceiling_bytes,
-        hall=HallOptions(connections_max, buffer_bytes, buffer_bytes, connection),
+        hall=SessionManagerOptions(connections_max, buffer_bytes, buffer_bytes, connection),
         delay=broker_verbs.delay_options(options, memory),
     )
 

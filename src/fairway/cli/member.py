@@ -15,16 +15,16 @@ from fairway.redaction import without_password
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fairway.broker.member import BrokerMember
+    from fairway.broker.member import BrokerCopy
     from fairway.broker.server import BrokerOptions
-    from fairway.delay.member import DelayMember
+    from fairway.delay.member import DelayCopy
     from fairway.delay.server import ServerOptions
     from fairway.protocol import ConnectionOptions
-    from fairway.replication.member import GroupMember
-    from fairway.replication.membership import MemberOptions, MemberWorld
+    from fairway.replication.member import CopyLifecycle
+    from fairway.replication.membership import CopyOptions, CopyRuntime
     from fairway.world.net import Net
 
-    MemberT = TypeVar("MemberT", bound=GroupMember[Any])
+    MemberT = TypeVar("MemberT", bound=CopyLifecycle[Any])
 
 _WATCH_S = 0.5
 _BEAT_MS_MIN = 1_000
@@ -34,13 +34,13 @@ _ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104
 
 async def serve(data: Path, options: CliOptions, broker: BrokerOptions) -> None:
     """Start, say what it does whenever that changes, wait, hand over, stop. Raises what ended it, if anything did."""
-    from fairway.broker.member import BrokerMember
+    from fairway.broker.member import BrokerCopy
 
     membership = member_options(options)
     quick = replace(broker, connection=_with_quick_pulse(broker.connection, membership))
 
-    def make(world: MemberWorld) -> BrokerMember:
-        return BrokerMember(world, quick, membership)
+    def make(world: CopyRuntime) -> BrokerCopy:
+        return BrokerCopy(world, quick, membership)
 
     await _serve("broker", data, options, make, lambda member: say_ready(member, data))
 
@@ -48,7 +48,7 @@ async def serve(data: Path, options: CliOptions, broker: BrokerOptions) -> None:
 async def serve_delay(data: Path, options: CliOptions, server: ServerOptions) -> None:
     """The same with a delay server. Where the logs have a directory of their own, the copy is known by that."""
     from fairway.cli.broker import open_disk
-    from fairway.delay.member import DelayMember
+    from fairway.delay.member import DelayCopy
     from fairway.lookup.opening import META, parse_meta
 
     membership = member_options(options)
@@ -57,9 +57,9 @@ async def serve_delay(data: Path, options: CliOptions, server: ServerOptions) ->
     metas = parse_meta(url) if url.startswith(META) else ()
     logs = data if options.log_data is None else Path(options.log_data)
 
-    def make(world: MemberWorld) -> DelayMember:
+    def make(world: CopyRuntime) -> DelayCopy:
         beside = None if options.log_data is None else lambda: open_disk(data)
-        return DelayMember(world, replace(server, hall=hall), membership, metas, beside)
+        return DelayCopy(world, replace(server, hall=hall), membership, metas, beside)
 
     await _serve("delay", logs, options, make, lambda member: say_delay_ready(member, data))
 
@@ -68,7 +68,7 @@ async def _serve(
     verb: str,
     logs: Path,
     options: CliOptions,
-    make: Callable[[MemberWorld], MemberT],
+    make: Callable[[CopyRuntime], MemberT],
     say: Callable[[MemberT], None],
 ) -> None:
     from fairway.cli.broker import asked_to_end, first_of
@@ -90,7 +90,7 @@ async def _serve(
 
 
 async def _start(
-    verb: str, logs: Path, options: CliOptions, make: Callable[[MemberWorld], MemberT], net: Net
+    verb: str, logs: Path, options: CliOptions, make: Callable[[CopyRuntime], MemberT], net: Net
 ) -> MemberT:
     """With a session at the registry, which is over where it does not start."""
     import asyncio
@@ -98,7 +98,7 @@ async def _start(
 
     from fairway.cli.broker import open_disk
     from fairway.lookup.opening import open_registry
-    from fairway.replication.membership import MemberWorld
+    from fairway.replication.membership import CopyRuntime
     from fairway.world.clock import RealClock
     from fairway.world.job_runner import ThreadRunner
     from fairway.world.rng import RealRng
@@ -108,7 +108,7 @@ async def _start(
     name = f"{verb} {options.group}"
     registry = await open_registry(str(options.registry), net, clock, rng, session_ms=options.session_ms, name=name)
     try:
-        member = make(MemberWorld(clock, lambda: open_disk(logs), net, rng, registry, ThreadRunner(), ThreadPool()))
+        member = make(CopyRuntime(clock, lambda: open_disk(logs), net, rng, registry, ThreadRunner(), ThreadPool()))
         await member.begin()
     except BaseException:
         with suppress(TimeoutError):
@@ -118,16 +118,16 @@ async def _start(
     return member
 
 
-def _with_quick_pulse(connection: ConnectionOptions, membership: MemberOptions) -> ConnectionOptions:
+def _with_quick_pulse(connection: ConnectionOptions, membership: CopyOptions) -> ConnectionOptions:
     """Clients give up a master that stands still soon after its replicas do: after three beats."""
     beat_ms = min(max(membership.session_ms // 2, _BEAT_MS_MIN), connection.heartbeat_ms)
     return replace(connection, heartbeat_ms=beat_ms)
 
 
-def member_options(options: CliOptions) -> MemberOptions:
+def member_options(options: CliOptions) -> CopyOptions:
     """What a copy makes of the settings."""
     from fairway.names import GroupName
-    from fairway.replication.membership import MemberOptions
+    from fairway.replication.membership import CopyOptions
 
     if options.group is None:
         raise Misuse("a registry and no group: name the group that this server is a copy of, with --group NAME")
@@ -137,7 +137,7 @@ def member_options(options: CliOptions) -> MemberOptions:
         raise Misuse("sqlite: is for the meta server that keeps the registry: give --registry meta://HOST:PORT of that")
     if options.host in _ANYWHERE and options.advertise is None:
         raise Misuse(f"{options.host} is no address that others could dial: add --advertise HOST:PORT")
-    return MemberOptions(
+    return CopyOptions(
         str(GroupName.parse(options.group)),
         advertise=None if options.advertise is None else _address(options.advertise),
         min_in_sync=options.min_in_sync,
@@ -152,7 +152,7 @@ def _address(raw: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def say_ready(member: BrokerMember, data: Path) -> None:
+def say_ready(member: BrokerCopy, data: Path) -> None:
     host, port = member.address
     server_log.ready(
         f"fairway broker: ready at fairway://{host}:{port}, data in {data}, "
@@ -160,7 +160,7 @@ def say_ready(member: BrokerMember, data: Path) -> None:
     )
 
 
-def say_delay_ready(member: DelayMember, data: Path) -> None:
+def say_delay_ready(member: DelayCopy, data: Path) -> None:
     from fairway.cli.broker import say_findings
     from fairway.client.url import BrokerAddress
 
@@ -174,7 +174,7 @@ def say_delay_ready(member: DelayMember, data: Path) -> None:
     )
 
 
-async def _tell(verb: str, member: GroupMember[Any]) -> None:
+async def _tell(verb: str, member: CopyLifecycle[Any]) -> None:
     """For ever: a line on stderr whenever the copy does something else."""
     import asyncio
 

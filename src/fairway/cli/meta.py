@@ -73,7 +73,7 @@ def meta_options(settings: Settings) -> MetaOptions:
     from fairway import __version__
     from fairway.meta.server import MetaOptions
     from fairway.protocol import ConnectionOptions
-    from fairway.serving.hall import HallOptions
+    from fairway.serving.hall import SessionManagerOptions
     from fairway.serving.memory_plan import meta_plan
 
     options = settings.options
@@ -92,7 +92,7 @@ def meta_options(settings: Settings) -> MetaOptions:
         waiting_bytes_max=buffer_bytes,
         memory_bytes_max=memory.ceiling_bytes,
         registry_bytes_max=memory.registry_bytes,
-        hall=HallOptions(connections_max, buffer_bytes, buffer_bytes, connection),
+        hall=SessionManagerOptions(connections_max, buffer_bytes, buffer_bytes, connection),
     )
 
 

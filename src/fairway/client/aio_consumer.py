@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from fairway.client.core import Duration, limit_of, seconds_of
-from fairway.client.hand import HANDFUL, LEAVE_S, Hand, Source, check_most
+from fairway.client.hand import HANDFUL, LEAVE_S, Source, TakenMessages, check_most
 from fairway.protocol.delivery import Message
 from fairway.world.clock import Clock
 
@@ -24,7 +24,7 @@ class AioWaiter(Protocol):
     def pump(self) -> None: ...
 
 
-class AioConsumer(Hand):
+class AioConsumer(TakenMessages):
     """One member of a group. Several tasks may take from it; each message goes to one of them."""
 
     def __init__(

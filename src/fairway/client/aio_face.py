@@ -24,10 +24,10 @@ from fairway.batch import MessageId
 from fairway.client import commands, url
 from fairway.client.aio_consumer import AioConsumer
 from fairway.client.aio_delayed import AioAnswers, AioDelayed
-from fairway.client.aio_fleet import AioFleet
-from fairway.client.aio_herd import AioHerdLink
+from fairway.client.aio_fleet import AioClusterClient
+from fairway.client.aio_herd import AioConsumerLink
 from fairway.client.aio_pending import AioBatch, AioPending
-from fairway.client.aio_way import AioWay
+from fairway.client.aio_way import AioServerConnection
 from fairway.client.asking import AnswerT, Command
 from fairway.client.client_log import ClientLog, JoinLog
 from fairway.client.commands import SCAN_BYTES, Scanning, SeekTarget
@@ -46,17 +46,17 @@ from fairway.client.core import (
     seconds_of,
 )
 from fairway.client.delaying import due_of, dues_of, is_far
-from fairway.client.fleet import Fleet
+from fairway.client.fleet import ClusterClient
 from fairway.client.hand import LEAVE_S
 from fairway.client.many import slices
 from fairway.client.merging import is_elsewhere
 from fairway.client.settings import ConsumerSettings, id_of, options_of
 from fairway.client.spool import SpoolOptions, SpoolState
 from fairway.client.spool import options_of as options_of_spool
-from fairway.client.spool_keeper import AnySpooling
+from fairway.client.spool_keeper import AnySpoolHandle
 from fairway.errors import BufferFull, Misuse, Refused, Unreachable
 from fairway.protocol.admin import Configured, Depth, Described, Redriven, Removed, Sought, Switched
-from fairway.protocol.consuming import Consuming
+from fairway.protocol.consuming import ConsumerSession
 from fairway.protocol.messages import ControlMessage
 from fairway.protocol.page import LazyBatch
 from fairway.protocol.pending import BatchReceipt, Receipt
@@ -116,10 +116,10 @@ class AioClient:
         self._rng = rng
         self.delayed = AioDelayed(self._ask_delayed, clock, self._askers_delayed)
         self._consumers: list[AioConsumer] = []
-        self._way_or_none: AioWay | None = None
-        self._fleet: AioFleet | None = None  # where it is a cluster
-        self._spooling: AnySpooling | None = None
-        self._delay_way: AioWay | None = None  # to a delay server that is elsewhere, once it was needed
+        self._way_or_none: AioServerConnection | None = None
+        self._fleet: AioClusterClient | None = None  # where it is a cluster
+        self._spooling: AnySpoolHandle | None = None
+        self._delay_way: AioServerConnection | None = None  # to a delay server that is elsewhere, once it was needed
         self._is_closed = False
         self._is_awaited = False  # and not entered since
 
@@ -130,7 +130,9 @@ class AioClient:
         meta = self._target.meta
         way = self._way_or_none = self._new_way(meta_server(meta) if meta else Goal(self._target.brokers))
         if meta:
-            self._fleet = AioFleet(Fleet(way, self._new_way, self._clock, self._rng), self._options.producer)
+            self._fleet = AioClusterClient(
+                ClusterClient(way, self._new_way, self._clock, self._rng), self._options.producer
+            )
         try:
             if self._options.spool is not None:
                 fleet = None if self._fleet is None else self._fleet.inner
@@ -145,19 +147,19 @@ class AioClient:
                 self._spooling.close()
             raise
 
-    def _new_way(self, goal: Goal) -> AioWay:
+    def _new_way(self, goal: Goal) -> AioServerConnection:
         watch = None if self._log is None else self._log.connection(goal)
-        return AioWay(goal, self._options, self._net, self._clock, self._rng, watch)
+        return AioServerConnection(goal, self._options, self._net, self._clock, self._rng, watch)
 
     @property
-    def _way(self) -> AioWay:
+    def _way(self) -> AioServerConnection:
         way = self._way_or_none
         if way is None or self._is_closed:
             raise Misuse("this client is not open: `async with fairway.aio.connect(url) as client`")
         way.link.check()
         return way
 
-    def _delaying(self) -> AioWay:
+    def _delaying(self) -> AioServerConnection:
         """Where delayed messages go, and questions about them."""
         way = self._way
         if not self._target.delay:
@@ -167,7 +169,7 @@ class AioClient:
         self._delay_way.check()
         return self._delay_way
 
-    def _ways(self) -> list[AioWay]:
+    def _ways(self) -> list[AioServerConnection]:
         if self._fleet is not None:
             return self._fleet.ways
         return [way for way in (self._way_or_none, self._delay_way) if way is not None]
@@ -232,7 +234,7 @@ class AioClient:
         tags: Collection[str],
         headers: Mapping[str, str] | None,
         id: MessageId | str | None,
-    ) -> tuple[AioWay, Callable[[], AioPending]]:
+    ) -> tuple[AioServerConnection, Callable[[], AioPending]]:
         way = self._delaying()
         add = way.producing.add_alone if is_far(due_ms, self._clock) else way.producing.add
         return way, partial(add, subject, payload, key, tags, headers, None if id is None else id_of(id), due_ms)
@@ -325,7 +327,7 @@ class AioClient:
         way, spooling = self._way, self._spooling
         return spooling is None or await way.link.wait(lambda: spooling.spool.is_drained, limit_of(timeout))
 
-    async def _drained(self, way: AioWay, end_ns: int) -> None:
+    async def _drained(self, way: AioServerConnection, end_ns: int) -> None:
         """Before the end: as long as it goes on by itself. The rest is for whoever uses the spool next."""
         spooling = self._spooling
         if spooling is not None:
@@ -340,13 +342,13 @@ class AioClient:
     # --- consuming ---------------------------------------------------------------------------------------------------
 
     def consumer(self, subject: str, group: str, **settings: Unpack[ConsumerSettings]) -> AioConsumer:
-        """Join a group on a subject. `fairway.ConsumingOptions` says what can be set."""
+        """Join a group on a subject. `fairway.ConsumerOptions` says what can be set."""
         way, options = self._way, options_of(subject, group, settings)
         if self._fleet is not None:
-            return self._herded(self._fleet, AioHerdLink(options, way, self._clock, self._rng, self._log))
+            return self._herded(self._fleet, AioConsumerLink(options, way, self._clock, self._rng, self._log))
         link, line = way.link, way.core.line
         on_event = None if self._log is None else self._log.listener(line)
-        session = Consuming(
+        session = ConsumerSession(
             options,
             self._clock,
             self._rng,
@@ -360,7 +362,7 @@ class AioClient:
         link.stir()
         return made
 
-    def _herded(self, fleet: AioFleet, link: AioHerdLink) -> AioConsumer:
+    def _herded(self, fleet: AioClusterClient, link: AioConsumerLink) -> AioConsumer:
         """A consumer on every broker group of its subject."""
         herd = link.herd
 

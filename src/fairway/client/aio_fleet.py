@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from fairway.client import fleet_asking
 from fairway.client.aio_delayed import AioAnswers
 from fairway.client.aio_pending import AioBatch, AioPending
-from fairway.client.aio_way import AioWay
+from fairway.client.aio_way import AioServerConnection
 from fairway.client.asking import AnswerT, Command
 from fairway.client.commands import SeekTarget
 from fairway.client.core import ASK_S, Duration
-from fairway.client.fleet import Fleet, nowhere
+from fairway.client.fleet import ClusterClient, nowhere
 from fairway.client.fleet_asking import Dialog
 from fairway.client.many import MessageSlice, shares_of
 from fairway.client.merging import check_scannable
@@ -26,15 +26,15 @@ from fairway.protocol.producing import ProducerOptions
 T = TypeVar("T")
 
 
-class AioFleet:
+class AioClusterClient:
     """All ways of one client."""
 
-    def __init__(self, inner: Fleet[AioWay], options: ProducerOptions) -> None:
+    def __init__(self, inner: ClusterClient[AioServerConnection], options: ProducerOptions) -> None:
         self.inner = inner
         self._block_s = options.block_ms / 1_000
 
     @property
-    def ways(self) -> list[AioWay]:
+    def ways(self) -> list[AioServerConnection]:
         return self.inner.ways
 
     # --- sending -----------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ class AioFleet:
 
     def _adding(
         self, subject: str, message: tuple[Any, ...], is_alone: bool
-    ) -> tuple[AioWay, Callable[[], AioPending]]:
+    ) -> tuple[AioServerConnection, Callable[[], AioPending]]:
         fleet, key = self.inner, message[1]
         spot = fleet.spot(subject, is_due=bool(message[-1]))
         way = spot.pick(key)
@@ -64,7 +64,7 @@ class AioFleet:
         add = partial(way.producing.add_alone if is_alone else way.producing.add, subject, *message)
         return way, partial(self._add_nowhere, spot, add)
 
-    def _add_nowhere(self, spot: Partitioner[AioWay], add: Callable[[], T]) -> T:
+    def _add_nowhere(self, spot: Partitioner[AioServerConnection], add: Callable[[], T]) -> T:
         """Until somebody says where its subject is; which may have been said while it waited for room."""
         added = add()
         self.inner.settle(spot)
@@ -84,7 +84,7 @@ class AioFleet:
             batches += await self._put(way, partial(way.producing.add_many, subject, share.payloads, **share.columns))
         return batches
 
-    async def _put(self, way: AioWay, add: Callable[[], list[AioBatch]]) -> list[AioBatch]:
+    async def _put(self, way: AioServerConnection, add: Callable[[], list[AioBatch]]) -> list[AioBatch]:
         try:
             batches = add()
         except BufferFull as full:
@@ -98,7 +98,7 @@ class AioFleet:
         """Ask every group that it concerns; one answer from all."""
         return await self._drive(fleet_asking.ask_all(self.inner, command), timeout)
 
-    async def to_scan(self, subject: str, start: SeekTarget, end: int | None) -> list[AioWay]:
+    async def to_scan(self, subject: str, start: SeekTarget, end: int | None) -> list[AioServerConnection]:
         """The ways to go one after the other, to read all of a subject."""
         ways = await self._drive(fleet_asking.groups_of(self.inner, subject), ASK_S)
         check_scannable(subject, start, end, sorted(ways))
@@ -125,5 +125,5 @@ class AioFleet:
                 raise asking.unanswered(error) from None
 
 
-async def _answer(way: AioWay, command: Command[AnswerT]) -> AnswerT:
+async def _answer(way: AioServerConnection, command: Command[AnswerT]) -> AnswerT:
     return (await way.ask(command, ASK_S))[0]

@@ -8,22 +8,26 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from fairway.client.client_log import ClientLog
-from fairway.client.herd import Herd
-from fairway.protocol.consumption import ConsumingOptions
+from fairway.client.herd import ClusterConsumer
+from fairway.protocol.consumption import ConsumerOptions
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
 
 if TYPE_CHECKING:
-    from fairway.client.aio_way import AioWay
+    from fairway.client.aio_way import AioServerConnection
 
 
-class AioHerdLink:
+class AioConsumerLink:
     """The part of `world.loop_link.LoopLink` that consumers use."""
 
-    def __init__(self, options: ConsumingOptions, meta: AioWay, clock: Clock, rng: Rng, log: ClientLog | None) -> None:
+    def __init__(
+        self, options: ConsumerOptions, meta: AioServerConnection, clock: Clock, rng: Rng, log: ClientLog | None
+    ) -> None:
         self._meta = meta
         self._waiters: list[asyncio.Future[None]] = []
-        self.herd: Herd[AioWay] = Herd(options, clock, rng, nullcontext(), self.announce, log)
+        self.herd: ClusterConsumer[AioServerConnection] = ClusterConsumer(
+            options, clock, rng, nullcontext(), self.announce, log
+        )
 
     def announce(self) -> None:
         """Let those who wait look again."""

@@ -18,9 +18,9 @@ from fairway.client.core import (
     seconds_of,
     unreachable,
 )
-from fairway.client.fleet import Fleet
+from fairway.client.fleet import ClusterClient
 from fairway.client.spool import SpoolOptions
-from fairway.client.spool_keeper import AnySpooling, FleetSpooling, Spooling
+from fairway.client.spool_keeper import AnySpoolHandle, ClusterSpoolHandle, SpoolHandle
 from fairway.errors import BufferFull, Misuse
 from fairway.protocol.backoff import NS_PER_MS
 from fairway.protocol.pending import Receipt
@@ -36,7 +36,7 @@ T = TypeVar("T")
 FIRST_S = 30.0  # for the first attempt to connect to succeed or fail
 
 
-class AioWay:
+class AioServerConnection:
     """A line, its sessions and its link. To be made on the loop that it lives on."""
 
     def __init__(
@@ -73,17 +73,19 @@ class AioWay:
         if not core.is_connected():
             raise unreachable(self._goal, core.line.trouble)
 
-    def spooling(self, options: SpoolOptions, rng: Rng, fleet: Fleet[AioWay] | None) -> AnySpooling:
+    def spooling(
+        self, options: SpoolOptions, rng: Rng, fleet: ClusterClient[AioServerConnection] | None
+    ) -> AnySpoolHandle:
         """Another way than this one, for what cannot go to the broker now; in a cluster, than all ways of the fleet."""
         loop = asyncio.get_running_loop()
 
         def post(callback: Callable[..., None], *args: object) -> None:
             loop.call_soon_threadsafe(self._on_post, callback, *args)
 
-        made: AnySpooling = (
-            Spooling(options, self.core, self._clock, rng, post=post, on_change=self.link.stir)
+        made: AnySpoolHandle = (
+            SpoolHandle(options, self.core, self._clock, rng, post=post, on_change=self.link.stir)
             if fleet is None
-            else FleetSpooling(options, fleet, self._clock, rng, post=post)
+            else ClusterSpoolHandle(options, fleet, self._clock, rng, post=post)
         )
         made.start()
         return made

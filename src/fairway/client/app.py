@@ -33,7 +33,7 @@ from fairway.client.idempotence import Guarded, Idempotence
 from fairway.client.settings import ConsumerSettings, options_of
 from fairway.client.sync import Client
 from fairway.errors import Misuse
-from fairway.protocol.consumption import ConsumingOptions
+from fairway.protocol.consumption import ConsumerOptions
 from fairway.protocol.delivery import Message, is_last_attempt
 from fairway.world.clock import RealClock
 from fairway.world.net import RealNet
@@ -56,7 +56,7 @@ class Listener:
     """One handler, and how it wants its messages."""
 
     handler: Callable[..., Any]
-    options: ConsumingOptions
+    options: ConsumerOptions
     concurrency: int
     batch_max: int  # 0: one by one
     idempotent: Idempotence | None = None
@@ -94,7 +94,7 @@ class Listener:
         return client.consumer(**self._consumer_options())
 
     def _consumer_options(self) -> dict[str, Any]:
-        return {name: getattr(self.options, name) for name in ConsumingOptions.__dataclass_fields__}
+        return {name: getattr(self.options, name) for name in ConsumerOptions.__dataclass_fields__}
 
 
 class App:

@@ -98,7 +98,7 @@ class CoalescingStatistics(Generic[KeyT]):
     """The keys that were repeated most, and how often at most: requests that came while another one was there."""
 
 
-class _Desk(Machine[CoalescedRequest[KeyT]]):
+class _KeyQueue(Machine[CoalescedRequest[KeyT]]):
     """A key's machine, and when its head is given up."""
 
     __slots__ = ("due_ns",)
@@ -142,8 +142,8 @@ class CoalescingTable(Generic[KeyT]):
         self._keep = Keep(keep)
         self._keys_max = keys_max
         # In the order in which their heads are given up: a desk with a new head goes to the end.
-        self._desks: dict[KeyT, _Desk[KeyT]] = {}
-        self._spare: _Desk[KeyT] | None = None  # the last that was left: making one costs as much as using it
+        self._desks: dict[KeyT, _KeyQueue[KeyT]] = {}
+        self._spare: _KeyQueue[KeyT] | None = None  # the last that was left: making one costs as much as using it
         self._sweep_ns = 0
         self._hottest: _Hottest[KeyT] = _Hottest()
         self._accepted = self._waited = self._promoted = self._declined = 0
@@ -241,7 +241,7 @@ class CoalescingTable(Generic[KeyT]):
             hottest=self._hottest.ranked(),
         )
 
-    def _open(self, key: KeyT, now_ns: int) -> _Desk[KeyT]:
+    def _open(self, key: KeyT, now_ns: int) -> _KeyQueue[KeyT]:
         if key is None:
             raise Misuse("a key of None names nothing: requests without a key are not the same request")
         if now_ns >= self._sweep_ns or len(self._desks) >= self._keys_max:
@@ -254,11 +254,11 @@ class CoalescingTable(Generic[KeyT]):
                 f"{len(self._desks):,} keys are in process at once: release turns, or raise keys_max",
                 retry_after_ms=max((oldest.due_ns - now_ns) // 1_000_000, 1),
             )
-        desk, self._spare = self._spare or _Desk(), None
+        desk, self._spare = self._spare or _KeyQueue(), None
         self._desks[key] = desk
         return desk
 
-    def _evict(self, key: KeyT, desk: _Desk[KeyT], now_ns: int) -> None:
+    def _evict(self, key: KeyT, desk: _KeyQueue[KeyT], now_ns: int) -> None:
         """The head is given up for dead. It may only be slow, and look at its standing."""
         head = desk.head
         invariant(head is not None, "a machine without a head is not kept")
@@ -267,7 +267,7 @@ class CoalescingTable(Generic[KeyT]):
         if head is not None:
             head._change(RequestStatus.EVICTED)
 
-    def _dequeue(self, key: KeyT, desk: _Desk[KeyT], now_ns: int) -> None:
+    def _dequeue(self, key: KeyT, desk: _KeyQueue[KeyT], now_ns: int) -> None:
         head = desk.head
         if head is None or desk.dequeue(head) is _FREED:
             del self._desks[key]
@@ -278,7 +278,7 @@ class CoalescingTable(Generic[KeyT]):
         if desk.head is not None:
             desk.head._change(RequestStatus.ACCEPTED)
 
-    def _lead(self, key: KeyT, desk: _Desk[KeyT], now_ns: int) -> None:
+    def _lead(self, key: KeyT, desk: _KeyQueue[KeyT], now_ns: int) -> None:
         """A head begins, or begins anew: it is the last to be given up."""
         desk.due_ns = now_ns + self._timeout_ns
         del self._desks[key]

@@ -30,7 +30,7 @@ RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
 
 
-class AioTurn(CoalescedRequest[KeyT]):
+class AioQueueEntry(CoalescedRequest[KeyT]):
     """One request's turn on a key: accepted, waiting or declined (`standing`). Made by `QueueCoordinator.acquire`.
 
     Entering its `async with` waits; leaving it releases. A task that is cancelled while it waits gives up its place.
@@ -119,9 +119,9 @@ class AioQueueCoordinator(Generic[KeyT]):
         self._book: CoalescingTable[KeyT] = CoalescingTable(seconds_of(timeout), keep, keys_max)
         self._clock = clock or RealClock()
 
-    def acquire(self, key: KeyT) -> AioTurn[KeyT]:
+    def acquire(self, key: KeyT) -> AioQueueEntry[KeyT]:
         """Ask for a turn on a key, without waiting for it: see how it stands, or enter its `async with`."""
-        turn = AioTurn(self._book, self._clock, key)
+        turn = AioQueueEntry(self._book, self._clock, key)
         self._book.ask(turn, self._clock.monotonic_ns())
         return turn
 

@@ -36,7 +36,7 @@ RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
 
 
-class Turn(CoalescedRequest[KeyT]):
+class QueueEntry(CoalescedRequest[KeyT]):
     """One request's turn on a key: accepted, waiting or declined (`standing`). Made by `QueueCoordinator.acquire`.
 
     Entering its `with` waits; leaving it releases. Any thread may release it, once.
@@ -90,12 +90,12 @@ class QueueCoordinator(Generic[KeyT]):
         self._clock = clock or RealClock()
         self._lock = Lock()
 
-    def acquire(self, key: KeyT) -> Turn[KeyT]:
+    def acquire(self, key: KeyT) -> QueueEntry[KeyT]:
         """Ask for a turn on a key, without waiting for it: see how it stands, or enter its `with`.
 
         Each call is a request of its own: a thread that has the turn and asks for it again waits for itself.
         """
-        turn = Turn(self, key)
+        turn = QueueEntry(self, key)
         with self._lock:
             self._book.ask(turn, self._clock.monotonic_ns())
         return turn
@@ -132,7 +132,7 @@ class QueueCoordinator(Generic[KeyT]):
 
     # --- for its turns -----------------------------------------------------------------------------------------------
 
-    def _wait(self, turn: Turn[KeyT], timeout: Duration | None) -> bool:
+    def _wait(self, turn: QueueEntry[KeyT], timeout: Duration | None) -> bool:
         limit_s = limit_of(timeout)
         end_ns = None if limit_s is None else self._clock.monotonic_ns() + int(limit_s * 1e9)
         gate = Gate()
@@ -144,7 +144,7 @@ class QueueCoordinator(Generic[KeyT]):
             raise
         return turn.is_mine
 
-    def _look(self, turn: Turn[KeyT], gate: Gate, end_ns: int | None) -> int:
+    def _look(self, turn: QueueEntry[KeyT], gate: Gate, end_ns: int | None) -> int:
         """How long to wait at the gate; 0: no longer."""
         with self._lock:
             turn.bell = gate.open
@@ -156,14 +156,14 @@ class QueueCoordinator(Generic[KeyT]):
                     self._book.withdraw(turn)
             return wait_ns
 
-    def _release(self, turn: Turn[KeyT]) -> bool:
+    def _release(self, turn: QueueEntry[KeyT]) -> bool:
         with self._lock:
             return self._book.end(turn, self._clock.monotonic_ns())
 
-    def _renew(self, turn: Turn[KeyT]) -> bool:
+    def _renew(self, turn: QueueEntry[KeyT]) -> bool:
         with self._lock:
             return self._book.renew(turn, self._clock.monotonic_ns())
 
-    def _leave(self, turn: Turn[KeyT]) -> None:
+    def _leave(self, turn: QueueEntry[KeyT]) -> None:
         with self._lock:
             self._book.leave(turn, self._clock.monotonic_ns())

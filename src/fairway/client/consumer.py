@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from fairway.client.core import Duration, limit_of, seconds_of
-from fairway.client.hand import HANDFUL, LEAVE_S, Hand, Source, check_most
+from fairway.client.hand import HANDFUL, LEAVE_S, Source, TakenMessages, check_most
 from fairway.protocol.delivery import Message
 from fairway.world.clock import Clock
 
@@ -31,7 +31,7 @@ class ThreadWaiter(Protocol):
     def pump(self) -> None: ...
 
 
-class Consumer(Hand):
+class Consumer(TakenMessages):
     """One member of a group. Several threads may take from it; each message goes to one of them."""
 
     def __init__(

@@ -15,9 +15,9 @@ from fairway.client.asking import AnswerT, CommandRequest, Questions
 from fairway.client.spool import SpoolOptions
 from fairway.client.url import META_SCHEME, SCHEME, BrokerAddress
 from fairway.errors import InvariantViolated, Misuse, Unreachable
-from fairway.protocol.line import Line, LineOptions
+from fairway.protocol.line import Line, ReconnectOptions
 from fairway.protocol.pending import Pending, PendingBatch
-from fairway.protocol.producing import ProducerOptions, Producing
+from fairway.protocol.producing import ProducerOptions, ProducerSession
 from fairway.protocol.session import Ask, ClientSession, RequestOutcome
 from fairway.world.clock import Clock
 from fairway.world.rng import Rng
@@ -51,7 +51,7 @@ class ClientOptions:
     """How a client behaves; each part says what it offers."""
 
     producer: ProducerOptions = field(default_factory=ProducerOptions)
-    line: LineOptions = field(default_factory=LineOptions)
+    line: ReconnectOptions = field(default_factory=ReconnectOptions)
     spool: SpoolOptions | None = None
 
     def check(self) -> None:
@@ -112,7 +112,7 @@ class ClientCore(Generic[PendingT, BatchT]):
         now_ns = clock.monotonic_ns()
         self._watch = watch
         self.line = Line(rng, options.line, now_ns=now_ns, on_trouble=self._on_trouble, on_open=self._on_open)
-        self.producing: Producing[PendingT, BatchT] = Producing(
+        self.producing: ProducerSession[PendingT, BatchT] = ProducerSession(
             clock,
             rng,
             options.producer,

@@ -41,7 +41,7 @@ class SubjectFollower(Protocol[WayT]):
         """These are its broker groups now, and these groups of consumers are switched off."""
 
 
-class Fleet(Generic[WayT]):
+class ClusterClient(Generic[WayT]):
     """All ways of one client. `new_way` makes one more."""
 
     def __init__(self, meta: WayT, new_way: Callable[[Goal], WayT], clock: Clock, rng: Rng) -> None:
@@ -260,7 +260,7 @@ class Fleet(Generic[WayT]):
         # else nobody takes messages just now: they wait where they would go
 
 
-def nowhere(spot: Partitioner[WayT], fleet: Fleet[WayT]) -> NotSent:
+def nowhere(spot: Partitioner[WayT], fleet: ClusterClient[WayT]) -> NotSent:
     """Nobody has said in time where a subject is."""
     why = spot.why or fleet.meta.core.line.trouble or "no meta server has said where it is"
     return NotSent(f"nothing to {spot.subject} was sent: {why}")

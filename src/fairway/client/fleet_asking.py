@@ -12,7 +12,7 @@ import msgspec
 
 from fairway.client import merging
 from fairway.client.asking import ABOUT_DELAYED, AnswerT, Command
-from fairway.client.fleet import Fleet
+from fairway.client.fleet import ClusterClient
 from fairway.client.ways import WayT
 from fairway.errors import Code, Refused
 from fairway.protocol.admin import (
@@ -46,7 +46,7 @@ class RoutedQuestion(NamedTuple):
 Dialog: TypeAlias = Generator[RoutedQuestion, ControlMessage | Refused, T]
 
 
-def groups_of(fleet: Fleet[WayT], subject: str | None) -> Dialog[dict[str, WayT]]:
+def groups_of(fleet: ClusterClient[WayT], subject: str | None) -> Dialog[dict[str, WayT]]:
     """The broker groups that hold a subject, or all of them, and the ways there."""
     names = [] if subject is None else [str(subject)]  # plain, where it was parsed
     routed = yield RoutedQuestion(fleet.meta, Command(Route(ClientRole.TOOL, names), Routed))
@@ -57,7 +57,7 @@ def groups_of(fleet: Fleet[WayT], subject: str | None) -> Dialog[dict[str, WayT]
     return _ways(fleet, [each for each in brokers if subject is None or each.name in found.subjects[0].groups])
 
 
-def delay_groups(fleet: Fleet[WayT]) -> Dialog[dict[str, WayT]]:
+def delay_groups(fleet: ClusterClient[WayT]) -> Dialog[dict[str, WayT]]:
     """All groups of delay servers, and the ways there. A broker that is all there is may run one itself."""
     routed = yield RoutedQuestion(fleet.meta, Command(Route(ClientRole.TOOL, []), Routed))
     groups = _granted(routed, Routed).groups
@@ -67,7 +67,7 @@ def delay_groups(fleet: Fleet[WayT]) -> Dialog[dict[str, WayT]]:
     return _ways(fleet, found)
 
 
-def ask_all(fleet: Fleet[WayT], command: Command[AnswerT]) -> Dialog[AnswerT]:
+def ask_all(fleet: ClusterClient[WayT], command: Command[AnswerT]) -> Dialog[AnswerT]:
     """The same question to every group that it concerns."""
     message = command.message
     if isinstance(message, RemoveSubject | RemoveGroup):
@@ -94,7 +94,7 @@ def _ask_one(way: Any, command: Command[Any], group: str) -> Dialog[ControlMessa
     return outcome
 
 
-def _remove(fleet: Fleet[WayT], message: RemoveSubject | RemoveGroup) -> Dialog[Removed]:
+def _remove(fleet: ClusterClient[WayT], message: RemoveSubject | RemoveGroup) -> Dialog[Removed]:
     """All broker groups are asked first whether they can, then to remove, and last the meta server. So a removal that
     one of them refuses changes nothing, and one that was broken off can be asked for again.
 
@@ -158,7 +158,7 @@ def _says(config: bytes) -> Any:
     return msgspec.msgpack.decode(config)
 
 
-def _ways(fleet: Fleet[WayT], routes: Sequence[GroupRoute]) -> dict[str, WayT]:
+def _ways(fleet: ClusterClient[WayT], routes: Sequence[GroupRoute]) -> dict[str, WayT]:
     return {route.name: fleet.way_to(route) for route in routes}
 
 

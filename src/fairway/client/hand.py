@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from fairway.errors import FairwayError, Misuse
-from fairway.protocol.consumption import ConsumingCounts
+from fairway.protocol.consumption import ConsumerCounts
 from fairway.protocol.delivery import Message, may_begin
 
 HANDFUL = 256  # the lock and a look at the line cost about 20 µs; a message by itself less than one
@@ -27,7 +27,7 @@ class Source(Protocol):
     def consumer(self) -> str: ...
 
     @property
-    def counts(self) -> ConsumingCounts: ...
+    def counts(self) -> ConsumerCounts: ...
 
     @property
     def error(self) -> FairwayError | None: ...
@@ -61,7 +61,7 @@ class Source(Protocol):
     def abandon(self) -> None: ...
 
 
-class Hand:
+class TakenMessages:
     """The part of a consumer that waits for nothing."""
 
     def __init__(self, session: Source) -> None:
@@ -77,7 +77,7 @@ class Hand:
         return self._session.consumer
 
     @property
-    def counts(self) -> ConsumingCounts:
+    def counts(self) -> ConsumerCounts:
         return self._session.counts
 
     def ack(self, messages: Sequence[Message]) -> None:

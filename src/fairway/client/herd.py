@@ -20,8 +20,8 @@ from fairway.client.client_log import ClientLog, JoinLog
 from fairway.client.ways import WayT
 from fairway.errors import FairwayError
 from fairway.names import GroupName
-from fairway.protocol.consuming import Consuming
-from fairway.protocol.consumption import ConsumingCounts, ConsumingOptions
+from fairway.protocol.consuming import ConsumerSession
+from fairway.protocol.consumption import ConsumerCounts, ConsumerOptions
 from fairway.protocol.delivery import Message, ack_all
 from fairway.protocol.messages import Whence
 from fairway.protocol.page import DecodedBatches
@@ -66,7 +66,7 @@ class BrokerGroupSession(Generic[WayT]):
 
     __slots__ = ("name", "session", "watched", "way")
 
-    def __init__(self, name: str, way: WayT, session: Consuming, told: Callable[[], None]) -> None:
+    def __init__(self, name: str, way: WayT, session: ConsumerSession, told: Callable[[], None]) -> None:
         self.name = name
         self.way = way
         self.session = session
@@ -77,12 +77,12 @@ class BrokerGroupSession(Generic[WayT]):
         return self.way.link.lock
 
 
-class Herd(Generic[WayT]):
+class ClusterConsumer(Generic[WayT]):
     """All sessions of one consumer; what `client.hand` asks of a session, asked of all of them."""
 
     def __init__(
         self,
-        options: ConsumingOptions,
+        options: ConsumerOptions,
         clock: Clock,
         rng: Rng,
         lock: AbstractContextManager[Any],
@@ -110,7 +110,7 @@ class Herd(Generic[WayT]):
         self._is_off = False  # its group is switched off, for the whole cluster
         self._is_draining = False
         self._wish = 0
-        self._past = ConsumingCounts()  # of legs that have gone
+        self._past = ConsumerCounts()  # of legs that have gone
 
     # --- where the subject is ----------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Herd(Generic[WayT]):
         start = Whence.EARLIEST if self._is_placed else self._options.start
         options = replace(self._options, start=start)
         on_event = None if self._log is None else self._log.listener(way.core.line)
-        session = Consuming(
+        session = ConsumerSession(
             options,
             self._clock,
             self._rng,
@@ -170,7 +170,7 @@ class Herd(Generic[WayT]):
     def _let_go(self, leg: BrokerGroupSession[WayT]) -> None:
         with leg.lock:
             leg.way.core.line.remove(leg.watched)
-        for each in fields(ConsumingCounts):
+        for each in fields(ConsumerCounts):
             setattr(self._past, each.name, getattr(self._past, each.name) + getattr(leg.session.counts, each.name))
 
     @property
@@ -218,9 +218,9 @@ class Herd(Generic[WayT]):
         return all(leg.session.is_quiet or leg.session.is_finished for leg in self._all)
 
     @property
-    def counts(self) -> ConsumingCounts:
+    def counts(self) -> ConsumerCounts:
         every = [self._past, *(leg.session.counts for leg in self._all)]
-        return ConsumingCounts(*(sum(getattr(each, field.name) for each in every) for field in fields(ConsumingCounts)))
+        return ConsumerCounts(*(sum(getattr(each, field.name) for each in every) for field in fields(ConsumerCounts)))
 
     @property
     def error(self) -> FairwayError | None:

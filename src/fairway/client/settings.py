@@ -1,4 +1,4 @@
-"""What `client.consumer(...)` takes beside subject and group, in both faces; `ConsumingOptions` explains each."""
+"""What `client.consumer(...)` takes beside subject and group, in both faces; `ConsumerOptions` explains each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias, TypedDict
 
 from fairway.batch import MessageId
 from fairway.errors import Misuse
-from fairway.protocol.consumption import ConsumingOptions
+from fairway.protocol.consumption import ConsumerOptions
 from fairway.protocol.messages import Whence
 from fairway.protocol.terms import CoalescePolicy, OrderPolicy, WantedTags
 
@@ -35,7 +35,7 @@ class ConsumerSettings(TypedDict, total=False):
     wait_ms: int | None
 
 
-def options_of(subject: str, group: str, settings: ConsumerSettings) -> ConsumingOptions:
+def options_of(subject: str, group: str, settings: ConsumerSettings) -> ConsumerOptions:
     """The options of a consumer's session."""
     given = dict(settings)
     start = given.pop("start", Whence.EARLIEST)
@@ -43,7 +43,7 @@ def options_of(subject: str, group: str, settings: ConsumerSettings) -> Consumin
         if start not in _STARTS:
             raise Misuse(f"a new group starts at 'earliest' or 'latest', not at {start!r}; seek afterwards")
         start = _STARTS[str(start)]
-    return ConsumingOptions(subject, group, start=start, **given)  # type: ignore[arg-type]
+    return ConsumerOptions(subject, group, start=start, **given)  # type: ignore[arg-type]
 
 
 def id_of(given: MessageId | str) -> MessageId:

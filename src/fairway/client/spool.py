@@ -21,7 +21,7 @@ import msgspec
 
 from fairway import limits
 from fairway.batch import MessageId
-from fairway.client.spool_drain import Draining
+from fairway.client.spool_drain import SpoolDrain
 from fairway.client.spool_journal import Journal
 from fairway.client.spool_record import HEADER_BYTES
 from fairway.client.spool_way import SpoolPolicy
@@ -34,7 +34,7 @@ from fairway.world.host import can_serve
 from fairway.world.rng import Rng
 
 if TYPE_CHECKING:
-    from fairway.world.yard import Yard
+    from fairway.world.yard import SharedDirectory
 
 _FULL_MS = 1_000  # after the disk was full, until it is tried again
 _ENTRY_BYTES = HEADER_BYTES + 64 + 2 * limits.NAME_CHARS_MAX  # at most, beside the batch itself
@@ -83,13 +83,13 @@ def options_of(spool: str | SpoolOptions | None, chosen: SpoolOptions | None) ->
     return SpoolOptions(spool)
 
 
-def yard_at(directory: str, *, post: Callable[..., object] | None = None) -> Yard:
+def yard_at(directory: str, *, post: Callable[..., object] | None = None) -> SharedDirectory:
     """The directory that processes share; `Misuse` where the machine has no locks for that."""
     if not can_serve():
         raise Misuse("a spool needs the file locks of Linux or macOS: connect without one here")
-    from fairway.world.yard import Yard
+    from fairway.world.yard import SharedDirectory
 
-    return Yard(directory, post=post)
+    return SharedDirectory(directory, post=post)
 
 
 class Keeping:
@@ -158,7 +158,7 @@ class Spool:
     ) -> None:
         """`on_finished`: a journal of a dead process is empty, and may go."""
         self.options = options
-        self.draining = Draining(rng, on_change=on_change, on_success=on_success)
+        self.draining = SpoolDrain(rng, on_change=on_change, on_success=on_success)
         self.fault: FairwayError | None = None
         self._keeping = Keeping(options, own, clock)
         self._choice = SpoolPolicy(options, self)

@@ -38,7 +38,7 @@ from fairway.world.rng import Rng
 
 if TYPE_CHECKING:
     from fairway.errors import StorageFault
-    from fairway.world.yard import Yard
+    from fairway.world.yard import SharedDirectory
 
 WaitFor: TypeAlias = Callable[
     [Callable[[Completion], None]], None
@@ -183,7 +183,7 @@ class _JournalWork:
         self._rng = rng
         self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._bell = Bell()
-        self._yard: Yard = yard_at(directory, post=self._post)
+        self._yard: SharedDirectory = yard_at(directory, post=self._post)
         self._ids: list[str] = []
         self._messages = 0
         self._may_repeat = 0

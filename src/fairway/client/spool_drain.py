@@ -155,7 +155,7 @@ class SubjectQueue:
             parcel.trouble = None
 
 
-class Draining:
+class SpoolDrain:
     """The session on the line. One journal after the other: when one is empty, the first that is not."""
 
     def __init__(self, rng: Rng, *, on_change: Callable[[], None], on_success: Callable[[], None]) -> None:

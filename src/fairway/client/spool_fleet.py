@@ -17,10 +17,10 @@ from typing import Any, Generic
 
 from fairway.batch import MessageId
 from fairway.batch.layout import is_delayed
-from fairway.client.fleet import Fleet
+from fairway.client.fleet import ClusterClient
 from fairway.client.spool import Keeping, SpoolOptions, SpoolState
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_sorting import Sorting
+from fairway.client.spool_sorting import SpoolAssignment
 from fairway.client.spool_way import SpoolPolicy
 from fairway.client.spot import Partitioner
 from fairway.client.ways import WayT
@@ -37,7 +37,7 @@ NOWHERE = ""  # the gate of what has no group yet
 class SpoolGate(Generic[WayT]):
     """The other way than that to one group; called under the lock of that way."""
 
-    def __init__(self, spool: FleetSpool[WayT], way: WayT) -> None:
+    def __init__(self, spool: ClusterSpool[WayT], way: WayT) -> None:
         self.is_near = False  # all that was kept for the group is on its way there; written by the spool
         self.is_clear = False  # nothing that was is left
         self.must_divert = False  # something is kept of a subject whose keys have their places, and has none yet
@@ -109,14 +109,14 @@ class SpoolGate(Generic[WayT]):
         return self._spool.keeping.receipt(subject, count, first_id)
 
 
-class FleetSpool(Generic[WayT]):
+class ClusterSpool(Generic[WayT]):
     """One client's. Called under the lock of the way to the meta server, unless a method says otherwise."""
 
     def __init__(
         self,
         options: SpoolOptions,
         own: Journal,
-        fleet: Fleet[WayT],
+        fleet: ClusterClient[WayT],
         clock: Clock,
         rng: Rng,
         *,
@@ -126,7 +126,7 @@ class FleetSpool(Generic[WayT]):
         self.options = options
         self.fault: FairwayError | None = None
         self.keeping = Keeping(options, own, clock)
-        self.sorting = Sorting(fleet, clock, rng, self.refresh)
+        self.sorting = SpoolAssignment(fleet, clock, rng, self.refresh)
         self._fleet = fleet
         self._lock = fleet.meta.link.lock
         self._on_finished = on_finished

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, Protocol
 
 from fairway.batch.secret import new_secret
 from fairway.client.spool import Spool, SpoolOptions, SpoolState, yard_at
-from fairway.client.spool_fleet import FleetSpool
+from fairway.client.spool_fleet import ClusterSpool
 from fairway.client.spool_journal import Journal
 from fairway.client.ways import WayT
 from fairway.errors import FairwayError, StorageFault
@@ -22,9 +22,9 @@ from fairway.world.workers import Ending, Workers
 
 if TYPE_CHECKING:
     from fairway.client.core import ClientCore
-    from fairway.client.fleet import Fleet
+    from fairway.client.fleet import ClusterClient
     from fairway.world.real_disk import RealDisk
-    from fairway.world.yard import Yard
+    from fairway.world.yard import SharedDirectory
 
 _STOP_S = 5.0  # for the thread to end
 
@@ -35,7 +35,7 @@ class SpoolThread:
     def __init__(
         self,
         options: SpoolOptions,
-        yard: Yard,
+        yard: SharedDirectory,
         clock: Clock,
         post: Callable[..., object],
         *,
@@ -129,7 +129,7 @@ class Spooled(Protocol):
     def state(self) -> SpoolState: ...
 
 
-class AnySpooling(Protocol):
+class AnySpoolHandle(Protocol):
     """A client's spool, of whichever kind."""
 
     @property
@@ -142,7 +142,7 @@ class AnySpooling(Protocol):
         """When nothing goes this way any more. Not under a lock that `post` needs."""
 
 
-class Spooling:
+class SpoolHandle:
     """A client's spool, with all that belongs to it."""
 
     def __init__(
@@ -184,18 +184,18 @@ class Spooling:
         self._keeper.stop(lambda: self._spool.journals)
 
 
-class FleetSpooling(Generic[WayT]):
+class ClusterSpoolHandle(Generic[WayT]):
     """The same of a client of a cluster."""
 
     def __init__(
-        self, options: SpoolOptions, fleet: Fleet[WayT], clock: Clock, rng: Rng, *, post: Callable[..., object]
+        self, options: SpoolOptions, fleet: ClusterClient[WayT], clock: Clock, rng: Rng, *, post: Callable[..., object]
     ) -> None:
         """`post` brings what happens on the disk's threads to where the way to the meta server is at home."""
         yard = yard_at(options.directory, post=post)
         number, disk = yard.make(rng)
         own = Journal(disk, number, clock, is_synced=options.is_synced, is_cluster=True, key=new_secret(rng))
         self._keeper = SpoolThread(options, yard, clock, post, is_cluster=True)
-        self._spool = FleetSpool(options, own, fleet, clock, rng, on_finished=self._keeper.finished)
+        self._spool = ClusterSpool(options, own, fleet, clock, rng, on_finished=self._keeper.finished)
 
     @property
     def spool(self) -> Spooled:

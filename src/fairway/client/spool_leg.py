@@ -24,7 +24,7 @@ from fairway.world.rng import Rng
 StreamKey: TypeAlias = tuple[str, bool]  # a subject, and whether its messages are due later
 
 
-class PlacedParcel(SpooledBatch):
+class PlacedBatch(SpooledBatch):
     """A batch that is on its way to where its journal says."""
 
     __slots__ = ("group",)
@@ -51,7 +51,7 @@ class Report(NamedTuple):
     """What has happened since the last one."""
 
     is_open: bool
-    stored: list[tuple[PlacedParcel, bool]]  # and whether it had been before
+    stored: list[tuple[PlacedBatch, bool]]  # and whether it had been before
     broken: list[
         SubjectQueue
     ]  # nothing of them is under way, and something has come back: held until it is decided what next
@@ -68,7 +68,7 @@ class SpoolSender(Generic[WayT]):
         self._told = told
         self._is_telling = False
         self._is_open = False
-        self._stored: list[tuple[PlacedParcel, bool]] = []
+        self._stored: list[tuple[PlacedBatch, bool]] = []
         self._broken: list[SubjectQueue] = []
 
     @property
@@ -103,7 +103,7 @@ class SpoolSender(Generic[WayT]):
         return asks
 
     def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
-        parcel: PlacedParcel = token  # type: ignore[assignment]
+        parcel: PlacedBatch = token  # type: ignore[assignment]
         flow = parcel.flow
         if isinstance(outcome, Answer):
             receipt: Produced = outcome.message  # type: ignore[assignment]  # PRODUCE has no other answer
@@ -118,7 +118,7 @@ class SpoolSender(Generic[WayT]):
             self._broken.append(flow)
         self._tell()
 
-    def _arrived(self, parcel: PlacedParcel, is_duplicate: bool) -> None:
+    def _arrived(self, parcel: PlacedBatch, is_duplicate: bool) -> None:
         parcel.flow.arrived(parcel)
         self._stored.append((parcel, is_duplicate))
         self.let_go(parcel.flow)

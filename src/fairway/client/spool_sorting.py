@@ -29,7 +29,7 @@ from typing import Generic
 
 from fairway import batch, limits
 from fairway.batch.layout import is_delayed
-from fairway.client.fleet import Fleet
+from fairway.client.fleet import ClusterClient
 from fairway.client.spool_drain import (
     AGAIN_MS,
     ELSEWHERE,
@@ -42,7 +42,7 @@ from fairway.client.spool_drain import (
     log_taken,
 )
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_leg import PlacedParcel, SpoolSender, StreamKey
+from fairway.client.spool_leg import PlacedBatch, SpoolSender, StreamKey
 from fairway.client.spool_record import PlacementRecord, SpoolEntry
 from fairway.client.spot import Partitioner
 from fairway.client.ways import WayT
@@ -57,10 +57,10 @@ from fairway.world.rng import Rng
 _CHUNK_BYTES = 64 * limits.KIB  # read at a time: places are noted for all of it at once
 
 
-class Sorting(Generic[WayT]):
+class SpoolAssignment(Generic[WayT]):
     """Journals on one side, legs on the other. A session on the line to the meta server, for the sake of time."""
 
-    def __init__(self, fleet: Fleet[WayT], clock: Clock, rng: Rng, on_change: Callable[[], None]) -> None:
+    def __init__(self, fleet: ClusterClient[WayT], clock: Clock, rng: Rng, on_change: Callable[[], None]) -> None:
         """`on_change`: figures are others now; under the lock."""
         self.messages = 0  # delivered
         self.duplicates = 0  # of them, stored before
@@ -237,17 +237,17 @@ class Sorting(Generic[WayT]):
         leg = self._legs[group]
         with leg.lock:
             flow = leg.flow((entry.subject, is_delayed(entry.data)))
-            parcel = self._parcels[journal.number, entry.number] = PlacedParcel(entry, flow, journal, group)
+            parcel = self._parcels[journal.number, entry.number] = PlacedBatch(entry, flow, journal, group)
             flow.parcels.append(parcel)
         self.loaded[group] += 1
         self._loaded_bytes += len(entry.data)
         leg.way.link.stir()
 
-    def _let_go(self, parcel: PlacedParcel) -> None:
+    def _let_go(self, parcel: PlacedBatch) -> None:
         del self._parcels[parcel.journal.number, parcel.entry.number]
         self._unload(parcel)
 
-    def _unload(self, parcel: PlacedParcel) -> None:
+    def _unload(self, parcel: PlacedBatch) -> None:
         self.loaded[parcel.group] -= 1
         self._loaded_bytes -= len(parcel.entry.data)
 

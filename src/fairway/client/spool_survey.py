@@ -14,7 +14,7 @@ from fairway.errors import FairwayError, Misuse, NoSuchFile
 from fairway.world.clock import Clock
 
 if TYPE_CHECKING:
-    from fairway.world.yard import Yard
+    from fairway.world.yard import SharedDirectory
 
 _TRIES = 3  # a journal that is in use may change under our eyes
 
@@ -60,7 +60,7 @@ def survey(directory: str, clock: Clock) -> SpoolReport:
     return SpoolReport(directory, [each for each in found if each is not None])
 
 
-def _look(yard: Yard, name: str, clock: Clock) -> JournalReport | None:
+def _look(yard: SharedDirectory, name: str, clock: Clock) -> JournalReport | None:
     """None: it was there a moment ago."""
     disk = yard.disk(name)
     owner = None

@@ -42,7 +42,7 @@ from fairway.client.core import (
 )
 from fairway.client.delayed import AskDelayServer, Delayed
 from fairway.client.delaying import due_of, dues_of, is_far
-from fairway.client.fleet import Fleet
+from fairway.client.fleet import ClusterClient
 from fairway.client.hand import LEAVE_S
 from fairway.client.many import PendingMany, slices
 from fairway.client.merging import is_elsewhere
@@ -50,13 +50,13 @@ from fairway.client.pending import SyncBatch, SyncPending
 from fairway.client.settings import ConsumerSettings, id_of, options_of
 from fairway.client.spool import SpoolOptions, SpoolState
 from fairway.client.spool import options_of as options_of_spool
-from fairway.client.spool_keeper import AnySpooling
-from fairway.client.sync_fleet import SyncFleet
-from fairway.client.sync_herd import HerdLink
-from fairway.client.sync_way import SyncWay
+from fairway.client.spool_keeper import AnySpoolHandle
+from fairway.client.sync_fleet import SyncClusterClient
+from fairway.client.sync_herd import ConsumerLink
+from fairway.client.sync_way import SyncServerConnection
 from fairway.errors import BufferFull, Misuse, Refused, Unreachable
 from fairway.protocol.admin import Configured, Depth, Described, Redriven, Removed, Sought, Switched
-from fairway.protocol.consuming import Consuming
+from fairway.protocol.consuming import ConsumerSession
 from fairway.protocol.line import Line
 from fairway.protocol.messages import ControlMessage
 from fairway.protocol.page import LazyBatch
@@ -127,16 +127,18 @@ class Client:
     def _start(self) -> None:
         meta = self._target.meta
         self._way = self._new_way(meta_server(meta) if meta else Goal(self._target.brokers))
-        self._fleet: SyncFleet | None = None
+        self._fleet: SyncClusterClient | None = None
         if meta:
-            self._fleet = SyncFleet(Fleet(self._way, self._new_way, self._clock, self._rng), self._options.producer)
-        self._delay_way: SyncWay | None = None  # to a delay server that is elsewhere
+            self._fleet = SyncClusterClient(
+                ClusterClient(self._way, self._new_way, self._clock, self._rng), self._options.producer
+            )
+        self._delay_way: SyncServerConnection | None = None  # to a delay server that is elsewhere
         self._core, self._producing = self._way.core, self._way.producing
         self._consumers: list[Consumer] = []
         self._spooling = self._new_spooling(self._way)
         self._link = self._way.link  # last: other threads go by it
 
-    def _new_spooling(self, way: SyncWay) -> AnySpooling | None:
+    def _new_spooling(self, way: SyncServerConnection) -> AnySpoolHandle | None:
         if self._options.spool is None:
             return None
         try:
@@ -146,9 +148,9 @@ class Client:
             way.hang_up(self._clock.monotonic_ns())
             raise
 
-    def _new_way(self, goal: Goal) -> SyncWay:
+    def _new_way(self, goal: Goal) -> SyncServerConnection:
         watch = None if self._log is None else self._log.connection(goal)
-        return SyncWay(goal, self._options, self._clock, self._rng, self._new_link, watch)
+        return SyncServerConnection(goal, self._options, self._clock, self._rng, self._new_link, watch)
 
     def _new_link(self, line: Line, goal: Goal) -> Link:
         return Link(line, goal.addresses, self._clock, at_exit=partial(self.close, EXIT_S))
@@ -165,7 +167,7 @@ class Client:
         self._link.check()
         return self._link
 
-    def _delaying(self) -> SyncWay:
+    def _delaying(self) -> SyncServerConnection:
         """Where delayed messages go, and questions about them."""
         link = self._live()
         if not self._target.delay:
@@ -177,7 +179,7 @@ class Client:
         way.link.check()
         return way
 
-    def _ways(self) -> list[SyncWay]:
+    def _ways(self) -> list[SyncServerConnection]:
         if self._fleet is not None:
             return self._fleet.ways
         return [self._way] if self._delay_way is None else [self._way, self._delay_way]
@@ -235,7 +237,7 @@ class Client:
 
     def _send_by(
         self,
-        fleet: SyncFleet,
+        fleet: SyncClusterClient,
         subject: str,
         payload: bytes,
         key: str | None,
@@ -346,12 +348,12 @@ class Client:
     # --- consuming ---------------------------------------------------------------------------------------------------
 
     def consumer(self, subject: str, group: str, **settings: Unpack[ConsumerSettings]) -> Consumer:
-        """Join a group on a subject. `fairway.ConsumingOptions` says what can be set."""
+        """Join a group on a subject. `fairway.ConsumerOptions` says what can be set."""
         link, core, options = self._live(), self._core, options_of(subject, group, settings)
         if self._fleet is not None:
-            return self._herded(self._fleet, HerdLink(options, self._way, self._clock, self._rng, self._log))
+            return self._herded(self._fleet, ConsumerLink(options, self._way, self._clock, self._rng, self._log))
         on_event = None if self._log is None else self._log.listener(core.line)
-        session = Consuming(
+        session = ConsumerSession(
             options,
             self._clock,
             self._rng,
@@ -366,7 +368,7 @@ class Client:
         link.pump()
         return made
 
-    def _herded(self, fleet: SyncFleet, link: HerdLink) -> Consumer:
+    def _herded(self, fleet: SyncClusterClient, link: ConsumerLink) -> Consumer:
         """A consumer on every broker group of its subject."""
         herd = link.herd
 

@@ -10,13 +10,13 @@ from fairway.client.asking import AnswerT, Command
 from fairway.client.commands import SeekTarget
 from fairway.client.core import ASK_S, Duration, limit_of
 from fairway.client.delayed import AskDelayServer
-from fairway.client.fleet import Fleet, nowhere
+from fairway.client.fleet import ClusterClient, nowhere
 from fairway.client.fleet_asking import Dialog
 from fairway.client.many import MessageSlice, shares_of
 from fairway.client.merging import check_scannable
 from fairway.client.pending import SyncBatch, SyncPending
 from fairway.client.spot import Partitioner
-from fairway.client.sync_way import SyncWay
+from fairway.client.sync_way import SyncServerConnection
 from fairway.errors import BufferFull, Refused
 from fairway.protocol.messages import ControlMessage
 from fairway.protocol.producing import ProducerOptions
@@ -24,15 +24,15 @@ from fairway.protocol.producing import ProducerOptions
 T = TypeVar("T")
 
 
-class SyncFleet:
+class SyncClusterClient:
     """All ways of one client."""
 
-    def __init__(self, inner: Fleet[SyncWay], options: ProducerOptions) -> None:
+    def __init__(self, inner: ClusterClient[SyncServerConnection], options: ProducerOptions) -> None:
         self.inner = inner
         self._block_s = options.block_ms / 1_000
 
     @property
-    def ways(self) -> list[SyncWay]:
+    def ways(self) -> list[SyncServerConnection]:
         return self.inner.ways
 
     # --- sending -----------------------------------------------------------------------------------------------------
@@ -55,7 +55,12 @@ class SyncFleet:
         return other.put(partial(other.producing.add, subject, *message), timeout)
 
     def _put_nowhere(
-        self, spot: Partitioner[SyncWay], message: tuple[Any, ...], timeout: Duration | None, *, is_alone: bool
+        self,
+        spot: Partitioner[SyncServerConnection],
+        message: tuple[Any, ...],
+        timeout: Duration | None,
+        *,
+        is_alone: bool,
     ) -> SyncPending:
         way = self.inner.meta
         pending = way.put(
@@ -89,7 +94,7 @@ class SyncFleet:
         """Ask every group that it concerns; one answer from all."""
         return self._drive(fleet_asking.ask_all(self.inner, command), timeout)
 
-    def to_scan(self, subject: str, start: SeekTarget, end: int | None) -> list[SyncWay]:
+    def to_scan(self, subject: str, start: SeekTarget, end: int | None) -> list[SyncServerConnection]:
         """The ways to go one after the other, to read all of a subject."""
         ways = self._drive(fleet_asking.groups_of(self.inner, subject), ASK_S)
         check_scannable(subject, start, end, sorted(ways))
@@ -116,5 +121,5 @@ class SyncFleet:
                 raise asking.unanswered(error) from None
 
 
-def _answer(way: SyncWay, command: Command[AnswerT]) -> AnswerT:
+def _answer(way: SyncServerConnection, command: Command[AnswerT]) -> AnswerT:
     return way.ask(command, ASK_S)[0]

@@ -6,26 +6,30 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fairway.client.client_log import ClientLog
-from fairway.client.herd import Herd
+from fairway.client.herd import ClusterConsumer
 from fairway.errors import Misuse
-from fairway.protocol.consumption import ConsumingOptions
+from fairway.protocol.consumption import ConsumerOptions
 from fairway.world.clock import Clock
 from fairway.world.hub import Hub
 from fairway.world.rng import Rng
 
 if TYPE_CHECKING:
-    from fairway.client.sync_way import SyncWay
+    from fairway.client.sync_way import SyncServerConnection
 
 
-class HerdLink:
+class ConsumerLink:
     """The part of `world.link.Link` that consumers use."""
 
-    def __init__(self, options: ConsumingOptions, meta: SyncWay, clock: Clock, rng: Rng, log: ClientLog | None) -> None:
+    def __init__(
+        self, options: ConsumerOptions, meta: SyncServerConnection, clock: Clock, rng: Rng, log: ClientLog | None
+    ) -> None:
         self._hub = Hub(clock)
         self._meta = meta
         self.lock = self._hub.lock
         self.announce = self._hub.announce
-        self.herd: Herd[SyncWay] = Herd(options, clock, rng, self.lock, self.announce, log)
+        self.herd: ClusterConsumer[SyncServerConnection] = ClusterConsumer(
+            options, clock, rng, self.lock, self.announce, log
+        )
 
     @property
     def is_orphan(self) -> bool:

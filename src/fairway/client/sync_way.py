@@ -21,10 +21,10 @@ from fairway.client.core import (
     seconds_of,
     unreachable,
 )
-from fairway.client.fleet import Fleet
+from fairway.client.fleet import ClusterClient
 from fairway.client.pending import SyncBatch, SyncPending
 from fairway.client.spool import SpoolOptions
-from fairway.client.spool_keeper import AnySpooling, FleetSpooling, Spooling
+from fairway.client.spool_keeper import AnySpoolHandle, ClusterSpoolHandle, SpoolHandle
 from fairway.errors import BufferFull
 from fairway.protocol.backoff import NS_PER_MS
 from fairway.protocol.line import Line
@@ -39,7 +39,7 @@ T = TypeVar("T")
 FIRST_S = 30.0  # for the first attempt to connect to succeed or fail: a host that is up answers much sooner
 
 
-class SyncWay:
+class SyncServerConnection:
     """A line, its sessions and its link. May be used from any number of threads."""
 
     def __init__(
@@ -73,13 +73,15 @@ class SyncWay:
         if not core.is_connected():
             raise unreachable(self._goal, core.line.trouble)
 
-    def spooling(self, options: SpoolOptions, rng: Rng, fleet: Fleet[SyncWay] | None) -> AnySpooling:
+    def spooling(
+        self, options: SpoolOptions, rng: Rng, fleet: ClusterClient[SyncServerConnection] | None
+    ) -> AnySpoolHandle:
         """Another way than this one, for what cannot go to the broker now; in a cluster, than all ways of the fleet."""
         if fleet is not None:
-            made: AnySpooling = FleetSpooling(options, fleet, self._clock, rng, post=self._post)
+            made: AnySpoolHandle = ClusterSpoolHandle(options, fleet, self._clock, rng, post=self._post)
         else:
             with self.link.lock:
-                made = Spooling(options, self.core, self._clock, rng, post=self._post, on_change=self.link.stir)
+                made = SpoolHandle(options, self.core, self._clock, rng, post=self._post, on_change=self.link.stir)
         made.start()
         return made
 

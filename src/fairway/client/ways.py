@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from fairway.client.core import ClientCore
 from fairway.client.url import BrokerAddress
-from fairway.protocol.producing import Producing
+from fairway.protocol.producing import ProducerSession
 
 
 class Linked(Protocol):
@@ -33,7 +33,7 @@ class ServerConnection(Protocol):
     def core(self) -> ClientCore[Any, Any]: ...
 
     @property
-    def producing(self) -> Producing[Any, Any]: ...
+    def producing(self) -> ProducerSession[Any, Any]: ...
 
     @property
     def link(self) -> Linked: ...

@@ -11,7 +11,7 @@ from fairway.batch import MessageId
 from fairway.delay import browsing
 from fairway.delay.browsing import BrowsedPage, Browser, PendingCount
 from fairway.delay.buckets import check_horizon
-from fairway.delay.moving import Mover
+from fairway.delay.moving import ScheduleAppender
 from fairway.delay.options import DelayOptions
 from fairway.delay.pending import Filter, PendingDecision, PendingMessages
 from fairway.delay.rows import Rows
@@ -31,7 +31,7 @@ class PendingQueries(ABC):
     store: Store
     is_passive: bool  # another copy leads
     _browser: Browser
-    _mover: Mover
+    _mover: ScheduleAppender
     _options: DelayOptions
     _pending: PendingMessages
     _time: Timekeeper

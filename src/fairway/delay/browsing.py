@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from fairway import limits
 from fairway.batch import MessageId
-from fairway.delay.letters import Letters
+from fairway.delay.letters import BatchComposer
 from fairway.delay.pending import Filter, Waiting
 from fairway.delay.rows import RowLocation, Rows, RowState
-from fairway.delay.sheet import Sheet
+from fairway.delay.sheet import BatchArrays
 from fairway.delay.wheel import RowNumbers
 from fairway.errors import Code, Refused
 from fairway.names import Subject
@@ -46,7 +46,9 @@ class BrowsedPage(NamedTuple):
 
     messages: list[Waiting]
     next: str
-    letters: tuple[tuple[int, Letters, NDArray[np.int64]], ...] = ()  # subject id, contents and due times, in order
+    letters: tuple[
+        tuple[int, BatchComposer, NDArray[np.int64]], ...
+    ] = ()  # subject id, contents and due times, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +122,14 @@ class _Draft:
     def __init__(self) -> None:
         self.messages: list[Waiting] = []
         self.bytes = 0
-        self._letters: list[tuple[int, Letters, list[int]]] = []
+        self._letters: list[tuple[int, BatchComposer, list[int]]] = []
 
-    def add(self, waiting: Waiting, sheet: Sheet, at: int) -> None:
+    def add(self, waiting: Waiting, sheet: BatchArrays, at: int) -> None:
         self.messages.append(waiting)
         self.bytes += waiting.size_bytes
         last = self._letters[-1] if self._letters else None
         if last is None or last[0] != waiting.subject_id or len(last[1]) >= _BATCH_MESSAGES_MAX:
-            last = waiting.subject_id, Letters(is_copying=True), []
+            last = waiting.subject_id, BatchComposer(is_copying=True), []
             self._letters.append(last)
         last[1].take(sheet, np.array([at]))
         last[2].append(waiting.due_ms)
@@ -140,7 +142,7 @@ class _Draft:
 class Browser:
     """Answers questions about rows that are loaded. `obtain`: the piece of a place, opened; None if it is damaged."""
 
-    def __init__(self, rows: Rows, obtain: Callable[[RowLocation], Awaitable[Sheet | None]]) -> None:
+    def __init__(self, rows: Rows, obtain: Callable[[RowLocation], Awaitable[BatchArrays | None]]) -> None:
         self._rows = rows
         self._obtain = obtain
         self._windows: dict[tuple[Filter, str], _Window] = {}  # what follows on a cursor

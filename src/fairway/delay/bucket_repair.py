@@ -27,10 +27,10 @@ from fairway.delay.bucket_file import BucketFile, file_name
 from fairway.delay.bucket_salvage import Claim, Salvage
 from fairway.delay.buckets import TimeRange
 from fairway.delay.ledger import DecisionIndex
-from fairway.delay.letters import Letters
+from fairway.delay.letters import BatchComposer
 from fairway.delay.piece import Sequences
 from fairway.delay.rows import Rows, RowState
-from fairway.delay.sheet import Sheet
+from fairway.delay.sheet import BatchArrays
 from fairway.delay.wheel import RowNumbers
 from fairway.errors import FairwayError, Refused, RemoteProtocolError, StorageFault
 from fairway.names import Subject
@@ -309,11 +309,11 @@ def header_in(raw: bytes, position: int, log_id: int) -> RecordHeader | None:
 
 def _gathered(batches: list[StoredBatch], sequences: Sequences, *, is_of_split: bool) -> bytes:
     """Messages of several batches, or some of one, as the mover or a split gathers them."""
-    letters, due_ms = Letters(is_copying=is_of_split), list[np.ndarray]()
+    letters, due_ms = BatchComposer(is_copying=is_of_split), list[np.ndarray]()
     for each in batches:
         first, end = each.entry.first_sequence, each.entry.end_sequence
         chosen = (sequences[(sequences >= first) & (sequences < end)] - np.uint64(first)).astype(np.int64)
-        letters.take(Sheet(each.data), chosen)
+        letters.take(BatchArrays(each.data), chosen)
         due_ms.append(piece.index_of(each.data).due_ms[chosen])
     header = batch.peek(batches[0].data)
     producer_id, first_sequence = _OF_SPLIT if is_of_split else (header.producer_id, header.first_sequence)

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from fairway import batch
 from fairway.delay import piece
-from fairway.delay.letters import Letters
+from fairway.delay.letters import BatchComposer
 from fairway.delay.piece import BucketRecord, Sequences
-from fairway.delay.sheet import Numbers, Sheet
+from fairway.delay.sheet import BatchArrays, Numbers
 from fairway.errors import Refused
 from fairway.names import Subject
 from fairway.storage.message_log import MessageLog, StoredBatch
@@ -132,9 +132,9 @@ class _Collection:
     def encode(self, created_ms: int) -> bytes:
         """A batch of all messages, an empty one in place of each that is missing."""
         count = len(self.owner)
-        sheets = [Sheet(each.data) for each in self.batches]
-        empty = Sheet(batch.encode([b""] * count, producer_id=_NOBODY, first_sequence=0, created_ms=created_ms))
-        letters, due_ms = Letters(is_copying=True), np.zeros(count, np.int64)
+        sheets = [BatchArrays(each.data) for each in self.batches]
+        empty = BatchArrays(batch.encode([b""] * count, producer_id=_NOBODY, first_sequence=0, created_ms=created_ms))
+        letters, due_ms = BatchComposer(is_copying=True), np.zeros(count, np.int64)
         for part in np.split(np.arange(count), np.flatnonzero(np.diff(self.owner)) + 1):
             owner, places = int(self.owner[part[0]]), self.places[part]
             if owner < 0:

@@ -174,7 +174,7 @@ class StreamSender:
         return backoff.next_ns(refused.retry_after_ms)
 
 
-class Carrier:
+class TargetSender:
     """The session on the line to one broker group."""
 
     def __init__(

@@ -16,7 +16,7 @@ from fairway.world.clock import Clock
 _LONG_NS = 2_000_000
 
 
-class Clockwork:
+class DueTimer:
     """`turn` does what is to be done by now, and says in how many ms the next one is due, at the latest."""
 
     def __init__(

@@ -17,11 +17,11 @@ from functools import partial
 from typing import Protocol
 
 from fairway import batch, limits
-from fairway.delay.carrier import Carrier
+from fairway.delay.carrier import TargetSender
 from fairway.delay.dispatching import Intent
 from fairway.names import Subject
 from fairway.protocol import ConnectionOptions
-from fairway.protocol.line import Line, LineOptions
+from fairway.protocol.line import Line, ReconnectOptions
 from fairway.protocol.messages import Produced
 from fairway.world.clock import Clock
 from fairway.world.dialing import Address
@@ -55,7 +55,7 @@ class DispatchTarget:
 
     name: str
     addresses: tuple[Address, ...]
-    carrier: Carrier
+    carrier: TargetSender
     line: Line
     link: LoopLink
     leader: Address | None = None
@@ -89,7 +89,7 @@ class DispatchSender:
         self._net = net
         self._clock = clock
         self._rng = rng
-        self._line_options = LineOptions(
+        self._line_options = ReconnectOptions(
             hello=ConnectionOptions(name=name, has_heartbeat=has_heartbeat), backoff_most_ms=2_000
         )
         self._outstanding_bytes = outstanding_bytes
@@ -142,7 +142,7 @@ class DispatchSender:
 
     def _dial(self, name: str, addresses: Sequence[Address], leader: Address | None = None) -> None:
         now_ns = self._clock.monotonic_ns()
-        carrier = Carrier(self._rng, on_sent=self._note_sent, on_open=self._on_room)
+        carrier = TargetSender(self._rng, on_sent=self._note_sent, on_open=self._on_room)
         line = Line(self._rng, self._line_options, now_ns=now_ns, on_trouble=partial(self._on_trouble, name))
         line.add(carrier, now_ns)
         link = LoopLink(line, addresses, self._net, self._clock)

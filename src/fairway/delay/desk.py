@@ -17,7 +17,7 @@ from fairway.batch import MessageId, peek
 from fairway.delay.browsing import BrowsedPage
 from fairway.delay.dispatching import Redirected
 from fairway.delay.engine import Engine
-from fairway.delay.history import Historian
+from fairway.delay.history import DelayHistory
 from fairway.delay.metrics import Figures
 from fairway.delay.pending import CancelOutcome, Filter, PendingDecision
 from fairway.errors import Code, FairwayError, Misuse, Refused, RemoteProtocolError
@@ -44,7 +44,7 @@ from fairway.protocol.delaying import (
 from fairway.protocol.messages import Produce
 from fairway.scheduling import Actor, Expiry, TurnResult
 from fairway.serving.delaying import DelayRequest
-from fairway.serving.exposition import Exposition
+from fairway.serving.exposition import MetricsText
 from fairway.serving.memory import MemoryAccount, store_accounts
 from fairway.serving.produce_answer import checked_secret, produced
 from fairway.storage.dedupe import PlaceTaken
@@ -85,7 +85,7 @@ class DelayRequestHandler:
         self._rows_max = rows_max
         self._transit = transit
         self._figures = figures
-        self._historian = Historian(engine.store, engine.name_of)
+        self._historian = DelayHistory(engine.store, engine.name_of)
         self._walks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -95,7 +95,7 @@ class DelayRequestHandler:
         for walk in self._walks:
             walk.cancel()
 
-    def show(self, out: Exposition) -> None:
+    def show(self, out: MetricsText) -> None:
         self._figures.show(out)
 
     def memory_accounts(self) -> list[MemoryAccount]:

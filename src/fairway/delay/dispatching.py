@@ -31,9 +31,9 @@ from fairway.delay.dispatch_log import (
     key_event,
     ranges_of,
 )
-from fairway.delay.letters import Letters
+from fairway.delay.letters import BatchComposer
 from fairway.delay.rows import Rows, RowState, spot_of
-from fairway.delay.sheet import Sheet
+from fairway.delay.sheet import BatchArrays
 from fairway.delay.shelf import BucketRecordCache, OpenBucketRecord
 from fairway.delay.wheel import DueTimes, RowNumbers
 from fairway.errors import Refused
@@ -241,7 +241,7 @@ class Dispatcher:
         """These will be due soon: fetch what is not open."""
         self._shelf.want(spot_of(each) for each in np.unique(self._rows.spots(rows)).tolist()[:_AHEAD_PIECES])
 
-    def _gather(self, rows: RowNumbers) -> tuple[RowNumbers, RowNumbers, RowNumbers, Letters]:
+    def _gather(self, rows: RowNumbers) -> tuple[RowNumbers, RowNumbers, RowNumbers, BatchComposer]:
         """As many of the first rows as go into one intent; those of them whose pieces are still to be fetched; the
         rest; the letters of the first."""
         table = self._rows
@@ -249,7 +249,7 @@ class Dispatcher:
         spots = table.spots(near)
         ends = np.append(np.flatnonzero(np.diff(spots)) + 1, len(near)).tolist()
         indices = table.index[near].astype(np.int64)
-        letters = Letters()
+        letters = BatchComposer()
         taken: list[RowNumbers] = []
         missing: list[RowNumbers] = []
         start = 0
@@ -308,7 +308,7 @@ class Dispatcher:
         target: str,
         stream: DispatchStream,
         rows: RowNumbers,
-        letters: Letters,
+        letters: BatchComposer,
         now_ms: int,
     ) -> None:
         number, first = self._journal.next_number, stream.next_sequence
@@ -362,7 +362,7 @@ class Dispatcher:
             return None
         made: list[tuple[DispatchEvent, RowNumbers, bytes]] = []
         for target, chosen in shares.items():
-            letters = Letters(is_copying=True)
+            letters = BatchComposer(is_copying=True)
             for row in chosen:
                 sheet = opened[int(table.spots(np.array([row]))[0])]
                 if sheet is not None:
@@ -425,7 +425,7 @@ class Dispatcher:
         if len(rows) < event.messages or not (table.file[rows] != 0).all():
             return None
         rows = rows[np.argsort(table.sequence[rows], kind="stable")]
-        letters = Letters(is_copying=True)
+        letters = BatchComposer(is_copying=True)
         spots, indices = table.spots(rows), table.index[rows].astype(np.int64)
         for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(spots)) + 1):
             opened = self._shelf.read(spot_of(int(spots[part[0]])))
@@ -451,14 +451,14 @@ class Dispatcher:
         )
 
 
-def _key_in(sheet: Sheet, index: int) -> str | None:
+def _key_in(sheet: BatchArrays, index: int) -> str | None:
     """The key of a message, if it has one."""
     if sheet.keys is None or sheet.present is None or not sheet.present[index]:
         return None
     return sheet.keys.item(index).decode()
 
 
-def _fitting(sheet: Sheet, messages: RowNumbers, letters: Letters) -> int:
+def _fitting(sheet: BatchArrays, messages: RowNumbers, letters: BatchComposer) -> int:
     """How many of these messages an intent takes; a single larger one has an intent of its own."""
     room = limits.INTENT_BYTES_MAX - letters.bytes
     if len(sheet.payloads.data) <= room:

@@ -33,13 +33,13 @@ from fairway.delay.following import DelayReplica
 from fairway.delay.forgetting import Memory
 from fairway.delay.housekeeping import DelayMaintenance
 from fairway.delay.loader import Sweeper
-from fairway.delay.moving import Mover
+from fairway.delay.moving import ScheduleAppender
 from fairway.delay.options import DelayOptions
 from fairway.delay.pending import PendingMessages
 from fairway.delay.recovering import Recovery
 from fairway.delay.rows import RowLocation, Rows, RowState
 from fairway.delay.schedule_log import ScheduleLog
-from fairway.delay.sheet import Sheet
+from fairway.delay.sheet import BatchArrays
 from fairway.delay.shelf import BucketRecordCache
 from fairway.delay.wheel import TICK_MS, DueTimes, RowNumbers, Wheel
 from fairway.errors import Code, FairwayError, Misuse, Refused, StorageFault, WrongDirectory
@@ -175,8 +175,8 @@ class Engine(PendingQueries):
             self.log.files, self.repairs, on_damage=lost, on_fault=self._poison, on_arrival=self._on_ready
         )
 
-    def _new_mover(self, defer: Defer) -> Mover:
-        return Mover(
+    def _new_mover(self, defer: Defer) -> ScheduleAppender:
+        return ScheduleAppender(
             self.rows,
             self.log,
             defer=defer,
@@ -554,13 +554,13 @@ class Engine(PendingQueries):
             self.wheel.cancel(row, int(self.rows.due_ms[row]))
         self._dispatcher.drop_lost(rows)
 
-    async def _obtain(self, place: RowLocation) -> Sheet | None:
+    async def _obtain(self, place: RowLocation) -> BatchArrays | None:
         if place.file == 0:
             return self._mover.young_at(place.position)
         opened = await self._shelf.obtain((place.file, place.position))
         return None if opened is None else opened.sheet
 
-    def _open_at(self, place: RowLocation) -> Sheet | None:
+    def _open_at(self, place: RowLocation) -> BatchArrays | None:
         if place.file == 0:
             return self._mover.young_at(place.position)
         opened = self._shelf.read((place.file, place.position))

@@ -24,7 +24,7 @@ from fairway import limits
 from fairway.delay.dispatch_log import DispatchEvent, DispatchLog, EventKind, MasterDecision
 from fairway.delay.ledger import DecisionIndex
 from fairway.delay.loader import catch_up
-from fairway.delay.moving import Mover
+from fairway.delay.moving import ScheduleAppender
 from fairway.delay.recovering import RECORD_COST, batches, known_from
 from fairway.delay.rows import Rows, RowState
 from fairway.delay.wheel import RowNumbers
@@ -50,7 +50,7 @@ class DelayReplica:
         self,
         store: Store,
         rows: Rows,
-        mover: Mover,
+        mover: ScheduleAppender,
         journal: DispatchLog,
         ledger: DecisionIndex,
         at: int,

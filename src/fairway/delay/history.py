@@ -40,7 +40,7 @@ _DECIDED = {
 }
 
 
-class Historian:
+class DelayHistory:
     """Reads the logs of a store. `name`: of a subject, by its number."""
 
     def __init__(self, store: Store, name: Callable[[int], Subject]) -> None:

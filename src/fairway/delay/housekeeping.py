@@ -10,7 +10,7 @@ from fairway.delay.bucket_repair import BucketRepair
 from fairway.delay.buckets import DAY_MS, is_to_split
 from fairway.delay.dispatch_log import DispatchLog
 from fairway.delay.forgetting import KEEP_MS, Memory
-from fairway.delay.moving import Mover
+from fairway.delay.moving import ScheduleAppender
 from fairway.delay.rows import Rows, RowState
 from fairway.delay.schedule_log import ScheduleLog
 from fairway.delay.shelf import BucketRecordCache
@@ -32,7 +32,7 @@ class DelayMaintenance:
         log: ScheduleLog,
         shelf: BucketRecordCache,
         rows: Rows,
-        mover: Mover,
+        mover: ScheduleAppender,
         journal: DispatchLog,
         memory: Memory,
         repairs: BucketRepair,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fairway.batch import checksum, layout
 from fairway.batch.hashing import tag_filter_of
 from fairway.batch.layout import Codec
-from fairway.delay.sheet import Lists, Numbers, Sheet, Text
+from fairway.delay.sheet import BatchArrays, Lists, Numbers, Text
 
 _FEW = 6  # messages of one sheet: an array costs as much as so many of them one by one
 
@@ -84,7 +84,7 @@ class _Listing:
             column.take(text, first_items, end_items, items)
 
 
-class Letters:
+class BatchComposer:
     """Columns that grow. `is_copying`: they do not keep alive the sheets that they are taken from."""
 
     def __init__(self, *, is_copying: bool = False) -> None:
@@ -103,7 +103,7 @@ class Letters:
     def __len__(self) -> int:
         return self._count
 
-    def take(self, of: Sheet, messages: Numbers) -> None:
+    def take(self, of: BatchArrays, messages: Numbers) -> None:
         """Copy these messages, in this order."""
         flags = of.header.flags
         self._has |= flags
@@ -115,13 +115,13 @@ class Letters:
         else:
             self._take_many(of, messages)
 
-    def _take_lists(self, of: Sheet, messages: Numbers) -> None:
+    def _take_lists(self, of: BatchArrays, messages: Numbers) -> None:
         """Tags and headers; the messages before the first that has any have none."""
         for listing, lists in ((self._tags, of.tags), (self._headers, of.headers)):
             listing.lengths.frombytes(bytes(4 * (self._count - len(listing.lengths))))
             listing.take(lists, messages)
 
-    def _take_one(self, of: Sheet, message: int) -> None:
+    def _take_one(self, of: BatchArrays, message: int) -> None:
         self._count += 1
         self._payloads.take_one(of.payloads, message)
         self.bytes += self._payloads.lengths[-1]
@@ -138,7 +138,7 @@ class Letters:
             self._hashes.append(int(of.hashes[message]))
         self._created_ms.append(of.header.created_ms if of.created_ms is None else int(of.created_ms[message]))
 
-    def _take_many(self, of: Sheet, messages: Numbers) -> None:
+    def _take_many(self, of: BatchArrays, messages: Numbers) -> None:
         firsts, ends = runs_of(messages)
         count, before = len(messages), len(self._payloads.lengths)
         self._count += count

@@ -26,8 +26,8 @@ from fairway.registry.port import RegistryError, SessionState
 from fairway.replication import law
 from fairway.replication.follower import TooFarBehind
 from fairway.replication.leader import QUESTIONS
-from fairway.replication.member import GroupMember
-from fairway.replication.membership import Face, MemberOptions, MemberWorld
+from fairway.replication.member import CopyLifecycle
+from fairway.replication.membership import CopyOptions, CopyRuntime, Face
 from fairway.replication.standing import CopyStatus
 from fairway.serving.http import Pages
 from fairway.serving.probe_pages import ProbePages
@@ -42,16 +42,16 @@ _TARGETS_SHOWN_MAX = 16
 _FREE_BYTES_STEP = 64 << 20  # a figure that is told only when it has changed by so much
 
 
-class DelayMember(GroupMember[DelayServer]):
-    """One copy. `await DelayMember.start(...)`, then `await member.stop()`."""
+class DelayCopy(CopyLifecycle[DelayServer]):
+    """One copy. `await DelayCopy.start(...)`, then `await member.stop()`."""
 
     kind = law.DELAY
 
     def __init__(
         self,
-        world: MemberWorld,
+        world: CopyRuntime,
         options: ServerOptions,
-        membership: MemberOptions,
+        membership: CopyOptions,
         metas: tuple[Address, ...] = (),
         open_schedule_disk: Callable[[], Disk] | None = None,
     ) -> None:
@@ -71,12 +71,12 @@ class DelayMember(GroupMember[DelayServer]):
     @classmethod
     async def start(
         cls,
-        world: MemberWorld,
+        world: CopyRuntime,
         options: ServerOptions,
-        membership: MemberOptions,
+        membership: CopyOptions,
         metas: tuple[Address, ...] = (),
         open_schedule_disk: Callable[[], Disk] | None = None,
-    ) -> DelayMember:
+    ) -> DelayCopy:
         """Open the directory, listen, and begin to take part. What this copy does is decided by and by."""
         member = cls(world, options, membership, metas, open_schedule_disk)
         await member.begin()

@@ -14,7 +14,7 @@ from fairway.delay.engine import Engine
 from fairway.delay.pending import CancelOutcome, PendingDecision
 from fairway.delay.wheel import DueTimes
 from fairway.protocol.messages import Produced
-from fairway.serving.exposition import Exposition
+from fairway.serving.exposition import MetricsText
 from fairway.serving.meters import Histogram
 
 # Upper bounds, in ms: from a tick of the wheel to a broker that was away over the weekend.
@@ -56,7 +56,7 @@ class Figures:
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
-    def show(self, out: Exposition) -> None:
+    def show(self, out: MetricsText) -> None:
         engine, courier = self._engine, self._courier
         held_back = engine.held_back
         out.one("delay_pending_messages", "gauge", "Messages scheduled and not yet sent.", engine.rows.pending)
@@ -73,7 +73,7 @@ class Figures:
         self._storage(out)
         self._targets(out)
 
-    def _storage(self, out: Exposition) -> None:
+    def _storage(self, out: MetricsText) -> None:
         engine = self._engine
         out.one("delay_is_loaded", "gauge", "0: still reading its files, questions wait.", int(engine.is_loaded))
         out.one("delay_buckets", "gauge", "Files of the schedule log.", len(engine.log.files))
@@ -89,7 +89,7 @@ class Figures:
         out.one("delay_salvaged_messages_total", "counter", about, engine.repairs.salvaged_messages)
         out.one("delay_stuck_intents", "gauge", "Batches that cannot be made again after a crash.", len(engine.stuck))
 
-    def _targets(self, out: Exposition) -> None:
+    def _targets(self, out: MetricsText) -> None:
         targets = [({"target": each.name}, each) for each in self._courier]
         down = [(labels, int(each.is_down)) for labels, each in targets]
         down += [({"target": name}, 1) for name in self._courier.homeless]

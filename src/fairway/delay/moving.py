@@ -25,11 +25,11 @@ from fairway import batch, limits
 from fairway.delay import piece
 from fairway.delay.bucket_file import BucketFile
 from fairway.delay.buckets import Calendar, TimeRange
-from fairway.delay.letters import Letters
+from fairway.delay.letters import BatchComposer
 from fairway.delay.piece import BucketIndex, BucketRecord
 from fairway.delay.rows import Rows
 from fairway.delay.schedule_log import ScheduleLog
-from fairway.delay.sheet import Sheet
+from fairway.delay.sheet import BatchArrays
 from fairway.delay.wheel import RowNumbers
 from fairway.errors import FairwayError
 from fairway.names import Subject
@@ -83,11 +83,11 @@ class _Young:
         self.end = of.end
         self.move = of.move
         self.left = len(of.messages)
-        self._sheet: Sheet | None = None
+        self._sheet: BatchArrays | None = None
 
-    def sheet(self) -> Sheet:
+    def sheet(self) -> BatchArrays:
         if self._sheet is None:
-            self._sheet = Sheet(self.data)
+            self._sheet = BatchArrays(self.data)
         return self._sheet
 
 
@@ -110,7 +110,7 @@ class _BucketBatch:
         return self.is_near or self.messages >= PIECE_MESSAGES or is_large
 
 
-class Mover:
+class ScheduleAppender:
     """Puts messages into buckets, and knows how far it is."""
 
     def __init__(
@@ -264,7 +264,7 @@ class Mover:
         self._arrived, self._gatherings, self._refused = [], {}, []
         self._ripe.clear()
 
-    def young_at(self, token: int) -> Sheet:
+    def young_at(self, token: int) -> BatchArrays:
         """The batch that a row without a bucket is in."""
         return self._young[token].sheet()
 
@@ -329,7 +329,7 @@ class Mover:
         counts: dict[int, int] = {}
         if len(ends) == 1 and len(rows) == batch.peek(first.data).count:
             return {int(places[0]): len(rows)}, first.data, piece.index_of(first.data)  # unopened
-        letters, start = Letters(), 0
+        letters, start = BatchComposer(), 0
         for token, end in zip(places[np.array(ends) - 1].tolist(), ends, strict=True):
             letters.take(self._young[token].sheet(), messages[start:end])
             counts[token] = counts.get(token, 0) + end - start

@@ -25,7 +25,7 @@ from fairway import batch
 from fairway.batch import MessageId
 from fairway.delay.dispatch_log import DispatchEvent, DispatchLog, EventKind, by_subject, ranges_of
 from fairway.delay.rows import RowLocation, Rows, RowState
-from fairway.delay.sheet import Sheet
+from fairway.delay.sheet import BatchArrays
 from fairway.delay.wheel import RowNumbers
 
 
@@ -71,7 +71,7 @@ class PendingMessages:
         rows: Rows,
         journal: DispatchLog,
         *,
-        open_at: Callable[[RowLocation], Sheet | None],
+        open_at: Callable[[RowLocation], BatchArrays | None],
         take_off: Callable[[int], None],
         put_on: Callable[[RowNumbers], None],
         on_done: Callable[[RowNumbers], None],

@@ -25,7 +25,7 @@ from fairway.delay.dispatch_log import DispatchEvent, DispatchLog, by_subject
 from fairway.delay.dispatching import Dispatcher, Intent
 from fairway.delay.ledger import DecisionIndex
 from fairway.delay.loader import Loader, catch_up
-from fairway.delay.moving import Mover
+from fairway.delay.moving import ScheduleAppender
 from fairway.delay.rows import Rows, RowState
 from fairway.delay.schedule_log import ScheduleLog
 from fairway.delay.wheel import RowNumbers
@@ -58,7 +58,7 @@ class Recovery:
         store: Store,
         log: ScheduleLog,
         rows: Rows,
-        mover: Mover,
+        mover: ScheduleAppender,
         journal: DispatchLog,
         dispatcher: Dispatcher,
         *,

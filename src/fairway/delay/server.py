@@ -20,7 +20,7 @@ from fairway.delay.engine import recover_logs
 from fairway.delay.options import DelayOptions
 from fairway.delay.service import Delay, DelayWorld
 from fairway.delay.snapshot import Snapshots
-from fairway.delay.wayfinding import Wayfinder
+from fairway.delay.wayfinding import TargetFinder
 from fairway.errors import Code, FairwayError, Refused
 from fairway.protocol import ConnectionOptions, RequestReceived
 from fairway.protocol.admin import BrokerState, Describe, Described
@@ -32,12 +32,12 @@ from fairway.replication.standing import CopyStatus
 from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult
 from fairway.serving.budget import Allowance
 from fairway.serving.delaying import DelayRequest, concerns_delay, key_of
-from fairway.serving.doors import Doors, check_host
-from fairway.serving.exposition import CONTENT_TYPE, Exposition
-from fairway.serving.hall import Hall, HallOptions
-from fairway.serving.http import EXHAUSTED, HttpDoor, HttpResponse
+from fairway.serving.doors import Listeners, check_host
+from fairway.serving.exposition import CONTENT_TYPE, MetricsText
+from fairway.serving.hall import SessionManager, SessionManagerOptions
+from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse
 from fairway.serving.memory import server_accounts, show
-from fairway.serving.meters import Meters
+from fairway.serving.meters import ServerCounters
 from fairway.serving.probe_pages import show_store
 from fairway.serving.requests import Requester, admit, hand_to
 from fairway.serving.session import ServerSession
@@ -66,7 +66,7 @@ class ServerOptions:
     memory_bytes_max: int = 0  # of the process, which the other bounds are parts of; 0: nobody has said
     request_ms_max: int = 30_000
     drain_ms_max: int = 5_000
-    hall: HallOptions = field(default_factory=HallOptions)
+    hall: SessionManagerOptions = field(default_factory=SessionManagerOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     delay: DelayOptions = field(default_factory=DelayOptions)
 
@@ -90,18 +90,18 @@ class DelayServer:
         self.delay = delay
         self.standing = standing  # of one copy of several
         self.scheduler = Scheduler(world.clock, loop, options.scheduler)
-        self.meters = Meters()
+        self.meters = ServerCounters()
         self.waiting: Allowance[Requester] = Allowance(
             options.waiting_bytes_max, "wait in this delay server's requests"
         )
-        self.hall = Hall(world.clock, options.hall, self.meters, self.scheduler, self.waiting, self.handle)
+        self.hall = SessionManager(world.clock, options.hall, self.meters, self.scheduler, self.waiting, self.handle)
         self.pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
-        self._doors = Doors(world.net, self.hall, HttpDoor(self.pages))
+        self._doors = Listeners(world.net, self.hall, HttpListener(self.pages))
         self._describer = _Describer(self._state)
         self._started_ms = world.clock.wall_ms()
         self._world = world
         self._metas: tuple[Address, ...] = ()
-        self._wayfinder: Wayfinder | None = None
+        self._wayfinder: TargetFinder | None = None
         self._snapshots: Snapshots | None = None
         self._is_stopping = False
 
@@ -166,7 +166,7 @@ class DelayServer:
     def begin_life(self) -> None:
         """It leads, and everything in its logs is committed: send what is due, wherever meta servers say."""
         self.delay.lead()
-        self._wayfinder = Wayfinder(
+        self._wayfinder = TargetFinder(
             self._world.net,
             self._world.clock,
             self._world.rng,
@@ -237,7 +237,7 @@ class DelayServer:
     # --- what probes ask ---------------------------------------------------------------------------------------------
 
     def _metrics_page(self) -> HttpResponse:
-        out = Exposition()
+        out = MetricsText()
         out.one("connections", "gauge", "Connections open.", len(self.hall))
         out.one("connections_total", "counter", "Connections accepted.", self.meters.connections)
         refusals = sorted((code.value, count) for code, count in self.meters.refusals.items())

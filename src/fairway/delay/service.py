@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fairway.delay.clockwork import Clockwork
+from fairway.delay.clockwork import DueTimer
 from fairway.delay.courier import DispatchSender
 from fairway.delay.desk import DelayRequestHandler
 from fairway.delay.dispatching import Intent, Redirected
@@ -82,7 +82,7 @@ class Delay:
         self._untold: list[int] = []  # intents that are sent, and the log had no room to say so
         self._failed = asyncio.Event()
         self._failure: Exception | None = None
-        self.clockwork = Clockwork(world.clock, self._turn, self._fail, may_rest=lambda: self.engine.is_loaded)
+        self.clockwork = DueTimer(world.clock, self._turn, self._fail, may_rest=lambda: self.engine.is_loaded)
         self.courier = DispatchSender(
             world.net,
             world.clock,

@@ -40,7 +40,7 @@ class Lists(NamedTuple):
     texts: tuple[Text, ...]
 
 
-class Sheet:
+class BatchArrays:
     """The columns of a batch that was checked, and whose bytes are known to be the same."""
 
     __slots__ = (

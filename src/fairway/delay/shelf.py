@@ -18,7 +18,7 @@ from fairway import limits
 from fairway.delay.bucket_file import BucketFile
 from fairway.delay.bucket_repair import BucketRepair
 from fairway.delay.piece import BucketRecord
-from fairway.delay.sheet import Sheet
+from fairway.delay.sheet import BatchArrays
 from fairway.errors import StorageFault
 from fairway.names import Subject
 from fairway.storage import record
@@ -36,7 +36,7 @@ class OpenBucketRecord(NamedTuple):
     """A piece, its columns within reach."""
 
     subject: Subject
-    sheet: Sheet
+    sheet: BatchArrays
     is_there: NDArray[np.bool_] | None = None  # by message, where some are lost: the sheet has empty ones for these
 
     def lacks(self, messages: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -89,7 +89,7 @@ class BucketRecordCache:
         """A piece that has just been read or written. `is_there`: of one that was salvaged."""
         if spot in self._opened:
             return
-        self._opened[spot] = OpenBucketRecord(piece.subject, Sheet(piece.data), is_there)
+        self._opened[spot] = OpenBucketRecord(piece.subject, BatchArrays(piece.data), is_there)
         self.bytes += len(piece.data)
         while self.bytes > _BYTES_MAX and len(self._opened) > 1:
             self.bytes -= len(self._opened.popitem(last=False)[1].sheet.data)

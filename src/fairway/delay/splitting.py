@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fairway import limits
 from fairway.delay.bucket_file import BucketFile
 from fairway.delay.buckets import Calendar, TimeRange
-from fairway.delay.letters import Letters
+from fairway.delay.letters import BatchComposer
 from fairway.delay.moving import JOINED_BYTES, PIECE_BYTES, PIECE_MESSAGES
 from fairway.delay.rows import Rows, RowState
 from fairway.delay.schedule_log import ScheduleLog
@@ -40,7 +40,7 @@ class _SplitBatch:
 
     span: TimeRange
     subject: Subject
-    letters: Letters = field(default_factory=lambda: Letters(is_copying=True))
+    letters: BatchComposer = field(default_factory=lambda: BatchComposer(is_copying=True))
     parts: list[RowNumbers] = field(default_factory=list)
     whole_bytes: int = 0  # of the pieces that its parts come from: it has fewer itself
 

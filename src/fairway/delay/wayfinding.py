@@ -18,7 +18,7 @@ from fairway import batch, limits
 from fairway.lookup.routes import Routes
 from fairway.names import Subject
 from fairway.protocol import ConnectionOptions
-from fairway.protocol.line import Line, LineOptions
+from fairway.protocol.line import Line, ReconnectOptions
 from fairway.protocol.routing import ClientRole, GroupRoute
 from fairway.world.clock import Clock
 from fairway.world.dialing import Address
@@ -43,7 +43,7 @@ class TargetListener(Protocol):
         """Whether something is on its way that a subject stands for."""
 
 
-class Wayfinder:
+class TargetFinder:
     """What one delay server knows of its cluster. Lives on its loop."""
 
     def __init__(
@@ -68,7 +68,9 @@ class Wayfinder:
         self._again: asyncio.TimerHandle | None = None
         now_ns = clock.monotonic_ns()
         self._routes = Routes(ClientRole.PRODUCER, rng, self._changed, may_create=True)
-        self._line = Line(rng, LineOptions(hello=ConnectionOptions(name=name), backoff_most_ms=1_000), now_ns=now_ns)
+        self._line = Line(
+            rng, ReconnectOptions(hello=ConnectionOptions(name=name), backoff_most_ms=1_000), now_ns=now_ns
+        )
         self._line.add(self._routes, now_ns)
         self._link = LoopLink(self._line, self._metas, net, clock)
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from fairway.errors import InvariantViolated, RemoteProtocolError, Unreachable
 from fairway.protocol import ConnectionOptions
-from fairway.protocol.line import Line, LineOptions
+from fairway.protocol.line import Line, ReconnectOptions
 from fairway.protocol.messages import ControlMessage
 from fairway.protocol.session import Answer, Ask, ConnectionLost, RequestOutcome
 from fairway.world.clock import Clock
@@ -74,7 +74,7 @@ class Inquirer:
     ) -> None:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        options = LineOptions(hello=ConnectionOptions(name=name, features=features), backoff_most_ms=1_000)
+        options = ReconnectOptions(hello=ConnectionOptions(name=name, features=features), backoff_most_ms=1_000)
         self.line = Line(rng, options, now_ns=clock.monotonic_ns(), on_trouble=on_trouble)
         self._session = Inquiries(opened)
         self.line.add(self._session, clock.monotonic_ns())

@@ -21,8 +21,8 @@ import msgspec
 
 from fairway import limits
 from fairway.errors import Code, Refused
-from fairway.meta.founder import Founder
-from fairway.meta.picture import Key, Picture, subject_key
+from fairway.meta.founder import SubjectCreator
+from fairway.meta.picture import ClusterState, Key, subject_key
 from fairway.meta.routing import base_of
 from fairway.names import Subject
 from fairway.protocol.routing import ClientRole, Route
@@ -59,13 +59,13 @@ class _WaitingPoll:
         self.timer: asyncio.TimerHandle | None = None
 
 
-class RouteDesk:
+class RouteRequestHandler:
     """All questions of all sessions; `is_old` says whether the picture may be."""
 
     def __init__(
         self,
-        picture: Picture,
-        founder: Founder,
+        picture: ClusterState,
+        founder: SubjectCreator,
         is_old: Callable[[], bool],
         allowance: Allowance[Session],
         *,

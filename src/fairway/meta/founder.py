@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from fairway.errors import FairwayError, Refused
-from fairway.meta.governing import Governor
+from fairway.meta.governing import ClusterAdmin
 from fairway.serving.creation_rate import CreationRate
 from fairway.world.clock import Clock
 
@@ -20,7 +20,7 @@ _SHORT_WAIT_S = 0.1  # for the rate of creation: the asker waits, instead of a r
 
 
 @dataclass(slots=True)
-class _Wish:
+class _CreationRequest:
     expires_ns: int
     connection: object  # that asked for it first, and whose share of the rate it takes
     trouble: str = ""  # why it has not come true yet
@@ -28,16 +28,16 @@ class _Wish:
     task: asyncio.Task[None] | None = None
 
 
-class Founder:
+class SubjectCreator:
     """One task per subject that somebody wishes for."""
 
-    def __init__(self, governor: Governor, clock: Clock, rate: CreationRate) -> None:
+    def __init__(self, governor: ClusterAdmin, clock: Clock, rate: CreationRate) -> None:
         self._governor = governor
         self._rate = rate
         self._counts: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # wishes by connection
         self._turns: WeakKeyDictionary[object, asyncio.Lock] = WeakKeyDictionary()  # those of one connection, in turn
         self._clock = clock
-        self._wishes: dict[str, _Wish] = {}
+        self._wishes: dict[str, _CreationRequest] = {}
         self._chance = asyncio.Event()  # something has changed: another attempt may succeed
 
     def trouble_of(self, subject: str) -> str:
@@ -57,7 +57,7 @@ class Founder:
         if len(self._wishes) >= WISHES_MAX or of_connection >= WISHES_MAX // 2:
             return None
         self._counts[connection] = of_connection + 1
-        wish = self._wishes[subject] = _Wish(expires_ns, connection)
+        wish = self._wishes[subject] = _CreationRequest(expires_ns, connection)
         wish.task = asyncio.get_running_loop().create_task(self._make(subject, wish), name="fairway-meta-founder")
         return wish.decided
 
@@ -73,7 +73,7 @@ class Founder:
                 with contextlib.suppress(asyncio.CancelledError):
                     await wish.task
 
-    async def _make(self, subject: str, wish: _Wish) -> None:
+    async def _make(self, subject: str, wish: _CreationRequest) -> None:
         try:
             await self._take_turn(wish)
             while self._clock.monotonic_ns() < wish.expires_ns:
@@ -93,7 +93,7 @@ class Founder:
             del self._wishes[subject]
             self._counts[wish.connection] -= 1
 
-    async def _take_turn(self, wish: _Wish) -> None:
+    async def _take_turn(self, wish: _CreationRequest) -> None:
         """Return when the rate of creation allows it, or when nobody wants it any more."""
         turn = self._turns.setdefault(wish.connection, asyncio.Lock())
         async with turn:

@@ -16,7 +16,7 @@ import msgspec
 from fairway import limits
 from fairway.errors import Code, Refused
 from fairway.meta import routing
-from fairway.meta.picture import Key, Picture
+from fairway.meta.picture import ClusterState, Key
 from fairway.meta.routing import GroupView
 from fairway.names import GroupName, Subject
 from fairway.protocol.routing import Govern, Governed, RouteChange
@@ -55,13 +55,13 @@ class DecommissionCheck(Protocol):
         that."""
 
 
-class Governor:
+class ClusterAdmin:
     """Changes records, and the picture with them: whoever asked sees it at once, others when their watch fires."""
 
     def __init__(
         self,
         registry: Registry,
-        picture: Picture,
+        picture: ClusterState,
         told: Callable[[list[Key]], None],
         creditors: DecommissionCheck,
         spread: int,
@@ -497,17 +497,17 @@ class Governor:
         raise _silent()
 
 
-_DEEDS: dict[RouteChange, Callable[[Governor, Govern], Awaitable[Governed]]] = {
-    RouteChange.CREATE: Governor._create,
-    RouteChange.EXTEND: Governor._extend,
-    RouteChange.RETREAT: Governor._retreat,
-    RouteChange.READ_ONLY: Governor._read_only,
-    RouteChange.PAUSE: Governor._pause,
-    RouteChange.OPTIONS: Governor._options,
-    RouteChange.DRAIN: Governor._drain,
-    RouteChange.DECOMMISSION: Governor._decommission,
-    RouteChange.PROMOTE: Governor._promote,
-    RouteChange.REMOVE: Governor._remove_subject,
+_DEEDS: dict[RouteChange, Callable[[ClusterAdmin, Govern], Awaitable[Governed]]] = {
+    RouteChange.CREATE: ClusterAdmin._create,
+    RouteChange.EXTEND: ClusterAdmin._extend,
+    RouteChange.RETREAT: ClusterAdmin._retreat,
+    RouteChange.READ_ONLY: ClusterAdmin._read_only,
+    RouteChange.PAUSE: ClusterAdmin._pause,
+    RouteChange.OPTIONS: ClusterAdmin._options,
+    RouteChange.DRAIN: ClusterAdmin._drain,
+    RouteChange.DECOMMISSION: ClusterAdmin._decommission,
+    RouteChange.PROMOTE: ClusterAdmin._promote,
+    RouteChange.REMOVE: ClusterAdmin._remove_subject,
 }
 
 

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import TypeVar
 
 from fairway.errors import FairwayError, RemoteProtocolError
-from fairway.meta.picture import Key, Picture
+from fairway.meta.picture import ClusterState, Key
 from fairway.protocol.backoff import RetryDelays
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, RegisteredCopy, SubjectRecord
@@ -41,7 +41,7 @@ class RegistryWatcher:
     def __init__(
         self,
         registry: Registry,
-        picture: Picture,
+        picture: ClusterState,
         rng: Rng,
         told: Callable[[list[Key]], None],
         remark: Callable[[str], None],

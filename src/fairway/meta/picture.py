@@ -30,7 +30,7 @@ def group_key(name: str) -> Key:
     return "group", name
 
 
-class Picture:
+class ClusterState:
     """The records, and their stamps. Each change returns the keys of those who are to be told."""
 
     def __init__(self) -> None:

@@ -175,7 +175,7 @@ class _Guest:
             news.count()
 
 
-class RegistryDesk:
+class RegistryRequestHandler:
     """All sessions of others. Without a `maker` there are none, and the asker is told whom to ask."""
 
     def __init__(

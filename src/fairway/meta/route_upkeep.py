@@ -45,9 +45,9 @@ from itertools import islice
 
 from fairway import limits
 from fairway.errors import FairwayError, RemoteProtocolError
-from fairway.meta.governing import Governor
+from fairway.meta.governing import ClusterAdmin
 from fairway.meta.masters import Masters
-from fairway.meta.picture import Key, Picture
+from fairway.meta.picture import ClusterState, Key
 from fairway.meta.routing import BROKER, GroupView, base_of
 from fairway.protocol.admin import SubjectDescription
 from fairway.registry import layout
@@ -67,8 +67,8 @@ class UnusedRoutes:
     def __init__(
         self,
         registry: Registry,
-        picture: Picture,
-        governor: Governor,
+        picture: ClusterState,
+        governor: ClusterAdmin,
         masters: Masters,
         clock: Clock,
         is_awaited: Callable[[str], bool],
@@ -171,7 +171,7 @@ class RouteAudit:
     """Gives a route to messages that have none."""
 
     def __init__(
-        self, picture: Picture, governor: Governor, masters: Masters, note_used: Callable[[str], None]
+        self, picture: ClusterState, governor: ClusterAdmin, masters: Masters, note_used: Callable[[str], None]
     ) -> None:
         self.repaired = 0
         self._picture = picture

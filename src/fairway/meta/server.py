@@ -16,15 +16,15 @@ from typing import TypeVar
 from fairway import limits
 from fairway.errors import BadName, Code, FairwayError, Misuse, Refused
 from fairway.lookup.opening import META_PORT
-from fairway.meta.desk import RouteDesk, check
-from fairway.meta.founder import Founder
-from fairway.meta.governing import Governor
+from fairway.meta.desk import RouteRequestHandler, check
+from fairway.meta.founder import SubjectCreator
+from fairway.meta.governing import ClusterAdmin
 from fairway.meta.keeper import RegistryWatcher
 from fairway.meta.masters import Masters
 from fairway.meta.owing import MasterDecommissionCheck
-from fairway.meta.picture import Picture
+from fairway.meta.picture import ClusterState
 from fairway.meta.presence import MetaRecord, Presence
-from fairway.meta.registering import QUESTIONS, RegistryDesk, SessionMaker
+from fairway.meta.registering import QUESTIONS, RegistryRequestHandler, SessionMaker
 from fairway.meta.route_upkeep import RouteAudit, RouteUpkeep, UnusedRoutes
 from fairway.protocol import ConnectionOptions, RequestReceived
 from fairway.protocol.admin import BrokerState, Describe, Described
@@ -35,12 +35,12 @@ from fairway.registry.port import Registry, RegistryError, SessionState
 from fairway.scheduling import Scheduler
 from fairway.serving.budget import Allowance
 from fairway.serving.creation_rate import CreationRate
-from fairway.serving.doors import Doors, check_host
-from fairway.serving.exposition import CONTENT_TYPE, Exposition
-from fairway.serving.hall import Hall, HallOptions
-from fairway.serving.http import EXHAUSTED, HttpDoor, HttpResponse
+from fairway.serving.doors import Listeners, check_host
+from fairway.serving.exposition import CONTENT_TYPE, MetricsText
+from fairway.serving.hall import SessionManager, SessionManagerOptions
+from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse
 from fairway.serving.memory import MemoryAccount, server_accounts, show
-from fairway.serving.meters import Meters
+from fairway.serving.meters import ServerCounters
 from fairway.serving.requests import Requester, ServedRequest, admit
 from fairway.serving.session import ServerSession
 from fairway.world.clock import Clock
@@ -72,7 +72,7 @@ class MetaOptions:
     memory_bytes_max: int = 0  # of the process, which the other bounds are parts of; 0: nobody has said
     registry_bytes_max: int = limits.REGISTRY_BYTES_MAX  # of nodes and sessions, where this server keeps the registry
     drain_ms_max: int = 2_000
-    hall: HallOptions = field(default_factory=HallOptions)
+    hall: SessionManagerOptions = field(default_factory=SessionManagerOptions)
 
     def __post_init__(self) -> None:
         check_host(self.host, allow_remote=self.allow_remote)
@@ -83,7 +83,7 @@ class MetaOptions:
     def connection(self) -> ConnectionOptions:
         return self.hall.connection
 
-    def feeding(self) -> HallOptions:
+    def feeding(self) -> SessionManagerOptions:
         """What concerns connections, with the features of a meta server."""
         return replace(self.hall, connection=replace(self.connection, features=(*self.connection.features, FEED)))
 
@@ -105,22 +105,22 @@ class MetaServer:
     def __init__(self, world: MetaWorld, options: MetaOptions, remark: Callable[[str], None]) -> None:
         self.clock = world.clock
         self.options = options
-        self.meters = Meters()
+        self.meters = ServerCounters()
         self._started_ms = world.clock.wall_ms()
         accounts = Scheduler(world.clock, asyncio.get_running_loop())  # of connections: there are no actors here
         self.waiting: Allowance[Requester] = Allowance(options.waiting_bytes_max, "wait in this meta server's requests")
-        self.hall = Hall(world.clock, options.feeding(), self.meters, accounts, self.waiting, self.handle)
-        self.picture = Picture()
+        self.hall = SessionManager(world.clock, options.feeding(), self.meters, accounts, self.waiting, self.handle)
+        self.picture = ClusterState()
         self._world = world
         self._registry = world.registry
         self.keeper = RegistryWatcher(world.registry, self.picture, world.rng, self._told, remark)
         masters = Masters(world.net, world.clock, world.rng)
-        self.governor = Governor(
+        self.governor = ClusterAdmin(
             world.registry, self.picture, self._told, MasterDecommissionCheck(masters), options.spread
         )
         self.creation_rate = CreationRate(world.clock)
-        self._founder = Founder(self.governor, world.clock, self.creation_rate)
-        self.routes = RouteDesk(
+        self._founder = SubjectCreator(self.governor, world.clock, self.creation_rate)
+        self.routes = RouteRequestHandler(
             self.picture, self._founder, lambda: self.keeper.is_old, self.waiting, policy=options.create_subjects
         )
         self.unused_routes = UnusedRoutes(
@@ -130,10 +130,10 @@ class MetaServer:
         self._upkeep = RouteUpkeep(
             self.unused_routes, self.audit, may_expire=options.create_subjects, is_turn=self._keeps_routes
         )
-        self.registers = RegistryDesk(world.sessions, self._started_ms, options.registry_bytes_max)
+        self.registers = RegistryRequestHandler(world.sessions, self._started_ms, options.registry_bytes_max)
         self.hall.on_closed = self.registers.connection_closed
         pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
-        self._doors = Doors(world.net, self.hall, HttpDoor(pages))
+        self._doors = Listeners(world.net, self.hall, HttpListener(pages))
         self._presence: Presence | None = None
         self._decisions: dict[asyncio.Task[None], None] = {}
         self._is_stopping = False
@@ -271,7 +271,7 @@ class MetaServer:
     # --- what probes ask ---------------------------------------------------------------------------------------------
 
     def _metrics_page(self) -> HttpResponse:
-        out = Exposition()
+        out = MetricsText()
         out.one("connections", "gauge", "Connections open.", len(self.hall))
         out.one("connections_total", "counter", "Connections accepted.", self.meters.connections)
         refusals = sorted((code.value, count) for code, count in self.meters.refusals.items())

@@ -20,7 +20,7 @@ _HORIZON_NS: Final = 250_000_000
 _WINDOW_NS: Final = 100_000_000  # what is settled in less says little
 
 
-class Ahead:
+class PrefetchTarget:
     """The bound on messages that wait, unbegun."""
 
     def __init__(self, most: int, *, is_bound: bool = True) -> None:

@@ -25,7 +25,7 @@ _QueuedMessage: TypeAlias = tuple[
 ]  # a message of a run; without a page: it waits for nobody
 
 
-class Behind:
+class KeyWaitList:
     """What a consumer has that is not to be begun yet."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from fairway.protocol.backoff import NS_PER_MS
 
 
-class Breaker:
+class CircuitBreaker:
     """One producer's view of one broker."""
 
     __slots__ = ("_failures", "_failures_max", "_open_ns", "_probe_at_ns", "is_open", "sentence")

@@ -34,7 +34,7 @@ from fairway.protocol.events import (
 )
 from fairway.protocol.frames import REFUSED, RESPONSE, Frame, FrameReader
 from fairway.protocol.handshake import GREETING_VERSION, ConnectionOptions
-from fairway.protocol.heartbeat import NEVER_NS, Beat, Pulse
+from fairway.protocol.heartbeat import NEVER_NS, Beat, HeartbeatTimer
 from fairway.protocol.messages import FIRST_REQUEST_VERB, ControlMessage, Goodbye, Hello, Ping, Pong, Verb
 from fairway.protocol.states import ConnectionState, Move, ReceivedKind, Role
 from fairway.world.buffers import Bytes, OnUnused
@@ -59,7 +59,7 @@ class Connection:
         self.requests_max = 0
         self.features: tuple[str, ...] = ()  # that both sides have
         self._reader = FrameReader(version=GREETING_VERSION, on_unused=on_unused)
-        self._pulse = Pulse(self.options.handshake_ms, now_ns)
+        self._pulse = HeartbeatTimer(self.options.handshake_ms, now_ns)
         self._out: list[Bytes] = []
         self._version = GREETING_VERSION
         self._in_flight: dict[int, int] = {}  # correlation id: verb
@@ -358,7 +358,7 @@ class Connection:
         self.peer_frame_bytes_max = agreed.frame_bytes_max
         self.requests_max = agreed.requests_max
         self.features = agreed.features
-        self._pulse = Pulse(agreed.heartbeat_ms, now_ns, is_on=self.options.has_heartbeat)
+        self._pulse = HeartbeatTimer(agreed.heartbeat_ms, now_ns, is_on=self.options.has_heartbeat)
         return agreed
 
     # --- the end -----------------------------------------------------------------------------------------------------

@@ -28,14 +28,14 @@ from fairway.batch.secret import new_secret
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError
 from fairway.names import GroupName
 from fairway.protocol import terms as group_terms
-from fairway.protocol.ahead import Ahead
+from fairway.protocol.ahead import PrefetchTarget
 from fairway.protocol.attempts import Attempts, Doing, RequestToken
 from fairway.protocol.backoff import NS_PER_MS
-from fairway.protocol.behind import Behind
+from fairway.protocol.behind import KeyWaitList
 from fairway.protocol.consumption import (
-    ConsumingCounts,
+    ConsumerCounts,
+    ConsumerOptions,
     ConsumingEvent,
-    ConsumingOptions,
     Ended,
     Gap,
     HasJoined,
@@ -76,12 +76,12 @@ _PASSING = frozenset(
 _JOIN_AGAIN = frozenset({Code.NOT_A_MEMBER, Code.STALE_CONFIG, Code.NO_SUCH_GROUP})
 
 
-class Consuming:
+class ConsumerSession:
     """A consumer's session. Ends by `drain`, or by itself with an `error`: then `is_finished`."""
 
     def __init__(
         self,
-        options: ConsumingOptions,
+        options: ConsumerOptions,
         clock: Clock,
         rng: Rng,
         *,
@@ -102,7 +102,7 @@ class Consuming:
         self.is_finished = False
         self.is_paused = False  # here
         self.is_paused_by_broker = False
-        self.counts = ConsumingCounts()
+        self.counts = ConsumerCounts()
         self.lease_ms = 0  # from the first JOIN on
         self._on_messages = on_messages
         self._on_event = on_event
@@ -118,9 +118,9 @@ class Consuming:
         self._terms = Terms()
         self._config_version = 0
         self._buffer = PrefetchBuffer(self.counts, options.decoded_bytes_max)
-        self._behind = Behind()
+        self._behind = KeyWaitList()
         self._arrived = 0
-        self._ahead = Ahead(options.prefetch_messages, is_bound=on_messages is None)
+        self._ahead = PrefetchTarget(options.prefetch_messages, is_bound=on_messages is None)
         self._pulling = 0  # messages asked for
         self._attempts = {doing: Attempts(rng) for doing in Doing}
         self._is_open = False

@@ -14,7 +14,7 @@ from fairway.protocol.terms import CoalescePolicy, OrderPolicy, Policies, Terms,
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumingOptions:
+class ConsumerOptions:
     """How a consumer behaves."""
 
     subject: str
@@ -64,7 +64,7 @@ class ConsumingOptions:
 
 
 @dataclass(slots=True)
-class ConsumingCounts:
+class ConsumerCounts:
     """Messages so far, unless it says otherwise."""
 
     handed_out: int = 0

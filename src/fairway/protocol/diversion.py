@@ -55,7 +55,7 @@ class Buffer(Protocol):
         """Whether somebody found the buffer full, and that is to be the reason."""
 
 
-class Diversion(Protocol):
+class SpoolPort(Protocol):
     """The other way."""
 
     @property

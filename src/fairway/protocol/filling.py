@@ -67,7 +67,7 @@ def _judge(extras: Extras, tags: Collection[str]) -> None:
     )  # fmt: skip
 
 
-class Filling:
+class BatchBuilder:
     """A batch that still takes messages."""
 
     __slots__ = ("created_ms", "extras", "opened_ns", "payloads", "pending", "size_bytes")

@@ -24,7 +24,7 @@ class Beat(enum.Enum):
     DEAD = "give up"
 
 
-class Pulse:
+class HeartbeatTimer:
     """The heartbeat of one connection, from one side's view."""
 
     __slots__ = ("_asked", "_due_ns", "_is_on", "interval_ns")

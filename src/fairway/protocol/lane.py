@@ -33,7 +33,7 @@ from fairway.batch import MessageId
 from fairway.batch.secret import derived_secret
 from fairway.errors import Code, FairwayError, NotSent, OutcomeUnknown, Refused
 from fairway.protocol.backoff import RetryDelays
-from fairway.protocol.filling import Filling
+from fairway.protocol.filling import BatchBuilder
 from fairway.protocol.messages import Produce, Produced
 from fairway.protocol.pending import BatchReceipt, PendingBatch
 from fairway.protocol.session import ConnectionLost
@@ -83,7 +83,7 @@ class SealedBatch:
         "stamp", "stream", "was_lost",
     )  # fmt: skip
 
-    def __init__(self, lane: Lane, pending: PendingBatch, size_bytes: int, deadline_ns: int) -> None:
+    def __init__(self, lane: ProducerStream, pending: PendingBatch, size_bytes: int, deadline_ns: int) -> None:
         self.lane = lane
         self.pending = pending
         self.size_bytes = size_bytes  # as counted for the buffer
@@ -120,7 +120,7 @@ class SealedBatch:
             self.data = batch.restamp(self.data, producer_id=stream.producer_id, first_sequence=self.first)
 
 
-class Lane:
+class ProducerStream:
     """All of one producer's batches for one subject. `settle(parcel, outcome)` is called once for each."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Lane:
         """`key`: what the secrets of its streams are derived from."""
         self.subject = subject
         self.broker_group = ""  # for receipts, in a cluster
-        self.filling: Filling | None = None
+        self.filling: BatchBuilder | None = None
         self.waiting: deque[SealedBatch] = deque()
         self.sent: dict[SealedBatch, None] = {}
         self.in_flight = 0
@@ -229,13 +229,13 @@ class Lane:
 
     # --- by another way ----------------------------------------------------------------------------------------------
 
-    def succeed(self) -> Lane:
+    def succeed(self) -> ProducerStream:
         """A lane in the place of this one, with all that is not settled, from which `hand_over` takes.
 
         What is under way stays here, too, until it is answered, which interests nobody any more: the same bytes under
         the same number may be sent twice.
         """
-        heir = Lane(self.subject, self._rng, self._backoff, self._window, self._settle, self._key)
+        heir = ProducerStream(self.subject, self._rng, self._backoff, self._window, self._settle, self._key)
         heir.filling, self.filling = self.filling, None
         heir.broker_group = self.broker_group
         copies: dict[

@@ -49,7 +49,7 @@ STRAY_WAIT_MS_MAX = 500  # between two who do not lead: somebody is about to
 
 
 @dataclass(frozen=True, slots=True)
-class LineOptions:
+class ReconnectOptions:
     """How a line behaves."""
 
     hello: ConnectionOptions = field(default_factory=ConnectionOptions)
@@ -70,7 +70,7 @@ class Line:
     def __init__(
         self,
         rng: Rng,
-        options: LineOptions | None = None,
+        options: ReconnectOptions | None = None,
         *,
         now_ns: int = 0,
         on_trouble: Callable[[str, int], None] | None = None,
@@ -78,7 +78,7 @@ class Line:
     ) -> None:
         """`on_trouble` is told each time a connection cannot be had or is lost, `on_open` each time one is made,
         handshake included: for a circuit breaker, or a log."""
-        self.options = options or LineOptions()
+        self.options = options or ReconnectOptions()
         self.is_closed = False
         self.connections = 0  # opened so far, handshake included
         self.trouble: str | None = None  # why there is no open connection; None while there is one, or none was tried

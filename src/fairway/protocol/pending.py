@@ -3,9 +3,9 @@
 A batch has one shared state, and a message is two fields: that state, and its place in it. There is no lock and no
 Future per message (a Future each is five to seven times slower than all the rest of a send).
 
-How a face adds waiting: it derives from `PendingBatch` and `Pending` and gives both classes to `Producing`. The single
-hook is `PendingBatch.when_settled(callback)`: the callback comes once, under the owner's lock, in the thread or loop
-that brought the outcome (at once, if it is there already), so it must be quick and must not call back into the
+How a face adds waiting: it derives from `PendingBatch` and `Pending` and gives both classes to `ProducerSession`. The
+single hook is `PendingBatch.when_settled(callback)`: the callback comes once, under the owner's lock, in the thread or
+loop that brought the outcome (at once, if it is there already), so it must be quick and must not call back into the
 producer. A threaded face makes an event there when somebody first waits for the batch, an asyncio face a future; all
 messages of the batch share it. Callbacks of users do not belong there: `add_done_callback` has them run by the owner
 without its lock, through `run_later` of the line.
@@ -166,7 +166,7 @@ class PendingBatch:
         else:
             self._watchers.append(callback)
 
-    # --- for `Producing`
+    # --- for `ProducerSession`
 
     def settle(self, outcome: BatchReceipt | Exception) -> None:
         """How it ended. Whoever watches is told."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 from fairway import limits
-from fairway.protocol.consumption import ConsumingCounts
+from fairway.protocol.consumption import ConsumerCounts
 from fairway.protocol.delivery import Message
 from fairway.protocol.lots import ACK, OPEN, RELEASE
 from fairway.protocol.page import LazyBatch
@@ -25,7 +25,7 @@ from fairway.protocol.unpacking import MessageRun
 class PrefetchBuffer:
     """Runs of messages, the oldest first. Called under the lock of the line's owner, but for `has_ready`."""
 
-    def __init__(self, counts: ConsumingCounts, taken_bytes_max: int = limits.DECODED_BYTES_MAX) -> None:
+    def __init__(self, counts: ConsumerCounts, taken_bytes_max: int = limits.DECODED_BYTES_MAX) -> None:
         self._runs: deque[MessageRun] = deque()
         self._counts = counts
         self._taken_bytes_max = taken_bytes_max

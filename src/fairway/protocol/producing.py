@@ -33,10 +33,10 @@ from fairway.batch.secret import new_secret
 from fairway.errors import BufferFull, CircuitOpen, DiskFull, FairwayError, Misuse, OutcomeUnknown, Refused, invariant
 from fairway.names import Subject
 from fairway.protocol.backoff import NS_PER_MS, RetryDelays
-from fairway.protocol.breaker import Breaker
-from fairway.protocol.diversion import Diversion, Handed, SendPath
-from fairway.protocol.filling import Extras, Filling, MessageColumns, check_extras, check_size
-from fairway.protocol.lane import NEVER_NS, Lane, SealedBatch, not_sent, request_of
+from fairway.protocol.breaker import CircuitBreaker
+from fairway.protocol.diversion import Handed, SendPath, SpoolPort
+from fairway.protocol.filling import BatchBuilder, Extras, MessageColumns, check_extras, check_size
+from fairway.protocol.lane import NEVER_NS, ProducerStream, SealedBatch, not_sent, request_of
 from fairway.protocol.lending import Borrowed, Repay
 from fairway.protocol.line import Errand
 from fairway.protocol.messages import Produced
@@ -93,7 +93,7 @@ class ProducerOptions:
             raise Misuse(f"when_full={self.when_full!r} is 'block', 'raise' or 'spool', and block_ms is 0 or more")
 
 
-class Producing(Generic[PendingT, BatchT]):
+class ProducerSession(Generic[PendingT, BatchT]):
     """The producer's session on a line. Faces give `pending_type` and `batch_type` of their own, to be waited for."""
 
     def __init__(
@@ -123,24 +123,24 @@ class Producing(Generic[PendingT, BatchT]):
         self._timeout_ns = self.options.delivery_timeout_ms * NS_PER_MS
         self._filling_ns_max = min(FILLING_MS_MAX * NS_PER_MS, self._timeout_ns)
         self._linger_ns = round(self.options.linger_ms * NS_PER_MS)
-        self._breaker = Breaker(failures_max=self.options.breaker_failures, open_ms=self.options.breaker_ms)
+        self._breaker = CircuitBreaker(failures_max=self.options.breaker_failures, open_ms=self.options.breaker_ms)
         self._is_guarded = False  # the circuit is open, and that is to be felt
-        self._lanes: dict[str, Lane] = {}
-        self._due_lanes: dict[str, Lane] = {}  # of messages that wait for their time elsewhere
-        self._ready: dict[Lane, None] = {}  # may have something to do now
-        self._in_use: dict[Lane, None] = {}  # those that may hold something unsettled
-        self._alarms: list[tuple[int, int, Lane]] = []  # a heap; some ring for nothing
+        self._lanes: dict[str, ProducerStream] = {}
+        self._due_lanes: dict[str, ProducerStream] = {}  # of messages that wait for their time elsewhere
+        self._ready: dict[ProducerStream, None] = {}  # may have something to do now
+        self._in_use: dict[ProducerStream, None] = {}  # those that may hold something unsettled
+        self._alarms: list[tuple[int, int, ProducerStream]] = []  # a heap; some ring for nothing
         self._alarm_numbers = count()
         self._waiters = RoomQueue(self._fits, self.room_for)
         self._failed: dict[PendingBatch, None] = {}  # nobody has looked at them yet, as far as is known
-        self._diversion: Diversion | None = None
+        self._diversion: SpoolPort | None = None
         self._handed: list[tuple[SealedBatch, bool]] = []  # under way to the other side; and whether sent before
         self._lent: dict[SealedBatch, None] = {}  # that another producer brings to another broker
         self.broker_group = ""  # for receipts, in a cluster
         self.on_failure: Errand | None = None  # called as an errand each time the broker has failed
         self.is_crammed = False  # the buffer was found full, and the other way is the answer to that
 
-    def divert(self, diversion: Diversion) -> None:
+    def divert(self, diversion: SpoolPort) -> None:
         """From now on there is another way than the one to the broker. To be called before anything is added: whoever
         goes that way shows the secrets of streams, too."""
         self._diversion = diversion
@@ -376,7 +376,7 @@ class Producing(Generic[PendingT, BatchT]):
             return ""
         return f" ({diversion.trouble})"
 
-    def _choose_way(self, diversion: Diversion, room: int, now_ns: int) -> int:
+    def _choose_way(self, diversion: SpoolPort, room: int, now_ns: int) -> int:
         """How many batches may leave for the broker now."""
         before = diversion.way
         self.is_crammed = self.is_crammed and not self.room_for(1, 1)
@@ -398,7 +398,7 @@ class Producing(Generic[PendingT, BatchT]):
             self._hand_over(diversion)
         return room if way is SendPath.DIRECT else 0
 
-    def _hand_over(self, diversion: Diversion) -> None:
+    def _hand_over(self, diversion: SpoolPort) -> None:
         """All that there is room for, in one go; the next follows when it is kept."""
         handed: list[Handed] = []
         messages = size_bytes = 0
@@ -416,7 +416,7 @@ class Producing(Generic[PendingT, BatchT]):
         if handed:
             diversion.keep(handed, partial(self._on_kept, diversion))
 
-    def _on_kept(self, diversion: Diversion, fault: FairwayError | None) -> None:
+    def _on_kept(self, diversion: SpoolPort, fault: FairwayError | None) -> None:
         handed, self._handed = self._handed, []
         if isinstance(fault, DiskFull):
             for parcel, was_sent in reversed(handed):
@@ -478,16 +478,18 @@ class Producing(Generic[PendingT, BatchT]):
 
     # --- within ------------------------------------------------------------------------------------------------------
 
-    def _lanes_of(self, is_due: bool) -> dict[str, Lane]:
+    def _lanes_of(self, is_due: bool) -> dict[str, ProducerStream]:
         return self._due_lanes if is_due else self._lanes
 
-    def _all_lanes(self) -> Iterator[Lane]:
+    def _all_lanes(self) -> Iterator[ProducerStream]:
         return chain(self._lanes.values(), self._due_lanes.values())
 
-    def _new_lane(self, lanes: dict[str, Lane], subject: str) -> Lane:
+    def _new_lane(self, lanes: dict[str, ProducerStream], subject: str) -> ProducerStream:
         name = str(Subject.parse(subject))  # plain, as messages and receipts carry it
         backoff = RetryDelays(self._rng, first_ms=self.options.backoff_first_ms, most_ms=self.options.backoff_most_ms)
-        lane = lanes[name] = Lane(name, self._rng, backoff, self.options.window, self._settled, self._stream_key)
+        lane = lanes[name] = ProducerStream(
+            name, self._rng, backoff, self.options.window, self._settled, self._stream_key
+        )
         lane.broker_group = self.broker_group
         return lane
 
@@ -510,16 +512,16 @@ class Producing(Generic[PendingT, BatchT]):
                 size_bytes,
             )
 
-    def _begin(self, lane: Lane, size_bytes: int) -> Filling:
+    def _begin(self, lane: ProducerStream, size_bytes: int) -> BatchBuilder:
         """A new batch for a message of that size."""
         check_size(size_bytes)
         self._cut(lane)
         pending = self._batch_type(lane.subject, self._run_later)
-        filling = lane.filling = Filling(pending, self._clock.monotonic_ns(), self._clock.wall_ms())
+        filling = lane.filling = BatchBuilder(pending, self._clock.monotonic_ns(), self._clock.wall_ms())
         self._stir(lane)
         return filling
 
-    def _cut(self, lane: Lane) -> None:
+    def _cut(self, lane: ProducerStream) -> None:
         """Seal what is being filled."""
         filling, lane.filling = lane.filling, None
         if filling is None:
@@ -534,11 +536,11 @@ class Producing(Generic[PendingT, BatchT]):
         lane.put(parcel, data, stamp)
         self._stir(lane)
 
-    def _stir(self, lane: Lane) -> None:
+    def _stir(self, lane: ProducerStream) -> None:
         self._ready[lane] = self._in_use[lane] = None
         self.is_stirred = True
 
-    def _work(self, lane: Lane, room: int, now_ns: int) -> list[SealedBatch]:
+    def _work(self, lane: ProducerStream, room: int, now_ns: int) -> list[SealedBatch]:
         """Do what is due in one lane; what leaves it."""
         filling = lane.filling
         if filling is not None and self._is_due(lane, filling, room, now_ns):
@@ -551,14 +553,14 @@ class Producing(Generic[PendingT, BatchT]):
         sentence = f"there was no answer within {self.options.delivery_timeout_ms / 1_000:g} s"
         return f"{sentence} ({self._breaker.sentence})" if self._breaker.sentence else sentence
 
-    def _is_due(self, lane: Lane, filling: Filling, room: int, now_ns: int) -> bool:
+    def _is_due(self, lane: ProducerStream, filling: BatchBuilder, room: int, now_ns: int) -> bool:
         """Whether the batch that is being filled is to be sealed as it is."""
         age_ns = now_ns - filling.opened_ns
         if room > 0 and lane.has_room and (lane.in_flight == 0 or age_ns >= self._linger_ns):
             return True
         return age_ns >= self._filling_ns_max
 
-    def _set_alarm(self, lane: Lane, now_ns: int) -> None:
+    def _set_alarm(self, lane: ProducerStream, now_ns: int) -> None:
         """When to look at this lane again if nothing happens."""
         oldest = next((parcel for parcel in lane.parcels() if not parcel.is_abandoned), None)
         if oldest is not None and oldest.deadline_ns < lane.late_ns:
@@ -575,7 +577,7 @@ class Producing(Generic[PendingT, BatchT]):
             lane.wake_ns = due_ns
             self._ring(due_ns, lane)
 
-    def _ring(self, due_ns: int, lane: Lane) -> None:
+    def _ring(self, due_ns: int, lane: ProducerStream) -> None:
         heapq.heappush(self._alarms, (due_ns, next(self._alarm_numbers), lane))
 
     def _settled(self, parcel: SealedBatch, outcome: BatchReceipt | FairwayError) -> None:

@@ -49,7 +49,7 @@ _kazoo_log.addHandler(logging.NullHandler())  # else Python prints its warnings 
 _kazoo_log.propagate = False
 
 
-class KazooLine:
+class ZooKeeperConnection:
     """One client of kazoo's. Its news: `on_connected(asked_ns, session, session_ms)`, `on_suspended`, `on_lost`."""
 
     def __init__(self, hosts: str, session_ms: int, options: Mapping[str, Any], clock: Clock) -> None:

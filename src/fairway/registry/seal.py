@@ -33,7 +33,7 @@ def session_digest(session: int, timeout_ms: int, is_lent: int) -> bytes:
     return blake2b(_SESSION.pack(b"sess", session, timeout_ms, is_lent), digest_size=DIGEST_BYTES).digest()
 
 
-class Seal:
+class RowChecksums:
     """The digests of all rows, by their keys, and what they come to."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ def problems(nodes: Iterable[SealedRow], sessions: Iterable[SealedRow], seals: I
     for row in sessions:
         _judge(row, f"session {str(row[0])[:100]}", _is_session, session_digest, seen, found)
     stored = list(seals)
-    seal = Seal()
+    seal = RowChecksums()
     seal.apply(seen)
     if not found and stored != [seal.row]:
         found.append(f"its {len(seen):,} rows are not those that were sealed: some are gone, or the seal is damaged")

@@ -45,7 +45,7 @@ Direction: TypeAlias = Literal["there", "back"]
 
 
 @dataclass(frozen=True)
-class Weather:
+class SimulatedFaults:
     """How things go when nobody switches anything. `drop_chance` of a way: that the connection breaks, per message."""
 
     there: Conditions = field(default_factory=Conditions)  # requests; one that is dropped is not carried out
@@ -81,13 +81,15 @@ class _SimulatedServer:
 class SimEnsemble:
     """What the servers agree on, and the ways to their clients."""
 
-    def __init__(self, simulation: Simulation, *, weather: Weather | None = None, tick_ms: int = TICK_MS) -> None:
+    def __init__(
+        self, simulation: Simulation, *, weather: SimulatedFaults | None = None, tick_ms: int = TICK_MS
+    ) -> None:
         self.tree = Tree()  # for tests to look at
         self.leases = SessionLeases()
         self.loop = simulation.loop
         self.clock = SimClock(simulation.loop.now_ns)  # the ensemble's own
         self._rng = simulation.rng.child("ensemble")
-        self._weather = weather or Weather()
+        self._weather = weather or SimulatedFaults()
         self._tick_ns = tick_ms * 1_000_000
         self._log: list[_TreeChange] = []
         self._log_start = 0
@@ -117,11 +119,11 @@ class SimEnsemble:
     # --- faults ------------------------------------------------------------------------------------------------------
 
     @property
-    def weather(self) -> Weather:
+    def weather(self) -> SimulatedFaults:
         return self._weather
 
     @weather.setter
-    def weather(self, weather: Weather) -> None:
+    def weather(self, weather: SimulatedFaults) -> None:
         self._weather = weather
         for ways in self._ways.values():
             ways.there.conditions, ways.back.conditions = weather.there, weather.back

@@ -26,7 +26,7 @@ from fairway.errors import Code, DiskFull, Misuse, Refused, StorageFault
 from fairway.registry import seal
 from fairway.registry.leases import SessionLeases
 from fairway.registry.port import Node, RegistryError, SessionOver, SessionState
-from fairway.registry.seal import RowKey, Seal, SealedRow, node_digest, session_digest
+from fairway.registry.seal import RowChecksums, RowKey, SealedRow, node_digest, session_digest
 from fairway.registry.tree import NodeChange, Tree, changed, checked_path, checked_value, checked_version, touched
 from fairway.registry.watching import SessionWatches, Watching
 from fairway.world.clock import Clock, RealClock
@@ -92,7 +92,7 @@ class _Keeper:
         self.ending: dict[int, None] = {}  # over, and their nodes are still there
         self._disk = disk
         self._tree = Tree()
-        self._seal = Seal()
+        self._seal = RowChecksums()
         self.bytes_max: int | None = None  # of all nodes; None: without bound
 
     def do_load(self) -> list[tuple[int, int]]:
@@ -281,7 +281,7 @@ def _upgrade(file: SqliteFile, found: int) -> list[Statement]:
     state = file.read(_CHECK)
     if state != [("ok",)]:
         raise _damaged(file.path, [str(state[0][0])])
-    sealed = Seal()
+    sealed = RowChecksums()
     statements: list[Statement] = [(sql, ()) for sql in _UPGRADE]
     for row in file.read(_NODES.format("")):
         digest = node_digest(*row)

@@ -32,7 +32,7 @@ from typing import Any
 
 from fairway.errors import Misuse, Unreachable
 from fairway.registry.certainty import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, Certainty
-from fairway.registry.kazoo_line import KazooLine, translated
+from fairway.registry.kazoo_line import ZooKeeperConnection, translated
 from fairway.registry.port import (
     AnswerLost,
     Exists,
@@ -65,7 +65,7 @@ _log = logging.getLogger("fairway.registry")
 class ZooKeeperRegistry:
     """A `Registry`. All of it lives on the loop that opened it."""
 
-    line_class = KazooLine
+    line_class = ZooKeeperConnection
 
     def __init__(self, hosts: str, root: str, session_ms: int, options: Mapping[str, Any], clock: Clock) -> None:
         self.on_session: Callable[[SessionState], None] = lambda _: None
@@ -267,7 +267,7 @@ class ZooKeeperRegistry:
 
     # --- the session -------------------------------------------------------------------------------------------------
 
-    def _make_line(self) -> KazooLine:
+    def _make_line(self) -> ZooKeeperConnection:
         line = self.line_class(self._hosts, self._asked_ms, self._options, self._clock)
         line.on_connected = self._on_connected
         line.on_suspended = self._on_suspended

@@ -41,7 +41,7 @@ from fairway.protocol.replicating import Follow as FollowMaster
 from fairway.replication import giving
 from fairway.replication.law import FollowDecision
 from fairway.replication.peer import has
-from fairway.replication.promise import Promise
+from fairway.replication.promise import EpochPromise
 from fairway.replication.wire import ReplicaConnection
 from fairway.storage import record, segment
 from fairway.storage.copying import ROTTEN_MARK
@@ -109,7 +109,7 @@ class Follower:
     def __init__(
         self,
         store: Store,
-        promise: Promise,
+        promise: EpochPromise,
         net: Net,
         clock: Clock,
         group: str,

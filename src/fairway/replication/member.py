@@ -43,10 +43,10 @@ from fairway.registry.port import RegistryError, SessionState
 from fairway.replication import law
 from fairway.replication.follower import ActionsRepaired, Diverged, Follower, Remedy, ReplicaRefill, TooFarBehind
 from fairway.replication.leader import Leader
-from fairway.replication.membership import Face, MemberOptions, MemberWorld, ServerT
+from fairway.replication.membership import CopyOptions, CopyRuntime, Face, ServerT
 from fairway.replication.node import GroupNode, living
 from fairway.replication.place import CopyRegistration
-from fairway.replication.promise import Promise
+from fairway.replication.promise import EpochPromise
 from fairway.replication.standing import CopyStatus
 from fairway.storage import cutting, wiping
 from fairway.storage.directory import DirectoryIdentity
@@ -57,12 +57,12 @@ NS_PER_MS = 1_000_000
 _CLOSE_S = 2.0  # for a registry to end a session
 
 
-class GroupMember(ABC, Generic[ServerT]):
+class CopyLifecycle(ABC, Generic[ServerT]):
     """One copy. `await begin()`, then `await stop()`."""
 
     kind: str  # of the group
 
-    def __init__(self, world: MemberWorld, membership: MemberOptions, face: Face, standing: CopyStatus) -> None:
+    def __init__(self, world: CopyRuntime, membership: CopyOptions, face: Face, standing: CopyStatus) -> None:
         self.membership = membership
         self.standing = standing
         self.face = face
@@ -71,7 +71,7 @@ class GroupMember(ABC, Generic[ServerT]):
         self.findings: list[str] = []  # what was cut off or set aside
         self._world = world
         self._node = GroupNode(world.registry, membership.group)
-        self._promise: Promise | None = None
+        self._promise: EpochPromise | None = None
         self._disk: Disk | None = None
         self._secret = new_secret(world.rng)  # of this process, in no file: it proves to masters that we are this copy
         self._place = CopyRegistration(world.registry, world.clock, membership.group, membership.session_ms)
@@ -180,7 +180,7 @@ class GroupMember(ABC, Generic[ServerT]):
             adopt = DirectoryIdentity(0, record.messages_id, record.actions_id)
         self._disk = self._world.open_disk()
         self.server = server = await self._serve(self._disk, adopt)
-        self._promise = promise = Promise(self._disk)
+        self._promise = promise = EpochPromise(self._disk)
         self.face = replace(self.face, port=server.port)
         self._follower = Follower(
             server.store,

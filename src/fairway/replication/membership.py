@@ -20,7 +20,7 @@ from fairway.world.work_pool import WorkPool
 
 
 @dataclass(frozen=True, slots=True)
-class MemberOptions:
+class CopyOptions:
     """What makes a server one copy of several."""
 
     group: str
@@ -36,7 +36,7 @@ class MemberOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberWorld:
+class CopyRuntime:
     """The world as a copy sees it. The directory may be opened several times, one after another."""
 
     clock: Clock

@@ -19,7 +19,7 @@ _COVERED = struct.Struct("<8sQ")
 _CRC = struct.Struct("<I")
 
 
-class Promise:
+class EpochPromise:
     """Of one data directory; `epoch` is 0 where nothing was ever promised."""
 
     def __init__(self, disk: Disk) -> None:

@@ -34,7 +34,7 @@ class TimerLoop(Protocol):
         """Call it once, that many seconds from now."""
 
 
-class Alarms:
+class ActorTimers:
     """Calls `ring(actor, now_ns)` when an actor's alarm is due, for at most `turn_ns` at a time."""
 
     def __init__(self, clock: Clock, loop: TimerLoop, turn_ns: int, ring: Callable[[Actor, int], None]) -> None:

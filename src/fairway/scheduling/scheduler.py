@@ -26,7 +26,7 @@ from typing import NoReturn, Protocol, TypeVar
 from fairway.errors import Code, Misuse, Refused
 from fairway.scheduling.account import Account
 from fairway.scheduling.actor import IDLE, READY, RUNNING, Actor
-from fairway.scheduling.alarms import Alarms, TimerLoop
+from fairway.scheduling.alarms import ActorTimers, TimerLoop
 from fairway.scheduling.mailbox import NEVER_NS, MailboxItem
 from fairway.scheduling.order import RunOrder, VirtualTime
 from fairway.scheduling.processor import Expiry, Processor, Request, TurnResult
@@ -94,7 +94,7 @@ class Scheduler:
         # A slice ends by what it is charged: on a clock that stands still, too.
         slice_requests = self._options.slice_ns // max(1, self._options.floor_ns)
         self._slice_requests_max = max(1, min(slice_requests, self._order.slice_requests_max))
-        self._alarms = Alarms(clock, loop, self._options.slice_ns, self._on_alarm)
+        self._alarms = ActorTimers(clock, loop, self._options.slice_ns, self._on_alarm)
         self._actors: dict[Hashable, Actor] = {}
         self._weights: dict[Hashable, float] = {}  # those other than 1
         self._ready: list[tuple[float, int, Actor]] = []  # a heap; of a READY actor the entry `place` is meant

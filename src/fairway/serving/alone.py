@@ -17,7 +17,7 @@ from fairway.protocol.routing import ClientRole, Copy, Govern, GroupRoute, Regis
 from fairway.scheduling import Actor, Expiry, Scheduler, TurnResult
 from fairway.serving.requests import Requester as Session
 from fairway.serving.requests import ServedRequest
-from fairway.serving.subject_order import SubjectOrder
+from fairway.serving.subject_order import SubjectIndex
 
 HERE = "here"  # the group that this broker is
 VERSION = 1  # of a picture that stays as it is
@@ -33,14 +33,14 @@ _NO_DELAY = "this broker keeps no delayed messages: run `fairway up`"
 Asked = ServedRequest[ControlMessage]
 
 
-class LoneRoutes:
+class StandaloneRoutes:
     """A processor for the broker's scheduler: `take` puts a question into one of two mailboxes."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         state: Callable[[], BrokerState],
-        subjects: SubjectOrder,
+        subjects: SubjectIndex,
         where: Callable[[], str],
         *,
         has_delay: bool,

@@ -16,7 +16,7 @@ from fairway.protocol import ControlMessage, RequestReceived
 from fairway.protocol.delaying import Cancel, DelayTally, History, PendingListed, Reschedule, Resend
 from fairway.protocol.messages import Produce
 from fairway.scheduling import Actor, Expiry, TurnResult
-from fairway.serving.exposition import Exposition
+from fairway.serving.exposition import MetricsText
 from fairway.serving.memory import MemoryAccount
 from fairway.serving.requests import ServedRequest
 
@@ -37,7 +37,7 @@ NO_DESK = Refused(
 )
 
 
-class DelayDesk(Protocol):
+class DelayPort(Protocol):
     """Takes batches with due times, and questions about what is pending: a processor for the server's scheduler."""
 
     def process(self, request: DelayRequest, actor: Actor) -> TurnResult: ...
@@ -46,7 +46,7 @@ class DelayDesk(Protocol):
 
     def fail(self, request: DelayRequest, error: Exception) -> None: ...
 
-    def show(self, out: Exposition) -> None:
+    def show(self, out: MetricsText) -> None:
         """The figures of what is behind it."""
 
     def memory_accounts(self) -> list[MemoryAccount]:

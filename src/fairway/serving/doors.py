@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fairway.errors import Misuse
-from fairway.serving.hall import Hall
-from fairway.serving.http import HttpDoor
+from fairway.serving.hall import SessionManager
+from fairway.serving.http import HttpListener
 from fairway.world.net import ListeningSocket, Net
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -19,10 +19,10 @@ def check_host(host: str, *, allow_remote: bool) -> None:
         )
 
 
-class Doors:
+class Listeners:
     """Closed until `open`. The one for probes outlives the other: they are told that it is stopping."""
 
-    def __init__(self, net: Net, hall: Hall, http: HttpDoor) -> None:
+    def __init__(self, net: Net, hall: SessionManager, http: HttpListener) -> None:
         self._net = net
         self._hall = hall
         self._http = http

@@ -10,7 +10,7 @@ from fairway.serving.meters import Histogram
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Exposition:
+class MetricsText:
     """Text in the making."""
 
     def __init__(self) -> None:

@@ -15,10 +15,10 @@ from fairway.protocol import Bytes, ConnectionOptions, ControlMessage, RequestRe
 from fairway.scheduling import Account, Scheduler
 from fairway.serving.budget import Allowance, Budget
 from fairway.serving.frame_admission import FrameAdmission
-from fairway.serving.meters import Meters
+from fairway.serving.meters import ServerCounters
 from fairway.serving.requests import Requester, ServedRequest
 from fairway.serving.session import ServerSession
-from fairway.serving.turnstile import Turnstile
+from fairway.serving.turnstile import ReadThrottle
 from fairway.world.buffers import LazyBuffer
 from fairway.world.clock import Clock
 
@@ -32,7 +32,7 @@ _WITHDRAWN_SHARE = 1_024  # or this part of all, where that is more: it must not
 
 
 @dataclass(frozen=True, slots=True)
-class HallOptions:
+class SessionManagerOptions:
     """What an operator may set."""
 
     connections_max: int = limits.CONNECTIONS_MAX
@@ -47,14 +47,14 @@ class HallOptions:
             )
 
 
-class Hall:
+class SessionManager:
     """All sessions of one broker; `handle` takes their requests."""
 
     def __init__(
         self,
         clock: Clock,
-        options: HallOptions,
-        meters: Meters,
+        options: SessionManagerOptions,
+        meters: ServerCounters,
         scheduler: Scheduler,
         waiting: Allowance[Requester],
         handle: Callable[[ServerSession, RequestReceived], None],
@@ -74,7 +74,7 @@ class Hall:
         self.outgoing: Budget[ServerSession] = Budget(
             options.unsent_bytes_max, lambda session: session.unsent_bytes, ServerSession.abort
         )
-        self.turnstile: Turnstile[ServerSession] = Turnstile(
+        self.turnstile: ReadThrottle[ServerSession] = ReadThrottle(
             clock, loop.call_soon, ServerSession.go_on, lambda session: session.account.end_ns
         )
         self._scheduler = scheduler

@@ -34,7 +34,7 @@ EXHAUSTED = HttpResponse(503, "too many requests wait: clients are refused as bu
 Pages: TypeAlias = Mapping[str, Callable[[], HttpResponse]]
 
 
-class HttpDoor:
+class HttpListener:
     """Makes a protocol per connection, and sees to it that there are not too many."""
 
     def __init__(self, pages: Pages) -> None:
@@ -74,7 +74,7 @@ class HttpDoor:
 class HttpSession(asyncio.Protocol):
     """One connection: a head comes in, a page goes out, the end."""
 
-    def __init__(self, door: HttpDoor) -> None:
+    def __init__(self, door: HttpListener) -> None:
         self._door = door
         self._head = b""
         self._transport: asyncio.Transport | None = None

@@ -14,8 +14,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from fairway import limits
 from fairway.serving.budget import Allowance
-from fairway.serving.exposition import Exposition
-from fairway.serving.hall import Hall
+from fairway.serving.exposition import MetricsText
+from fairway.serving.hall import SessionManager
 from fairway.serving.requests import Requester
 from fairway.storage.store import Store
 from fairway.world.service import resident_bytes
@@ -38,7 +38,7 @@ class MemoryAccount(NamedTuple):
         return self.held_bytes() >= self.bytes_max
 
 
-def server_accounts(ceiling_bytes: int, hall: Hall, waiting: Allowance[Requester]) -> list[MemoryAccount]:
+def server_accounts(ceiling_bytes: int, hall: SessionManager, waiting: Allowance[Requester]) -> list[MemoryAccount]:
     """Those that every server has: the process with its ceiling, connections, and what these hold."""
     return [
         MemoryAccount("process", ceiling_bytes, resident_bytes),
@@ -64,7 +64,7 @@ def store_accounts(store: Store, prefix: str = "") -> list[MemoryAccount]:
     ]
 
 
-def show(out: Exposition, accounts: Iterable[MemoryAccount]) -> None:
+def show(out: MetricsText, accounts: Iterable[MemoryAccount]) -> None:
     """As figures of a /metrics page."""
     known = list(accounts)
     held = [({"what": each.what}, each.held_bytes()) for each in known]

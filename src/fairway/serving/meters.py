@@ -47,7 +47,7 @@ class SyncWatch:
         self.times_ms.note((self._clock.monotonic_ns() - self._begun_ns) / 1e6)
 
 
-class Meters:
+class ServerCounters:
     """Counters of one broker's life; they only grow."""
 
     def __init__(self) -> None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fairway.errors import FairwayError
-from fairway.serving.exposition import CONTENT_TYPE, Exposition
-from fairway.serving.http import HttpDoor, HttpResponse, Pages
+from fairway.serving.exposition import CONTENT_TYPE, MetricsText
+from fairway.serving.http import HttpListener, HttpResponse, Pages
 from fairway.world.net import ListeningSocket, Net
 
 METRICS, LIVE, READY = "/metrics", "/livez", "/readyz"
 
 
-def show_store(out: Exposition, *, is_open: bool) -> None:
+def show_store(out: MetricsText, *, is_open: bool) -> None:
     out.one("store_is_open", "gauge", "0: the data directory is closed, figures are those known last.", int(is_open))
 
 
@@ -30,7 +30,7 @@ class ProbePages:
         self._server: Pages | None = None
         self._last: str | None = None
         self.pages: Pages = {METRICS: self._metrics, LIVE: self._live, READY: self._ready}
-        self._door = HttpDoor(self.pages)
+        self._door = HttpListener(self.pages)
         self._listener: ListeningSocket | None = None
 
     async def listen(self, host: str, port: int | None) -> int | None:
@@ -77,6 +77,6 @@ def _text(server: Pages) -> str:
 
 
 def _nothing_known() -> str:
-    out = Exposition()
+    out = MetricsText()
     show_store(out, is_open=False)
     return out.text()

@@ -34,7 +34,7 @@ from fairway.protocol import (
 from fairway.scheduling import Account
 from fairway.serving.budget import Budget
 from fairway.serving.frame_admission import FrameAdmission
-from fairway.serving.turnstile import Turnstile
+from fairway.serving.turnstile import ReadThrottle
 from fairway.world.buffers import LazyBuffer
 from fairway.world.clock import Clock
 
@@ -61,7 +61,7 @@ class Host(Protocol):
     clock: Clock
     incoming: FrameAdmission[ServerSession]  # parts of frames
     outgoing: Budget[ServerSession]  # answers that have not left
-    turnstile: Turnstile[ServerSession]  # those who send more than a helping
+    turnstile: ReadThrottle[ServerSession]  # those who send more than a helping
 
     def handle(self, session: ServerSession, received: RequestReceived) -> None:
         """Take a request in; raises `Refused` or `Misuse` where it cannot."""

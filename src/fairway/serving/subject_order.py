@@ -22,7 +22,7 @@ _FEW = 50  # of them are put into their places one by one, 20 µs each among 100
 _DEAD, _PAST_DEAD = "dead:", "dead;"  # how names of dead letters begin, and what comes behind all of them
 
 
-class SubjectOrder:
+class SubjectIndex:
     """All subjects of one log but inboxes, by name."""
 
     def __init__(self, subjects: SubjectTable) -> None:

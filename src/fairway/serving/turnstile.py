@@ -24,7 +24,7 @@ FREE_TURNS = 2  # after a chunk of a large frame: a small request takes six turn
 SENDERS_MAX = 1  # per turn: it may then send a chunk, 256 KB, of which page faults make 0.3 ms (bench/hostile)
 
 
-class Turnstile(Generic[WaiterT]):
+class ReadThrottle(Generic[WaiterT]):
     """Least used first. `used` says what a waiter has used, `serve` whether it goes on sending; where it does not, and
     has more to be read, it has queued again."""
 

@@ -90,7 +90,7 @@ class Ticket:
         return self.outcome is not None
 
 
-class Caller:
+class BlockingClient:
     """Talks to whom the finder names; gives up when nothing was heard for `patience_s`."""
 
     def __init__(self, finder: Finder, patience_s: float, clock: Clock | None = None) -> None:
@@ -308,7 +308,7 @@ def _asked_at(ticket: Ticket) -> int:
     return ticket.correlation
 
 
-def wait_any_of(waits: Sequence[tuple[Caller, Sequence[Ticket]]], timeout_s: float) -> bool:
+def wait_any_of(waits: Sequence[tuple[BlockingClient, Sequence[Ticket]]], timeout_s: float) -> bool:
     """Wait until one of the tickets of one of the conversations is answered; False: none was in time."""
     if len(waits) == 1:
         return waits[0][0].wait_any(waits[0][1], timeout_s)

@@ -36,7 +36,7 @@ from fairway.protocol import Bytes
 from fairway.protocol.delaying import DelayTally, PendingListed, PendingMessage, PendingPage, Stretch, Tallied, Which
 from fairway.protocol.messages import Whence
 from fairway.spark import schema
-from fairway.spark.calling import Caller
+from fairway.spark.calling import BlockingClient
 from fairway.spark.options import PATIENCE_S, count_of, known, named, place_of, url_of
 from fairway.spark.places import ServerGroupAddress, caller_to, delay_places
 from fairway.spark.schema import TIMESTAMP
@@ -201,7 +201,7 @@ def read(walk: Walk) -> Iterator[pa.RecordBatch]:
         yield from _frames(caller, walk)
 
 
-def _frames(caller: Caller, walk: Walk) -> Iterator[pa.RecordBatch]:
+def _frames(caller: BlockingClient, walk: Walk) -> Iterator[pa.RecordBatch]:
     has_contents = any(name in _CONTENTS for name, _ in walk.columns)
     after, messages, batches = "", list[PendingMessage](), list[Bytes]()
     while True:
@@ -244,7 +244,7 @@ def _frame(
     return pa.RecordBatch.from_arrays([column(name) for name, _ in columns], schema=wanted)
 
 
-def _tally(caller: Caller, which: Which) -> Tallied:
+def _tally(caller: BlockingClient, which: Which) -> Tallied:
     """How many are due when, as finely as the server counts."""
     for width_ms in _WIDTHS_MS:
         try:
@@ -256,5 +256,5 @@ def _tally(caller: Caller, which: Which) -> Tallied:
     raise InvariantViolated("the last width has an outcome")
 
 
-def _explained(refused: Refused, caller: Caller) -> FairwayError:
+def _explained(refused: Refused, caller: BlockingClient) -> FairwayError:
     return FairwayError(f"the server at {caller.where} does not say what is pending: {refused}")

@@ -19,7 +19,7 @@ from fairway.errors import Code, FairwayError, Refused
 from fairway.limits import PENDING_PAGE_MAX
 from fairway.protocol.delaying import Chronicle, History, HistoryPage, PastEvent, PastKind
 from fairway.protocol.messages import Whence
-from fairway.spark.calling import NS, Caller
+from fairway.spark.calling import NS, BlockingClient
 from fairway.spark.event_options import EventOptions, is_meant
 from fairway.spark.event_schema import arrow_schema
 from fairway.spark.options import Where
@@ -87,7 +87,7 @@ def _split(name: str) -> tuple[str, Chronicle]:
     return group, LOGS[f"{colon}{log}"]
 
 
-class DelayLooker:
+class DelayPlanner:
     """A driver's conversations with delay servers."""
 
     def __init__(self, options: EventOptions) -> None:
@@ -182,7 +182,7 @@ def read(job: DelayJob, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
             yield frame(events, job.columns, shown)
 
 
-def pages_of(caller: Caller, name: str, begin: int, end: int, log_id: int | None) -> Iterator[HistoryPage]:
+def pages_of(caller: BlockingClient, name: str, begin: int, end: int, log_id: int | None) -> Iterator[HistoryPage]:
     at, skip = begin, 0
     while at < end:
         page = _ask(caller, History(_split(name)[1], Whence.SEQUENCE, at, end, skip, PENDING_PAGE_MAX, log_id))
@@ -228,7 +228,7 @@ def _gone(group: str) -> DataLoss:
     )
 
 
-def _ask(caller: Caller, asked: History) -> HistoryPage:
+def _ask(caller: BlockingClient, asked: History) -> HistoryPage:
     try:
         return caller.ask(asked, HistoryPage)
     except Refused as refused:

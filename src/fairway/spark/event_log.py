@@ -10,7 +10,7 @@ from fairway.client.trail import Answer
 from fairway.client.trail_names import AskNames
 from fairway.errors import FairwayError, Refused
 from fairway.protocol.tracing import Named, Names, Retrace, Retraced
-from fairway.spark.calling import Caller
+from fairway.spark.calling import BlockingClient
 from fairway.spark.reading import DataLoss, cut_short, other_log
 
 WHAT: Final = "actions"
@@ -20,7 +20,7 @@ _ACCEPT: Final = 'or accept the loss with option("failOnDataLoss", "false")'
 class SparkActionLogReader(trail.ActionLogReader):
     """Reads the action log in order. Strict: what is missing or damaged is an error, else it is passed over."""
 
-    def __init__(self, caller: Caller, log_id: int | None, *, is_strict: bool) -> None:
+    def __init__(self, caller: BlockingClient, log_id: int | None, *, is_strict: bool) -> None:
         self._caller = caller
         super().__init__(self._put, log_id, is_strict=is_strict)
 
@@ -44,7 +44,7 @@ class SparkActionLogReader(trail.ActionLogReader):
         )
 
 
-def asking(caller: Caller) -> AskNames:
+def asking(caller: BlockingClient) -> AskNames:
     """How a task asks for names."""
 
     def ask(asked: Names) -> Named:

@@ -14,7 +14,7 @@ from fairway.spark.calling import Ticket, wait_any_of
 from fairway.spark.event_log import SparkActionLogReader
 from fairway.spark.event_options import HELD, EventOptions, is_meant
 from fairway.spark.event_reading import ACTIONS, ENTRIES_MAX, awaited_actions
-from fairway.spark.looking import Lookout
+from fairway.spark.looking import PlannerPort
 from fairway.spark.options import Where
 from fairway.spark.places import BROKER_GROUP, ServerGroupAddress, SubjectPart
 from fairway.spark.splits import SPLIT_BYTES, ScanRange
@@ -95,7 +95,7 @@ class EventBroker(BrokerSession):
         return self._watch
 
 
-class EventLooker(Lookout[EventBroker]):
+class EventPlanner(PlannerPort[EventBroker]):
     """One driver's conversations with broker groups."""
 
     def __init__(self, options: EventOptions) -> None:

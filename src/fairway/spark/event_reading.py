@@ -12,7 +12,7 @@ from fairway.client.trail_names import NameResolver, Resolver
 from fairway.errors import Refused
 from fairway.protocol.messages import Whence
 from fairway.protocol.tracing import Index, Indexed, Retrace, Retraced
-from fairway.spark.calling import NS, Caller
+from fairway.spark.calling import NS, BlockingClient
 from fairway.spark.event_frames import ActionFramer, Columns, EventFilter, produced
 from fairway.spark.event_log import WHAT, SparkActionLogReader, asking
 from fairway.spark.event_options import is_meant
@@ -56,7 +56,7 @@ def read(split: EventSplit) -> Iterator[pa.RecordBatch]:
             yield from (_actions if each.subject == ACTIONS else _produced)(caller, split.job, each)
 
 
-def awaited_actions(caller: Caller, end: int, log_id: int | None, wait_s: float) -> int:
+def awaited_actions(caller: BlockingClient, end: int, log_id: int | None, wait_s: float) -> int:
     """Where the action log ends on this copy, once that is at `end`, or after so long."""
     until_ns = caller.now_ns + int(wait_s * NS)
     at = wait_ms = 0
@@ -71,7 +71,7 @@ def awaited_actions(caller: Caller, end: int, log_id: int | None, wait_s: float)
         at, wait_ms = found, min(left_ms, _WAIT_MS)
 
 
-def _actions(caller: Caller, job: EventJob, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
+def _actions(caller: BlockingClient, job: EventJob, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
     if job.place.waits_s:
         awaited_actions(caller, wanted.end, job.actions_id, job.place.waits_s)
     trail = SparkActionLogReader(caller, job.actions_id, is_strict=job.is_strict)
@@ -88,7 +88,7 @@ def _actions(caller: Caller, job: EventJob, wanted: ScanRange) -> Iterator[pa.Re
     yield from framer.rest()
 
 
-def _produced(caller: Caller, job: EventJob, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
+def _produced(caller: BlockingClient, job: EventJob, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
     if job.place.waits_s:
         awaited(caller, wanted.subject, wanted.end, job.messages_id, job.place.waits_s)
     at = wanted.begin

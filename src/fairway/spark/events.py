@@ -27,10 +27,10 @@ from fairway.errors import Misuse
 from fairway.protocol.messages import Whence
 from fairway.spark import event_delay, event_reading, event_schema, offsets, reading, splits
 from fairway.spark.brokers import SubjectExtent
-from fairway.spark.event_delay import DelayJob, DelayLooker, LogPlace, Places
+from fairway.spark.event_delay import DelayJob, DelayPlanner, LogPlace, Places
 from fairway.spark.event_frames import Columns
 from fairway.spark.event_log import WHAT
-from fairway.spark.event_looking import EventLooker, of_subject
+from fairway.spark.event_looking import EventPlanner, of_subject
 from fairway.spark.event_offsets import NAME, EventOffset, LogsPlace, between, mapped, parse
 from fairway.spark.event_options import EventOptions, event_options
 from fairway.spark.event_reading import EventJob, EventSplit
@@ -70,7 +70,7 @@ class EventReader(DataSourceReader):
         self._columns = event_schema.columns_of(schema)
 
     def partitions(self) -> list[InputPartition]:
-        looker = EventLooker(self._options)
+        looker = EventPlanner(self._options)
         try:
             extents = looker.extents()
             made = [self._of_group(looker, group, extents) for group in looker.groups(extents)]
@@ -79,7 +79,7 @@ class EventReader(DataSourceReader):
         return [*itertools.chain.from_iterable(made), *self._delayed()]
 
     def _of_group(
-        self, looker: EventLooker, group: str, extents: Mapping[SubjectPart, SubjectExtent]
+        self, looker: EventPlanner, group: str, extents: Mapping[SubjectPart, SubjectExtent]
     ) -> list[InputPartition]:
         broker, options = looker.broker(group), self._options
         actions_id = broker.actions().log_id
@@ -98,7 +98,7 @@ class EventReader(DataSourceReader):
         options = self._options
         if not options.has_delayed:
             return []
-        looker = DelayLooker(options)
+        looker = DelayPlanner(options)
         try:
             begins = looker.places(options.starting)
             ends = looker.places(LATEST if options.ending.whence is Whence.TIME else options.ending)
@@ -120,24 +120,24 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise Misuse("a stream has no ending: leave the option out, or read it as a batch (spark.read)")
         self._options = options
         self._columns = event_schema.columns_of(schema)
-        self._looker: EventLooker | None = None
-        self._delay_looker: DelayLooker | None = None
+        self._looker: EventPlanner | None = None
+        self._delay_looker: DelayPlanner | None = None
         self._starting = options.starting
         self._initial: EventOffset | None = None
         self._target: EventOffset | None = None  # where Trigger.AvailableNow ends
         self._seen: EventOffset | None = None
 
     @property
-    def _look(self) -> EventLooker:
+    def _look(self) -> EventPlanner:
         """The driver's own; a copy of the reader that was sent to a task never asks for it."""
         if self._looker is None:
-            self._looker = EventLooker(self._options)
+            self._looker = EventPlanner(self._options)
         return self._looker
 
     @property
-    def _look_at_delay(self) -> DelayLooker:
+    def _look_at_delay(self) -> DelayPlanner:
         if self._delay_looker is None:
-            self._delay_looker = DelayLooker(self._options)
+            self._delay_looker = DelayPlanner(self._options)
         return self._delay_looker
 
     def __getstate__(self) -> dict[str, Any]:
@@ -400,7 +400,7 @@ def _job(
 def _delay_job(
     options: EventOptions,
     columns: Columns,
-    looker: DelayLooker,
+    looker: DelayPlanner,
     ends: Places,
     since_ms: int,
     until_ms: int | None,

@@ -36,7 +36,7 @@ _NEVER_NULL = frozenset({"subject", "broker_group", "sequence", "id", "payload",
 
 
 @dataclass
-class Narrowing:
+class PushedFilters:
     """What the filters leave to be read. Times are those of storing, in ms; ends are not included."""
 
     subjects: frozenset[str] | None = None

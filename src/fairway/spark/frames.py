@@ -33,7 +33,7 @@ PLAIN_BYTES: Final = 4 << 10  # a batch below this size is worth a shorter way, 
 Columns = tuple[tuple[str, bool], ...]
 
 
-class Sieve(NamedTuple):
+class RowFilter(NamedTuple):
     """Which rows are wanted at all; None: any."""
 
     keys: tuple[str | None, ...] | None = None
@@ -60,7 +60,7 @@ class _BatchPart(NamedTuple):
 class Framer:
     """Takes batches of one subject, gives frames."""
 
-    def __init__(self, subject: str, broker_group: str, columns: Columns, sieve: Sieve) -> None:
+    def __init__(self, subject: str, broker_group: str, columns: Columns, sieve: RowFilter) -> None:
         self._subject = subject
         self._broker_group = broker_group
         self._names = [name for name, _ in columns]

@@ -15,7 +15,7 @@ from fairway.protocol.admin import Depth, Describe, Scan
 from fairway.spark.brokers import BrokerSession, LogId, SubjectExtent, dry
 from fairway.spark.calling import wait_any_of
 from fairway.spark.options import ReadOptions, Where, is_pattern
-from fairway.spark.places import BROKER_GROUP, Atlas, ServerGroupAddress, SubjectPart
+from fairway.spark.places import BROKER_GROUP, ServerGroupAddress, ServerGroups, SubjectPart
 from fairway.spark.splits import ScanRange
 from fairway.world import host
 
@@ -24,7 +24,7 @@ SAMPLE_BYTES: Final = 64 * MIB  # looked at, not read, to learn how large messag
 BrokerT = TypeVar("BrokerT", bound=BrokerSession)
 
 
-class Lookout(Generic[BrokerT]):
+class PlannerPort(Generic[BrokerT]):
     """One driver's conversations."""
 
     def __init__(self, options: ReadOptions, meet: Callable[[ServerGroupAddress], BrokerT]) -> None:
@@ -32,7 +32,7 @@ class Lookout(Generic[BrokerT]):
         self._meet = meet
         self._brokers: dict[str, BrokerT] = {}
         is_cluster = bool(url.parse_any(options.url).meta)
-        self.atlas = Atlas(options.url, options.patience_s) if is_cluster else None
+        self.atlas = ServerGroups(options.url, options.patience_s) if is_cluster else None
 
     def close(self) -> None:
         for each in self._brokers.values():
@@ -77,7 +77,7 @@ class Lookout(Generic[BrokerT]):
         wanted = set(names) | {name for name in stored if self._is_matched(name)}
         return {SubjectPart(name): stored[name] for name in sorted(wanted)}
 
-    def _in_cluster(self, atlas: Atlas) -> dict[SubjectPart, SubjectExtent]:
+    def _in_cluster(self, atlas: ServerGroups) -> dict[SubjectPart, SubjectExtent]:
         """A broker group that is to hold a subject and has nothing of it yet holds an empty one."""
         names = self._options.names
         held = atlas.holders(names) if names else {}
@@ -90,7 +90,7 @@ class Lookout(Generic[BrokerT]):
             found |= self._matched(atlas)
         return {part: found[part] for part in sorted(found)}
 
-    def _check_known(self, atlas: Atlas, found: Mapping[SubjectPart, SubjectExtent]) -> None:
+    def _check_known(self, atlas: ServerGroups, found: Mapping[SubjectPart, SubjectExtent]) -> None:
         """A broker alone, asked as a meta server is, takes any name for that of a subject."""
         stored = {part.subject for part, extent in found.items() if extent.end}
         empty = [part.subject for part in found if part.subject not in stored]
@@ -112,7 +112,7 @@ class Lookout(Generic[BrokerT]):
             )
         return found
 
-    def _matched(self, atlas: Atlas) -> dict[SubjectPart, SubjectExtent]:
+    def _matched(self, atlas: ServerGroups) -> dict[SubjectPart, SubjectExtent]:
         """Of the brokers' own subjects, which a pattern may mean, meta servers know nothing."""
         held = {name: groups for name, groups in atlas.all_holders().items() if self._is_matched(name)}
         wants_internal = any(":" in pattern for pattern in self._options.patterns)
@@ -185,7 +185,7 @@ class Lookout(Generic[BrokerT]):
         self.broker(part.broker_group).progress(part.subject, group, sequence)
 
 
-class Looker(Lookout[BrokerSession]):
+class Planner(PlannerPort[BrokerSession]):
     """What a driver asks for the sake of messages."""
 
     def __init__(self, options: ReadOptions) -> None:

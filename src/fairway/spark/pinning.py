@@ -23,8 +23,8 @@ from fairway.client import url as urls
 from fairway.errors import Code, FairwayError, Refused
 from fairway.protocol.messages import Produce
 from fairway.protocol.routing import SubjectRoute
-from fairway.spark.calling import NS, Caller
-from fairway.spark.places import Atlas, ServerGroupAddress, caller_to, delay_places
+from fairway.spark.calling import NS, BlockingClient
+from fairway.spark.places import ServerGroupAddress, ServerGroups, caller_to, delay_places
 from fairway.spark.sending import Sending, explained, is_passing
 from fairway.world import host
 
@@ -40,11 +40,11 @@ class GroupConnections:
     def __init__(self, url: str, patience_s: int) -> None:
         self._url = url
         self._patience_s = patience_s
-        self._atlas = Atlas(url, patience_s) if urls.parse_any(url).meta else None
+        self._atlas = ServerGroups(url, patience_s) if urls.parse_any(url).meta else None
         self._sendings: dict[
             tuple[ServerGroupAddress, bool], Sending
         ] = {}  # and whether an earlier run has begun to send there
-        self._asked: dict[str, Caller] = {}  # which groups remember what
+        self._asked: dict[str, BlockingClient] = {}  # which groups remember what
 
     def sending(self, stream_id: int, request: Produce, probe: Callable[[], bytes], *, is_due: bool) -> Sending:
         """Where the rows of a stream go, at once or to a delay server; `request` is what a batch of it goes with."""
@@ -65,7 +65,7 @@ class GroupConnections:
     def _place(self, group: str) -> ServerGroupAddress:
         return ServerGroupAddress(self._url, self._patience_s, group)
 
-    def _caller(self, group: str) -> Caller:
+    def _caller(self, group: str) -> BlockingClient:
         found = self._asked.get(group)
         if found is None:
             found = self._asked[group] = caller_to(self._place(group))
@@ -93,7 +93,12 @@ class _Pin:
     """One stream's way to its group."""
 
     def __init__(
-        self, atlas: Atlas, caller: Callable[[str], Caller], stream_id: int, request: Produce, is_due: bool
+        self,
+        atlas: ServerGroups,
+        caller: Callable[[str], BlockingClient],
+        stream_id: int,
+        request: Produce,
+        is_due: bool,
     ) -> None:
         self._atlas = atlas
         self._caller = caller
@@ -126,7 +131,7 @@ class _Pin:
         able = [group for group in route.writable if group in here]
         return (chosen(self._stream_id, able), False) if able else None
 
-    def _answer(self, caller: Caller, probe: bytes) -> Code:
+    def _answer(self, caller: BlockingClient, probe: bytes) -> Code:
         since_ns = caller.now_ns
         request = Produce(self._subject, is_pinned=True, secret=self._request.secret)
         ticket = caller.put(request, [probe])  # a group that is drained answers, too

@@ -17,7 +17,7 @@ from fairway.errors import Code, FairwayError, Misuse, Refused, Unreachable
 from fairway.limits import ROUTE_SUBJECTS_MAX
 from fairway.protocol.admin import Depth, Describe, Described
 from fairway.protocol.routing import ClientRole, GroupRoute, Route, Routed, SubjectRoute
-from fairway.spark.calling import Caller, Finder, Fixed
+from fairway.spark.calling import BlockingClient, Finder, Fixed
 
 BROKER_GROUP: Final = "default"  # of a broker that is named by its address
 BROKER, DELAY = "broker", "delay"  # kinds of groups
@@ -62,9 +62,9 @@ class ServerGroupAddress(NamedTuple):
         return self._replace(is_replica=False)
 
 
-def caller_to(place: ServerGroupAddress) -> Caller:
+def caller_to(place: ServerGroupAddress) -> BlockingClient:
     """A conversation with the group that is there."""
-    return Caller(_finder(place), place.patience_s)
+    return BlockingClient(_finder(place), place.patience_s)
 
 
 def _finder(place: ServerGroupAddress) -> Finder:
@@ -78,7 +78,7 @@ def broker_places(url: str, patience_s: int) -> list[ServerGroupAddress]:
     """All broker groups."""
     if not urls.parse_any(url).meta:
         return [ServerGroupAddress(url, patience_s)]
-    with Atlas(url, patience_s) as atlas:
+    with ServerGroups(url, patience_s) as atlas:
         return [ServerGroupAddress(url, patience_s, name) for name in sorted(atlas.groups())]
 
 
@@ -88,7 +88,7 @@ def delay_places(url: str, patience_s: int) -> list[ServerGroupAddress]:
     if not target.meta:
         at = ",".join(map(str, target.delay or target.brokers))
         return [ServerGroupAddress(f"{urls.SCHEME}{at}", patience_s)]
-    with Atlas(url, patience_s) as atlas:
+    with ServerGroups(url, patience_s) as atlas:
         return [ServerGroupAddress(url, patience_s, name) for name in atlas.delay_groups()]
 
 
@@ -132,7 +132,7 @@ class _Listed:
 
 
 def _leads(address: BrokerAddress) -> bool:
-    with Caller(Fixed([address]), _LOOK_S) as caller:
+    with BlockingClient(Fixed([address]), _LOOK_S) as caller:
         return caller.ask(Describe(Depth.SUBJECTS, items_max=1), Described).broker.is_master
 
 
@@ -153,7 +153,7 @@ class _Routed:
         self.remedy = _SHOWS
 
     def addresses(self) -> Sequence[BrokerAddress]:
-        with Caller(self._metas, _LOOK_S) as caller:
+        with BlockingClient(self._metas, _LOOK_S) as caller:
             routed = caller.ask(Route(ClientRole.TOOL, [], after=_BEHIND_ALL), Routed)
         route = next((each for each in routed.groups if each.name == self._name), None)
         if route is None:
@@ -169,7 +169,7 @@ class _Routed:
 # --- what meta servers know -------------------------------------------------------------------------------------------
 
 
-class Atlas(Caller):
+class ServerGroups(BlockingClient):
     """A driver's conversation with meta servers."""
 
     def __init__(self, url: str, patience_s: float) -> None:

@@ -12,7 +12,7 @@ from fairway.limits import MIB
 from fairway.protocol import Bytes
 from fairway.protocol.admin import Scan, Scanned
 from fairway.protocol.messages import Whence
-from fairway.spark.calling import NS, Caller, Ticket
+from fairway.spark.calling import NS, BlockingClient, Ticket
 from fairway.spark.frames import Framer
 from fairway.spark.places import caller_to
 from fairway.spark.splits import ReadJob, ReadSplit, ScanRange
@@ -36,7 +36,7 @@ def read(split: ReadSplit) -> Iterator[pa.RecordBatch]:
             yield from _read_range(caller, split.job, each)
 
 
-def _read_range(caller: Caller, job: ReadJob, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
+def _read_range(caller: BlockingClient, job: ReadJob, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
     framer = Framer(wanted.subject, wanted.broker_group, job.columns, job.sieve)
     at = wanted.begin
     ticket: Ticket | None = _ask(caller, job, wanted, at)
@@ -55,7 +55,7 @@ def _read_range(caller: Caller, job: ReadJob, wanted: ScanRange) -> Iterator[pa.
     yield from framer.rest()
 
 
-def _taken(caller: Caller, job: ReadJob, wanted: ScanRange, ticket: Ticket) -> tuple[Scanned, Sequence[Bytes]]:
+def _taken(caller: BlockingClient, job: ReadJob, wanted: ScanRange, ticket: Ticket) -> tuple[Scanned, Sequence[Bytes]]:
     try:
         return caller.take(ticket, Scanned)
     except Refused as refused:
@@ -64,7 +64,7 @@ def _taken(caller: Caller, job: ReadJob, wanted: ScanRange, ticket: Ticket) -> t
         raise explained(refused, wanted.subject, caller.where) from refused
 
 
-def awaited(caller: Caller, subject: str, end: int, log_id: int | None, wait_s: float) -> int:
+def awaited(caller: BlockingClient, subject: str, end: int, log_id: int | None, wait_s: float) -> int:
     """Where the subject ends on this copy, once that is at `end`, or after so long. A copy is a moment behind the
     master, and a new master behind the one before, until it knows how much of its log is committed."""
     until_ns = caller.now_ns + int(wait_s * NS)
@@ -89,7 +89,7 @@ def _check(job: ReadJob, wanted: ScanRange, at: int, scanned: Scanned, reached: 
         raise cut_short(wanted.subject, reached, wanted.end)
 
 
-def _ask(caller: Caller, job: ReadJob, wanted: ScanRange, at: int) -> Ticket:
+def _ask(caller: BlockingClient, job: ReadJob, wanted: ScanRange, at: int) -> Ticket:
     return caller.put(
         Scan(wanted.subject, Whence.SEQUENCE, at, wanted.end, SCAN_BYTES, job.log_id, 0, list(job.sieve.tags))
     )

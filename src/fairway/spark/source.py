@@ -11,9 +11,9 @@ from pyspark.sql.types import StructType
 from fairway.protocol.messages import Whence
 from fairway.spark import reading, schema, splits
 from fairway.spark.brokers import SubjectExtent
-from fairway.spark.filters import IS_PUSHED_BY_SCAN, Narrowing
-from fairway.spark.frames import Sieve
-from fairway.spark.looking import Looker
+from fairway.spark.filters import IS_PUSHED_BY_SCAN, PushedFilters
+from fairway.spark.frames import RowFilter
+from fairway.spark.looking import Planner
 from fairway.spark.options import ReadOptions, Where, read_options, write_options
 from fairway.spark.places import SubjectPart
 from fairway.spark.splits import ReadJob, ReadSplit, ScanRange
@@ -62,19 +62,19 @@ class BatchReader(DataSourceReader):
     ) -> None:
         self._options = options
         self._columns = schema.columns_of(schema_)
-        self._narrowing = Narrowing(keys=None if options.keys is None else frozenset(options.keys))
+        self._narrowing = PushedFilters(keys=None if options.keys is None else frozenset(options.keys))
         if is_pushed_by_scan:
             self.pushFilters = _Pushing(self._narrowing)  # type: ignore[method-assign]
 
     def partitions(self) -> list[InputPartition]:
-        looker = Looker(self._options)
+        looker = Planner(self._options)
         try:
             ranges = looker.measured(self._ranges(looker))
             logs = looker.logs
         finally:
             looker.close()
         keys = self._narrowing.keys
-        sieve = Sieve(
+        sieve = RowFilter(
             None if keys is None else tuple(sorted(keys, key=str)), self._options.tags, self._narrowing.is_keyed
         )
         is_strict = self._options.fail_on_data_loss
@@ -86,7 +86,7 @@ class BatchReader(DataSourceReader):
             ReadSplit(jobs[each[0].broker_group], each) for each in splits.cut(ranges, self._options.min_partitions)
         ]
 
-    def _ranges(self, looker: Looker) -> list[ScanRange]:
+    def _ranges(self, looker: Planner) -> list[ScanRange]:
         narrowing = self._narrowing
         extents = looker.extents()
         if narrowing.subjects is not None:
@@ -108,13 +108,13 @@ class BatchReader(DataSourceReader):
         return self._within_times(looker, ranges)
 
     def _resolved(
-        self, looker: Looker, extents: dict[SubjectPart, SubjectExtent], option: str
+        self, looker: Planner, extents: dict[SubjectPart, SubjectExtent], option: str
     ) -> dict[SubjectPart, int]:
         places = self._options.starting if option == "starting" else self._options.ending
         places.check(option, extents)
         return looker.resolve({part: places.place(part) for part in extents})
 
-    def _within_times(self, looker: Looker, ranges: list[ScanRange]) -> list[ScanRange]:
+    def _within_times(self, looker: Planner, ranges: list[ScanRange]) -> list[ScanRange]:
         """Cut off what was stored too early or too late; effective times of storing never decrease."""
         begin_ms, end_ms = self._narrowing.begin_ms, self._narrowing.end_ms
         parts = [each.part for each in ranges]
@@ -143,7 +143,7 @@ class _Pushing:
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
 
-    def __init__(self, narrowing: Narrowing) -> None:
+    def __init__(self, narrowing: PushedFilters) -> None:
         self._narrowing = narrowing
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from pyspark.sql.datasource import InputPartition
 
 from fairway.limits import MIB
-from fairway.spark.frames import Columns, Sieve
+from fairway.spark.frames import Columns, RowFilter
 from fairway.spark.places import BROKER_GROUP, ServerGroupAddress, SubjectPart
 
 SPLIT_BYTES: Final = 32 * MIB  # a task costs about 30 ms, and reads so much in 150
@@ -40,7 +40,7 @@ class ReadJob(NamedTuple):
     place: ServerGroupAddress
     log_id: int
     columns: Columns
-    sieve: Sieve
+    sieve: RowFilter
     fail_on_data_loss: bool
 
 

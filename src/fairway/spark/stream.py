@@ -23,8 +23,8 @@ from pyspark.sql.types import StructType
 from fairway.errors import Misuse
 from fairway.spark import offsets, reading, schema, splits
 from fairway.spark.brokers import LogId, SubjectExtent
-from fairway.spark.frames import Sieve
-from fairway.spark.looking import Looker
+from fairway.spark.frames import RowFilter
+from fairway.spark.looking import Planner
 from fairway.spark.offsets import Offset
 from fairway.spark.options import EARLIEST, LATEST, ReadOptions
 from fairway.spark.places import SubjectPart
@@ -42,17 +42,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise Misuse("a stream has no ending: leave the option out, or read it as a batch (spark.read)")
         self._options = options
         self._columns = schema.columns_of(schema_)
-        self._looker: Looker | None = None
+        self._looker: Planner | None = None
         self._initial: Offset | None = None
         self._target: Mapping[SubjectPart, SubjectExtent] | None = None  # where Trigger.AvailableNow ends
         self._seen: Mapping[SubjectPart, SubjectExtent] = {}
         self._noted: dict[SubjectPart, int] = {}  # where the group stands, as far as we have moved it
 
     @property
-    def _look(self) -> Looker:
+    def _look(self) -> Planner:
         """The driver's own; a copy of the reader that was sent to a task never asks for it."""
         if self._looker is None:
-            self._looker = Looker(self._options)
+            self._looker = Planner(self._options)
         return self._looker
 
     # --- places ------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._look.place(group),
             until.logs[group].id,
             self._columns,
-            Sieve(self._options.keys, self._options.tags),
+            RowFilter(self._options.keys, self._options.tags),
             self._options.fail_on_data_loss and group not in others,
         )
 

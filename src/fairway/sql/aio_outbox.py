@@ -28,7 +28,7 @@ from fairway.sql.inserting import AsyncBound
 from fairway.sql.letters import Nobody, Picker
 from fairway.sql.making import make_async
 from fairway.sql.outbox import AWAY_S, CLOSE_S, RETRY_ROWS_MAX, OutboxCounts, Sender
-from fairway.sql.posts import AnyAioPost, aio_post_to
+from fairway.sql.posts import AnyAioOutboxSender, aio_post_to
 from fairway.sql.relay import DATABASE_TROUBLE, TROUBLE_S, AioRelay, first_line, heard
 from fairway.sql.relaying import RelayOptions
 from fairway.sql.rows import OutboxState, RefusedBatch, check_engine
@@ -73,7 +73,7 @@ class AioOutbox:
         self.counts = OutboxCounts()
         self._stored = asyncio.Event()
         self._sender = Sender(self.counts, self._stored.set)
-        self._post: AnyAioPost | None = None
+        self._post: AnyAioOutboxSender | None = None
         self._relay: AioRelay | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = asyncio.Event()
@@ -220,7 +220,7 @@ class AioOutbox:
         if self._post is not None:
             self._post.put(self._sender.parcels(committed))
 
-    async def _run(self, relay: AioRelay, post: AnyAioPost) -> None:
+    async def _run(self, relay: AioRelay, post: AnyAioOutboxSender) -> None:
         while not self._relaying.is_set():
             try:
                 async with (

@@ -26,7 +26,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 
 from fairway.career.election import ElectionListener
 from fairway.career.law import Confirmation
-from fairway.career.secretary import Secretary
+from fairway.career.secretary import ElectionThread
 from fairway.errors import FairwayError, Misuse
 from fairway.names import GroupName
 from fairway.sql.inserting import insert_unless_there
@@ -55,7 +55,7 @@ class _Row(NamedTuple):
     lease_ms: int
 
 
-class SqlElection(Secretary):
+class SqlElection(ElectionThread):
     """One candidate's place before a row. There is no line: of those who look, the first one that may takes over."""
 
     def __init__(

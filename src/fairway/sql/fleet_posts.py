@@ -12,23 +12,23 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Generic, NamedTuple
 
-from fairway.client.aio_way import AioWay
+from fairway.client.aio_way import AioServerConnection
 from fairway.client.core import ClientOptions, Goal, meta_server
-from fairway.client.fleet import Fleet
-from fairway.client.sync_way import SyncWay
+from fairway.client.fleet import ClusterClient
+from fairway.client.sync_way import SyncServerConnection
 from fairway.client.url import BrokerAddress
 from fairway.client.ways import WayT
 from fairway.lookup.homes import home
 from fairway.protocol.handshake import ConnectionOptions
-from fairway.protocol.line import Line, LineOptions
-from fairway.sql.posting import OutboxBatch, Posting, SendOutcome, offer
+from fairway.protocol.line import Line, ReconnectOptions
+from fairway.sql.posting import OutboxBatch, OutboxBatchSession, SendOutcome, offer
 from fairway.sql.streams import StreamRoute
 from fairway.world.clock import Clock
 from fairway.world.link import Link
 from fairway.world.net import Net
 from fairway.world.rng import Rng
 
-LINE_OPTIONS: Final = LineOptions(hello=ConnectionOptions(name="fairway-outbox"))
+LINE_OPTIONS: Final = ReconnectOptions(hello=ConnectionOptions(name="fairway-outbox"))
 _OPTIONS: Final = ClientOptions(line=LINE_OPTIONS)
 GOODBYE_S: Final = 1.0
 
@@ -37,14 +37,14 @@ class _Leg(NamedTuple, Generic[WayT]):
     """What goes to one group."""
 
     way: WayT
-    posting: Posting
+    posting: OutboxBatchSession
 
 
 class Legs(Generic[WayT]):
     """All of them; the same for threads and for loops."""
 
     def __init__(self, meta: WayT, new_way: Callable[[Goal], WayT], clock: Clock, rng: Rng, linger_s: float) -> None:
-        self.fleet: Fleet[WayT] = Fleet(meta, new_way, clock, rng)
+        self.fleet: ClusterClient[WayT] = ClusterClient(meta, new_way, clock, rng)
         self.fleet.on_way = self._on_way
         self._clock = clock
         self._linger_ns = int(linger_s * 1e9)
@@ -52,7 +52,7 @@ class Legs(Generic[WayT]):
         self._turn = 0
 
     def _on_way(self, name: str, way: WayT) -> None:
-        posting = Posting(self._linger_ns)
+        posting = OutboxBatchSession(self._linger_ns)
         with way.link.lock:
             way.core.line.add(posting, self._clock.monotonic_ns())
         self._legs[name] = _Leg(way, posting)
@@ -110,7 +110,7 @@ class Legs(Generic[WayT]):
         return [(self._legs[name], some) for name, some in found.items()]
 
 
-class FleetPost:
+class ClusterOutboxSender:
     """For threads."""
 
     def __init__(
@@ -129,8 +129,8 @@ class FleetPost:
         self._meta = self._legs.fleet.meta
         self.picker = self._legs
 
-    def _new_way(self, goal: Goal) -> SyncWay:
-        return SyncWay(goal, _OPTIONS, self._clock, self._rng, self._new_link)
+    def _new_way(self, goal: Goal) -> SyncServerConnection:
+        return SyncServerConnection(goal, _OPTIONS, self._clock, self._rng, self._new_link)
 
     def _new_link(self, line: Line, goal: Goal) -> Link:
         return Link(line, goal.addresses, self._clock, at_exit=self._at_exit)
@@ -178,7 +178,7 @@ class FleetPost:
             each.hang_up(end_ns)
 
 
-class AioFleetPost:
+class AioClusterOutboxSender:
     """The same on a loop; to be made there."""
 
     def __init__(
@@ -228,13 +228,13 @@ class AioFleetPost:
         await asyncio.sleep(0)  # for the loop to close what was cut
 
 
-def _new_aio_way(net: Net, clock: Clock, rng: Rng, goal: Goal) -> AioWay:
-    return AioWay(goal, _OPTIONS, net, clock, rng)
+def _new_aio_way(net: Net, clock: Clock, rng: Rng, goal: Goal) -> AioServerConnection:
+    return AioServerConnection(goal, _OPTIONS, net, clock, rng)
 
 
 def _are_settled(parcels: Sequence[OutboxBatch]) -> bool:
     return all(parcel.fate is not None for parcel in parcels)
 
 
-def _is_quiet(posting: Posting) -> bool:
+def _is_quiet(posting: OutboxBatchSession) -> bool:
     return not posting.unsettled

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from sqlalchemy import Connection, Dialect, Engine
 
-from fairway.sql.riding import Rider, Riding
+from fairway.sql.riding import CommitPiggyback, PiggybackStatement
 
 _NAME: Final = "_fairway_hooks"
 
@@ -21,7 +21,7 @@ _NAME: Final = "_fairway_hooks"
 class TransactionListener(Protocol):
     """`info` is what SQLAlchemy keeps with a connection to the database, as long as that lives."""
 
-    def before_commit(self, info: dict[Any, Any], connection: Any, *, may_ride: bool) -> Rider | None:
+    def before_commit(self, info: dict[Any, Any], connection: Any, *, may_ride: bool) -> PiggybackStatement | None:
         """The database is about to be told; what is said to it now belongs to the transaction, and so does what may go
         along with the commit. May raise."""
 
@@ -51,7 +51,7 @@ class Hooks:
         self._commit_twophase = dialect.do_commit_twophase
         self._rollback_twophase = dialect.do_rollback_twophase
         self._is_sqlite = dialect.name == "sqlite"
-        self._riding = Riding.on(dialect)
+        self._riding = CommitPiggyback.on(dialect)
         for name in ("commit", "rollback", "savepoint", "rollback_to_savepoint"):
             setattr(dialect, f"do_{name}", getattr(self, name))
         for name in ("prepare_twophase", "commit_twophase", "rollback_twophase"):
@@ -89,7 +89,9 @@ class Hooks:
                 self._rollback(dbapi_connection)
             raise
 
-    def _before_commit(self, info: dict[Any, Any], dbapi_connection: Any, *, may_ride: bool) -> list[Rider]:
+    def _before_commit(
+        self, info: dict[Any, Any], dbapi_connection: Any, *, may_ride: bool
+    ) -> list[PiggybackStatement]:
         """Where that fails nothing of the transaction must remain: SQLAlchemy takes a transaction whose commit has
         failed for ended, and would let the next one go on in it."""
         riders = []

@@ -32,7 +32,7 @@ from fairway.sql.inserting import Bound
 from fairway.sql.letters import Nobody, Picker
 from fairway.sql.making import make
 from fairway.sql.posting import OutboxBatch, SendOutcome
-from fairway.sql.posts import AnyPost, post_to
+from fairway.sql.posts import AnyOutboxSender, post_to
 from fairway.sql.relay import DATABASE_TROUBLE, TROUBLE_S, Relay, first_line
 from fairway.sql.relaying import RelayOptions
 from fairway.sql.rows import OutboxState, RefusedBatch, check_engine
@@ -294,7 +294,7 @@ class Outbox:
         with engine.begin() as connection:
             self.counts.deleted += self._writer.rows.delete(connection, ids)
 
-    def new_post(self, url: str) -> AnyPost:
+    def new_post(self, url: str) -> AnyOutboxSender:
         at_exit = partial(self.close, 1.0)
         return post_to(url, self._clock, self._rng, at_exit, linger_s=self._options.send_linger_s)
 

@@ -136,7 +136,7 @@ class Bundle(OutboxBatch):
             part.settle(fate, sentence)
 
 
-def offer(parcel: OutboxBatch, posting: Posting, line: Line) -> None:
+def offer(parcel: OutboxBatch, posting: OutboxBatchSession, line: Line) -> None:
     """One more, if there is room; and a connection, for one that does not wait for it."""
     if not (parcel.is_resent or line.is_open):
         parcel.settle(SendOutcome.LATER, line.trouble or "no broker answers")
@@ -146,7 +146,7 @@ def offer(parcel: OutboxBatch, posting: Posting, line: Line) -> None:
         parcel.settle(SendOutcome.LATER, "too much is under way already")
 
 
-class Posting:
+class OutboxBatchSession:
     """The session."""
 
     def __init__(self, linger_ns: int = 0) -> None:

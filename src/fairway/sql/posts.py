@@ -14,9 +14,9 @@ from typing import Protocol
 from fairway.client import url as urls
 from fairway.client.url import BrokerAddress, ClientTarget
 from fairway.protocol.line import Line
-from fairway.sql.fleet_posts import LINE_OPTIONS, AioFleetPost, FleetPost
+from fairway.sql.fleet_posts import LINE_OPTIONS, AioClusterOutboxSender, ClusterOutboxSender
 from fairway.sql.letters import Picker
-from fairway.sql.posting import OutboxBatch, Posting, offer
+from fairway.sql.posting import OutboxBatch, OutboxBatchSession, offer
 from fairway.world.clock import Clock
 from fairway.world.link import Link
 from fairway.world.loop_link import LoopLink
@@ -26,7 +26,7 @@ from fairway.world.rng import Rng
 GOODBYE_S = 1.0
 
 
-class AnyPost(Protocol):
+class AnyOutboxSender(Protocol):
     """For threads: to one broker, or to a cluster."""
 
     @property
@@ -57,7 +57,7 @@ class AnyPost(Protocol):
         """Give up what is not settled, and end."""
 
 
-class AnyAioPost(Protocol):
+class AnyAioOutboxSender(Protocol):
     """The same on a loop."""
 
     @property
@@ -80,20 +80,20 @@ class AnyAioPost(Protocol):
     async def close(self) -> None: ...
 
 
-def post_to(url: str, clock: Clock, rng: Rng, at_exit: Callable[[], None], *, linger_s: float = 0.0) -> AnyPost:
+def post_to(url: str, clock: Clock, rng: Rng, at_exit: Callable[[], None], *, linger_s: float = 0.0) -> AnyOutboxSender:
     """As the URL says."""
     target = urls.parse_any(url)
     if target.meta:
-        return FleetPost(target.meta, clock, rng, at_exit, linger_s=linger_s)
-    return Post(target, clock, rng, at_exit, linger_s=linger_s)
+        return ClusterOutboxSender(target.meta, clock, rng, at_exit, linger_s=linger_s)
+    return OutboxSender(target, clock, rng, at_exit, linger_s=linger_s)
 
 
-def aio_post_to(url: str, clock: Clock, rng: Rng, net: Net, *, linger_s: float = 0.0) -> AnyAioPost:
+def aio_post_to(url: str, clock: Clock, rng: Rng, net: Net, *, linger_s: float = 0.0) -> AnyAioOutboxSender:
     """The same on the loop that is running."""
     target = urls.parse_any(url)
     if target.meta:
-        return AioFleetPost(target.meta, clock, rng, net, linger_s=linger_s)
-    return AioPost(target, clock, rng, net, linger_s=linger_s)
+        return AioClusterOutboxSender(target.meta, clock, rng, net, linger_s=linger_s)
+    return AioOutboxSender(target, clock, rng, net, linger_s=linger_s)
 
 
 class _Lane:
@@ -102,11 +102,11 @@ class _Lane:
     def __init__(self, addresses: Sequence[BrokerAddress], clock: Clock, rng: Rng, linger_s: float) -> None:
         self.addresses = addresses
         self.line = Line(rng, LINE_OPTIONS, now_ns=clock.monotonic_ns())
-        self.posting = Posting(int(linger_s * 1e9))
+        self.posting = OutboxBatchSession(int(linger_s * 1e9))
         self.line.add(self.posting, clock.monotonic_ns())
 
 
-class Post:
+class OutboxSender:
     """For threads, to one broker."""
 
     picker: Picker | None = None
@@ -194,7 +194,7 @@ class _ThreadWay:
         link.close(GOODBYE_S)
 
 
-class AioPost:
+class AioOutboxSender:
     """The same on a loop; to be made there."""
 
     picker: Picker | None = None

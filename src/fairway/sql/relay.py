@@ -23,8 +23,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from fairway.client import url as urls
 from fairway.errors import FairwayError, Misuse
 from fairway.sql.engines import own, own_async
-from fairway.sql.posts import AnyAioPost, AnyPost, aio_post_to, post_to
-from fairway.sql.relaying import RelayCounts, Relaying, RelayOptions, Work
+from fairway.sql.posts import AnyAioOutboxSender, AnyOutboxSender, aio_post_to, post_to
+from fairway.sql.relaying import RelayCounts, RelayOptions, RelayRounds, Work
 from fairway.sql.rows import OutboxRows, OutboxState, check_engine
 from fairway.sql.tables import NAME, outbox_table
 from fairway.world.clock import Clock, RealClock
@@ -88,8 +88,8 @@ class Relay(_Watched):
         self._engine = own(engine)
         is_cluster = bool(urls.parse_any(url).meta)
         self.rows = OutboxRows(outbox_table(MetaData(), table, schema), engine.dialect, is_cluster=is_cluster)
-        self.steps = Relaying(self.rows, self._clock, self._rng, options or RelayOptions())
-        self._post: AnyPost | None = None
+        self.steps = RelayRounds(self.rows, self._clock, self._rng, options or RelayOptions())
+        self._post: AnyOutboxSender | None = None
         self._ending = Ending()
         self._workers = Workers()
 
@@ -133,7 +133,7 @@ class Relay(_Watched):
 
     # --- in the thread -----------------------------------------------------------------------------------------------
 
-    def run(self, post: AnyPost, ending: Ending) -> None:
+    def run(self, post: AnyOutboxSender, ending: Ending) -> None:
         """Round after round, until it is asked to end."""
         with self.watched():
             while not ending.is_asked:
@@ -141,7 +141,7 @@ class Relay(_Watched):
                 if wait_s:
                     ending.wait(wait_s * (0.75 + self._rng.uniform() / 2))  # a hundred relays do not look all at once
 
-    def _round(self, post: AnyPost) -> float:
+    def _round(self, post: AnyOutboxSender) -> float:
         """One look at the table; how long to wait for the next."""
         try:
             if not post.wait_open(OPEN_S):
@@ -160,7 +160,7 @@ class Relay(_Watched):
         is_more = work.is_full and post.is_open  # else there is nobody to send it to
         return 0.0 if is_more else self.steps.options.poll_s
 
-    def once(self, post: AnyPost) -> Work:
+    def once(self, post: AnyOutboxSender) -> Work:
         """Take what there is, send it, settle it."""
         with self._engine.begin() as connection:
             work = self.steps.take(connection, post.picker)
@@ -201,8 +201,8 @@ class AioRelay(_Watched):
         self._engine = own_async(engine)
         is_cluster = bool(urls.parse_any(url).meta)
         self.rows = OutboxRows(outbox_table(MetaData(), table, schema), engine.dialect, is_cluster=is_cluster)
-        self.steps = Relaying(self.rows, self._clock, self._rng, options or RelayOptions())
-        self._post: AnyAioPost | None = None
+        self.steps = RelayRounds(self.rows, self._clock, self._rng, options or RelayOptions())
+        self._post: AnyAioOutboxSender | None = None
         self._task: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
 
@@ -242,14 +242,14 @@ class AioRelay(_Watched):
         async with self._engine.connect() as connection:
             return await connection.run_sync(self.rows.state, self._clock)
 
-    async def run(self, post: AnyAioPost, ending: asyncio.Event) -> None:
+    async def run(self, post: AnyAioOutboxSender, ending: asyncio.Event) -> None:
         with self.watched():
             while not ending.is_set():
                 wait_s = await self._round(post)
                 if wait_s:
                     await heard(ending, wait_s * (0.75 + self._rng.uniform() / 2))
 
-    async def _round(self, post: AnyAioPost) -> float:
+    async def _round(self, post: AnyAioOutboxSender) -> float:
         try:
             if not await post.wait_open(OPEN_S):
                 self.note(post.trouble or "no broker answers")
@@ -262,7 +262,7 @@ class AioRelay(_Watched):
         is_more = work.is_full and post.is_open  # else there is nobody to send it to
         return 0.0 if is_more else self.steps.options.poll_s
 
-    async def once(self, post: AnyAioPost) -> Work:
+    async def once(self, post: AnyAioOutboxSender) -> Work:
         async with self._engine.begin() as connection:
             work = await connection.run_sync(self.steps.take, post.picker)
         self.steps.taken()

@@ -39,7 +39,7 @@ from fairway.sql.rows import Before, OutboxRows
 from fairway.sql.streams import OutboxStream, StreamRoute, Streams
 from fairway.sql.tables import PARKED_MS
 from fairway.sql.taken_places import judge_taken, log_moved
-from fairway.sql.untangling import Untangling
+from fairway.sql.untangling import StreamRepair
 from fairway.world.clock import Clock
 from fairway.world.lineage import forks
 from fairway.world.rng import Rng
@@ -120,7 +120,7 @@ class Work:
         return len(self.rows) + len(self.broken) + len(self.homeless) + len(self.put_off)
 
 
-class Relaying:
+class RelayRounds:
     """The steps of a relay. Each is done in a transaction of its own, by whoever runs it."""
 
     def __init__(self, rows: OutboxRows, clock: Clock, rng: Rng, options: RelayOptions) -> None:
@@ -134,7 +134,7 @@ class Relaying:
     def _start(self) -> None:
         self._forks = forks()
         self._streams = Streams(self._clock, self._rng, has_secrets=lambda: self._rows.keeps_secrets)
-        self._untangling = Untangling(self._rows, int(self.options.retry_s * 1_000))
+        self._untangling = StreamRepair(self._rows, int(self.options.retry_s * 1_000))
         self._in_order = False  # how rows were taken last
         self._settled = RelayCounts()
         self._taken: dict[OutboxStream, int] = {}  # by the transaction that is under way, and how many messages

@@ -33,12 +33,12 @@ class PipelinedStatement(NamedTuple):
     formats: tuple[int, ...]  # of the values: 0 text, 1 binary
 
 
-class Rider(NamedTuple):
+class PiggybackStatement(NamedTuple):
     statement: PipelinedStatement
     values: Sequence[bytes | None]
 
 
-_COMMIT: Final = Rider(PipelinedStatement(b"COMMIT", (), ()), ())
+_COMMIT: Final = PiggybackStatement(PipelinedStatement(b"COMMIT", (), ()), ())
 
 
 class _PreparedStatement(NamedTuple):
@@ -50,7 +50,7 @@ class _PreparedStatement(NamedTuple):
     answer: int  # the number of that one
 
 
-class Riding:
+class CommitPiggyback:
     """Commits with riders, on connections of psycopg 3 for threads."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Riding:
         self._books: type | None = self._try_books()  # None: those that we know are not kept
 
     @classmethod
-    def on(cls, dialect: Dialect) -> Riding | None:
+    def on(cls, dialect: Dialect) -> CommitPiggyback | None:
         """None: its connections take no riders."""
         if (dialect.name, dialect.driver, dialect.is_async) != ("postgresql", "psycopg", False):
             return None
@@ -96,7 +96,7 @@ class Riding:
         pgconn = driver.pgconn
         return bool(pgconn.transaction_status == _IDLE and pgconn.pipeline_status == _OFF)
 
-    def commit(self, driver: Any, riders: Sequence[Rider]) -> None:
+    def commit(self, driver: Any, riders: Sequence[PiggybackStatement]) -> None:
         """Raises what the driver would raise for the statement that failed; then the connection is fit for a rollback,
         or it is closed, because nobody knows how far the database has come."""
         books: Any = getattr(driver, "_prepared", None)
@@ -121,7 +121,9 @@ class Riding:
             if each[0].status not in _WELL:
                 raise self._errors.error_from_result(each[0], encoding=driver.info.encoding)
 
-    def _send(self, pgconn: Any, rider: Rider, count: int, books: Any, entries: list[_PreparedStatement]) -> int:
+    def _send(
+        self, pgconn: Any, rider: PiggybackStatement, count: int, books: Any, entries: list[_PreparedStatement]
+    ) -> int:
         """How many answers there will be, with those that were to come before."""
         statement, values = rider
         prepare, name = (None, b"") if books is None else books.get(statement)

@@ -21,7 +21,7 @@ from sqlalchemy.exc import NoSuchTableError
 from fairway.errors import Misuse
 from fairway.sql.letters import OutboxRow
 from fairway.sql.opening import shown
-from fairway.sql.riding import PipelinedStatement, Rider
+from fairway.sql.riding import PiggybackStatement, PipelinedStatement
 from fairway.sql.tables import COLUMNS, ERROR_CHARS_MAX, GROUP, PARKED_MS, SECRET
 from fairway.world.clock import Clock
 
@@ -165,7 +165,7 @@ class OutboxRows:
         finally:
             cursor.close()
 
-    def rider(self, rows: Sequence[OutboxRow]) -> Rider | None:
+    def rider(self, rows: Sequence[OutboxRow]) -> PiggybackStatement | None:
         """The same for a commit on PostgreSQL to take along; None: they are too many, or too large. Or the table's name
         would have to be written as that database writes letters beyond ASCII."""
         if len(rows) > RIDING_ROWS_MAX or not self._name.isascii():
@@ -176,7 +176,7 @@ class OutboxRows:
         statement = form.riding.get(len(rows))
         if statement is None:
             statement = form.riding[len(rows)] = self._statement(form, len(rows))
-        return Rider(statement, [value for row in rows for value in self._binary(form, row)])
+        return PiggybackStatement(statement, [value for row in rows for value in self._binary(form, row)])
 
     def _statement(self, form: _Form, rows: int) -> PipelinedStatement:
         name = self._name.replace("%%", "%")  # SQLAlchemy writes for a driver that looks for %s in the text

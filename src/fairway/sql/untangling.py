@@ -26,7 +26,7 @@ STREAMS_MAX: Final = 1_000  # that are looked for at once
 IDS_MAX: Final = 10_000  # that are found at once: the whole table is read for them
 
 
-class Untangling:
+class StreamRepair:
     """Those that one relay has met."""
 
     def __init__(self, rows: OutboxRows, rest_ms: int) -> None:

@@ -29,7 +29,7 @@ from fairway.sql.hooks import hooks_of
 from fairway.sql.inserting import Bound
 from fairway.sql.letters import Origin, OutboxMessage, OutboxRow, Picker, letter, placed, sealed, unstamped
 from fairway.sql.opening import shown
-from fairway.sql.riding import Rider
+from fairway.sql.riding import PiggybackStatement
 from fairway.sql.rows import REMEDY, OutboxRows, bytes_max
 from fairway.sql.streams import OutboxStream, Streams
 from fairway.world.clock import Clock
@@ -182,7 +182,7 @@ class OutboxWriter:
                 if stream is not None:
                     stream.is_left = True
 
-    def before_commit(self, info: dict[Any, Any], connection: Any, *, may_ride: bool) -> Rider | None:
+    def before_commit(self, info: dict[Any, Any], connection: Any, *, may_ride: bool) -> PiggybackStatement | None:
         transaction: _Transaction | None = info.get(self)
         if transaction is None or not transaction.letters:
             return None

@@ -15,7 +15,7 @@ from fairway.delay.service import Delay, DelayWorld
 if TYPE_CHECKING:
     from fairway.scheduling import Actor, Expiry, TurnResult
     from fairway.serving.delaying import DelayRequest
-    from fairway.serving.exposition import Exposition
+    from fairway.serving.exposition import MetricsText
 from fairway.serving.memory import MemoryAccount
 
 
@@ -54,7 +54,7 @@ class MemoryDelay:
     def fail(self, request: DelayRequest, error: Exception) -> None:
         request.fail(error)
 
-    def show(self, out: Exposition) -> None:
+    def show(self, out: MetricsText) -> None:
         if self._delay is not None:
             self._delay.desk.show(out)
 

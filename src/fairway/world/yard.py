@@ -27,7 +27,7 @@ from fairway.world.rng import Rng
 _NAME = re.compile(r"[0-9a-f]{16}")
 
 
-class Yard:
+class SharedDirectory:
     """One process's view of the directory. `post` brings completions of its disks back to their owner."""
 
     def __init__(self, directory: str | os.PathLike[str], *, post: Callable[..., object] | None = None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from fairway.broker import fetching
-from fairway.broker.fetching import Begin, FetchCache, Fetches, KeepBytes
+from fairway.broker.fetching import Begin, ColdReads, FetchCache, KeepBytes
 from fairway.errors import Code, Refused, StorageFault
 from fairway.limits import MIB
 from fairway.scheduling import Actor, Scheduler
@@ -50,7 +50,7 @@ class Stage:
         self.clock.advance(1_000)  # nobody else has been served for a second
         self.loop = Loop()
         self.scheduler = Scheduler(self.clock, self.loop)  # type: ignore[arg-type]
-        self.fetches = Fetches(self.scheduler, self.clock, self.loop.call_later, at_once=2)
+        self.fetches = ColdReads(self.scheduler, self.clock, self.loop.call_later, at_once=2)
 
     def actor(self, key: str) -> Actor:
         return Actor(key, 1.0, 0.0, 0)

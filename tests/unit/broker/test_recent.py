@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairway.broker.recent import BATCH_BYTES_MAX, BATCHES_MAX, BYTES_MAX, Recent
+from fairway.broker.recent import BATCH_BYTES_MAX, BATCHES_MAX, BYTES_MAX, RecentReads
 from fairway.storage.consume_log import ConsumeLogEntry
 from fairway.storage.message_log import StoredBatch
 from tests.unit.broker.scene import Scene, staged
@@ -14,7 +14,7 @@ def batch_at(position: int, size: int = 100) -> StoredBatch:
 
 
 def test_what_was_read_twice_is_found_and_what_was_read_once_is_not() -> None:
-    recent = Recent()
+    recent = RecentReads()
     first, second = batch_at(0), batch_at(100)
     recent.note([first, second])
     assert recent.find([first.entry]) is None
@@ -26,7 +26,7 @@ def test_what_was_read_twice_is_found_and_what_was_read_once_is_not() -> None:
 
 
 def test_a_large_batch_is_not_kept() -> None:
-    recent = Recent()
+    recent = RecentReads()
     large = batch_at(0, BATCH_BYTES_MAX + 1)
     for _ in range(3):
         recent.note([large])
@@ -34,7 +34,7 @@ def test_a_large_batch_is_not_kept() -> None:
 
 
 def test_the_oldest_go_first_where_there_are_too_many_or_they_are_too_large() -> None:
-    recent = Recent()
+    recent = RecentReads()
     many = [batch_at(number) for number in range(BATCHES_MAX + 1)]
     for _ in range(2):
         recent.note(many[:-1])

@@ -147,7 +147,7 @@ async def test_names_of_those_who_are_gone(scene: Scene) -> None:
 
 
 def test_book_of_names_is_bounded() -> None:
-    book, groups = naming.NameBook(Groups()), Groups()
+    book, groups = naming.NameTable(Groups()), Groups()
     host = groups.introduce(1, GroupName(GROUP))
     most = naming.LATEST_MAX
     for number in range(1, most + 3):

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 import pytest
 
-from fairway.broker.switches import AGAIN_S, Switches
+from fairway.broker.switches import AGAIN_S, GroupSwitches
 from fairway.names import GroupName, Subject
 from fairway.registry.layout import SubjectRecord, pack, subject_path, unpack
 from fairway.registry.port import Registry, RegistryError
-from fairway.registry.simulated import SimEnsemble, Weather
+from fairway.registry.simulated import SimEnsemble, SimulatedFaults
 from fairway.world.simulation import Simulation, simulate
 
 ORDERS, BILLING = Subject("orders"), GroupName("billing")
@@ -21,8 +21,8 @@ RECORD = SubjectRecord(["east"], ["east"])
 
 
 @asynccontextmanager
-async def looking(world: Simulation, registry: Registry) -> AsyncIterator[Switches]:
-    switches = Switches(registry, world.clock)
+async def looking(world: Simulation, registry: Registry) -> AsyncIterator[GroupSwitches]:
+    switches = GroupSwitches(registry, world.clock)
     task = asyncio.ensure_future(switches.run())
     try:
         yield switches
@@ -132,7 +132,7 @@ def test_no_switch_is_missed_however_the_registry_behaves(seed: int) -> None:
     """Late watches, lost requests and replies, stale reads, connections that break, sessions that end."""
 
     async def scenario(world: Simulation) -> None:
-        ensemble = SimEnsemble(world, weather=Weather(watch_late_us=500_000, stale_us=300_000))
+        ensemble = SimEnsemble(world, weather=SimulatedFaults(watch_late_us=500_000, stale_us=300_000))
         operator = ensemble.client("operator")
         rng = world.rng.child("switches")
         subjects = [Subject(f"s{number}") for number in range(20)]

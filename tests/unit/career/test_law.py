@@ -17,13 +17,13 @@ from hypothesis.stateful import (
 )
 
 from fairway.career import law as law_module
-from fairway.career.law import Confirmation, Duty, Hold, Law, Wish
+from fairway.career.law import CareerStateMachine, Confirmation, Duty, Hold, Wish
 from fairway.errors import InvariantViolated
 
 CERTAIN_NS, GONE_NS = 200, 300
 
 
-def elected(law: Law, token: int = 1, at_ns: int = 0) -> None:
+def elected(law: CareerStateMachine, token: int = 1, at_ns: int = 0) -> None:
     law.begin(law.duty(at_ns))
     law.elected(confirmation(token, at_ns))
 
@@ -32,13 +32,13 @@ def confirmation(token: int, at_ns: int) -> Confirmation:
     return Confirmation(token, at_ns + CERTAIN_NS, at_ns + GONE_NS)
 
 
-def in_office(law: Law) -> None:
+def in_office(law: CareerStateMachine) -> None:
     elected(law)
     law.begin(law.duty(0))
     law.done()
 
 
-def duties(law: Law, now_ns: int = 0, most: int = 10) -> list[Duty]:
+def duties(law: CareerStateMachine, now_ns: int = 0, most: int = 10) -> list[Duty]:
     """What it does from now on, where everything succeeds and every resignation is answered."""
     told = []
     for _ in range(most):
@@ -55,7 +55,7 @@ def duties(law: Law, now_ns: int = 0, most: int = 10) -> list[Duty]:
 
 
 def test_a_career_from_beginning_to_end() -> None:
-    law = Law()
+    law = CareerStateMachine()
     elected(law)
     assert duties(law, most=3) == [Duty.INAUGURATE, Duty.EXECUTE, Duty.EXECUTE]
     law.ask(Wish.END)
@@ -63,7 +63,7 @@ def test_a_career_from_beginning_to_end() -> None:
 
 
 def test_execute_that_says_no_more_lets_another_one_have_its_turn() -> None:
-    law = Law()
+    law = CareerStateMachine()
     in_office(law)
     law.begin(law.duty(0))
     law.done(is_more=False)
@@ -71,7 +71,7 @@ def test_execute_that_says_no_more_lets_another_one_have_its_turn() -> None:
 
 
 def test_suspended_session_begins_nothing_and_goes_on_when_confirmed() -> None:
-    law = Law()
+    law = CareerStateMachine()
     in_office(law)
     law.suspended()
     assert law.duty(1) is Duty.WAIT
@@ -80,7 +80,7 @@ def test_suspended_session_begins_nothing_and_goes_on_when_confirmed() -> None:
 
 
 def test_old_confirmation_begins_nothing_and_a_very_old_one_is_a_loss_for_good() -> None:
-    law = Law()
+    law = CareerStateMachine()
     in_office(law)
     assert law.duty(CERTAIN_NS - 1) is Duty.EXECUTE
     assert law.duty(CERTAIN_NS) is Duty.WAIT
@@ -92,7 +92,7 @@ def test_old_confirmation_begins_nothing_and_a_very_old_one_is_a_loss_for_good()
 
 
 def test_one_that_was_never_inaugurated_hands_nothing_over() -> None:
-    law = Law()
+    law = CareerStateMachine()
     elected(law)
     law.lost(1)
     assert duties(law) == [Duty.RESIGN, Duty.CAMPAIGN, Duty.WAIT]
@@ -103,7 +103,7 @@ def test_one_that_was_never_inaugurated_hands_nothing_over() -> None:
 
 
 def test_end_while_waiting_in_line() -> None:
-    law = Law()
+    law = CareerStateMachine()
     law.begin(law.duty(0))
     law.ask(Wish.END)
     assert law.duty(0) is Duty.RESIGN
@@ -115,7 +115,7 @@ def test_end_while_waiting_in_line() -> None:
 
 
 def test_events_of_an_earlier_reign_change_nothing() -> None:
-    law = Law()
+    law = CareerStateMachine()
     in_office(law)
     law.ask(Wish.YIELD)
     duties(law)
@@ -127,7 +127,7 @@ def test_events_of_an_earlier_reign_change_nothing() -> None:
 
 
 def test_tokens_grow() -> None:
-    law = Law()
+    law = CareerStateMachine()
     in_office(law)
     law.ask(Wish.YIELD)
     duties(law)
@@ -137,7 +137,7 @@ def test_tokens_grow() -> None:
 
 def test_nothing_that_was_not_begun_can_end() -> None:
     with pytest.raises(InvariantViolated, match="out has begun nothing"):
-        Law().done()
+        CareerStateMachine().done()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_nothing_that_was_not_begun_can_end() -> None:
 def test_what_is_in_hand_is_finished_or_aborted_as_declared(
     in_hand: Literal["finish", "abort"], what: str, goes_on: bool
 ) -> None:
-    law = Law(in_hand)
+    law = CareerStateMachine(in_hand)
     in_office(law)
     law.begin(law.duty(0))
     if what == "suspended":
@@ -173,7 +173,7 @@ def test_what_is_in_hand_is_finished_or_aborted_as_declared(
 class LawMachine(RuleBasedStateMachine):
     """An election that says anything at any time, a career that takes its time; and a plain account beside it."""
 
-    law_type: type[Law] = Law
+    law_type: type[CareerStateMachine] = CareerStateMachine
 
     @initialize(in_hand=st.sampled_from(["finish", "abort"]))
     def begin(self, in_hand: Literal["finish", "abort"]) -> None:
@@ -324,7 +324,7 @@ TestLaw = LawMachine.TestCase
 TestLaw.settings = settings(max_examples=80, stateful_step_count=40)
 
 
-class BelievesTheDead(Law):
+class BelievesTheDead(CareerStateMachine):
     """A late confirmation revives an office that was lost."""
 
     def confirmed(self, confirmation: Confirmation, now_ns: int) -> None:
@@ -332,7 +332,7 @@ class BelievesTheDead(Law):
         super().confirmed(confirmation, now_ns)
 
 
-class BelievesAnybody(Law):
+class BelievesAnybody(CareerStateMachine):
     """A late confirmation of an earlier reign counts for this one."""
 
     def confirmed(self, confirmation: Confirmation, now_ns: int) -> None:
@@ -340,17 +340,17 @@ class BelievesAnybody(Law):
         super().confirmed(Confirmation(token, confirmation.until_ns, confirmation.gone_ns), now_ns)
 
 
-class ExecutesInSuspense(Law):
+class ExecutesInSuspense(CareerStateMachine):
     def suspended(self) -> None:
         """Nothing."""
 
 
-class NeverLooksAtTheClock(Law):
+class NeverLooksAtTheClock(CareerStateMachine):
     def hold(self, now_ns: int) -> Hold:
         return super().hold(0)
 
 
-class LeavesWithoutHandingOver(Law):
+class LeavesWithoutHandingOver(CareerStateMachine):
     def duty(self, now_ns: int) -> Duty:
         duty = super().duty(now_ns)
         return Duty.RESIGN if duty is Duty.HAND_OVER else duty
@@ -360,7 +360,7 @@ class LeavesWithoutHandingOver(Law):
     "planted",
     [BelievesTheDead, BelievesAnybody, ExecutesInSuspense, NeverLooksAtTheClock, LeavesWithoutHandingOver],
 )
-def test_account_finds_a_planted_fault(planted: type[Law]) -> None:
+def test_account_finds_a_planted_fault(planted: type[CareerStateMachine]) -> None:
     machine = type(f"With{planted.__name__}", (LawMachine,), {"law_type": planted})
     chosen = settings(
         max_examples=300,

@@ -17,7 +17,7 @@ from fairway.client.spool_record import SpoolEntry
 from fairway.protocol.diversion import Handed
 from fairway.world.clock import RealClock
 from fairway.world.rng import RealRng
-from fairway.world.yard import Yard
+from fairway.world.yard import SharedDirectory
 from tests.support.ports import free_port
 from tests.unit.cli.running import Cli
 
@@ -34,7 +34,7 @@ def leave(spool: Path, subject: str, count: int) -> None:
 
 def leave_a_name_that_no_broker_takes(spool: Path) -> None:
     """As another program might."""
-    yard = Yard(spool, post=lambda callback, *args: callback(*args))
+    yard = SharedDirectory(spool, post=lambda callback, *args: callback(*args))
     number, disk = yard.make(RealRng())
     done: list[object] = []
     journal = Journal(disk, number, RealClock())
@@ -131,7 +131,7 @@ PRODUCER = 0x5EED
 @contextmanager
 def journal_of(spool: Path, *batches: Handed, aside: bool | None = None, is_cluster: bool = False) -> Iterator[str]:
     """Of a process that lives meanwhile. `aside`: all of it is set aside, and whether it may be stored."""
-    number, disk = Yard(spool, post=lambda callback, *args: callback(*args)).make(RealRng())
+    number, disk = SharedDirectory(spool, post=lambda callback, *args: callback(*args)).make(RealRng())
     journal = Journal(disk, number, RealClock(), is_cluster=is_cluster)
     done: SimpleQueue[object] = SimpleQueue()
     journal.keep(batches, done.put)

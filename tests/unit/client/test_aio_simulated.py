@@ -10,12 +10,12 @@ import pytest
 import fairway
 import fairway.aio
 from fairway.client.core import ClientOptions
-from fairway.protocol.line import LineOptions
+from fairway.protocol.line import ReconnectOptions
 from fairway.world.sim_wire import Conditions
 from tests.unit.broker.scene import BROKER, PORT, SUBJECT, Scene
 
 URL = f"fairway://{BROKER}:{PORT}"
-OPTIONS = ClientOptions(line=LineOptions(backoff_most_ms=500))
+OPTIONS = ClientOptions(line=ReconnectOptions(backoff_most_ms=500))
 MESSAGES = 150
 
 

@@ -20,7 +20,7 @@ from tests.unit.cli.running import up
 from tests.unit.client.broker import READY_S, WAIT_S, Running, run_program
 
 HASTY = ClientOptions(
-    producer=fairway.ProducerOptions(delivery_timeout_ms=1_000), line=fairway.LineOptions(backoff_most_ms=100)
+    producer=fairway.ProducerOptions(delivery_timeout_ms=1_000), line=fairway.ReconnectOptions(backoff_most_ms=100)
 )
 
 

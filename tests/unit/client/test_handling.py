@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fairway.client.handling import settle
-from fairway.protocol.consuming import Consuming
-from fairway.protocol.consumption import ConsumingOptions
+from fairway.protocol.consuming import ConsumerSession
+from fairway.protocol.consumption import ConsumerOptions
 from fairway.protocol.delivery import Message
 from fairway.world.rng import SeededRng
 from tests.support.mini_broker import MiniBroker, Wire
@@ -14,8 +14,8 @@ def test_the_messages_of_a_list_are_acked_before_the_line_is_told() -> None:
     messages: list[Message] = []
     unsettled: list[int] = []
     broker = MiniBroker(None)
-    session = Consuming(
-        ConsumingOptions("orders", "billing", "ann"),
+    session = ConsumerSession(
+        ConsumerOptions("orders", "billing", "ann"),
         broker,
         SeededRng("handling"),
         on_change=lambda: unsettled.append(sum(not message.is_settled for message in messages)),

@@ -17,7 +17,7 @@ from fairway.world.clock import RealClock
 from tests.support.ports import free_port
 from tests.unit.client.broker import WAIT_S, Running, run_program
 
-BRISK = fairway.LineOptions(backoff_first_ms=10, backoff_most_ms=50)
+BRISK = fairway.ReconnectOptions(backoff_first_ms=10, backoff_most_ms=50)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from fairway.world.clock import RealClock
 from fairway.world.disk import Completion
 from fairway.world.rng import RealRng, SeededRng
 from fairway.world.sim_disk import SimulatedPowerCut
-from fairway.world.yard import Yard
+from fairway.world.yard import SharedDirectory
 from tests.unit.client.test_spool_journal import NUMBER, SEGMENT_BYTES, Stage
 
 STREAM = 7
@@ -295,7 +295,7 @@ def test_a_batch_that_is_damaged_is_not_put_back() -> None:
 @contextmanager
 def journal_of(spool: Path, *batches: Handed, is_unknown: bool | None = None) -> Iterator[str]:
     """Of a process that lives meanwhile; with `is_unknown`, all that it has is set aside."""
-    yard = Yard(spool, post=lambda callback, *args: callback(*args))
+    yard = SharedDirectory(spool, post=lambda callback, *args: callback(*args))
     number, disk = yard.make(RealRng())
     journal = Journal(disk, number, RealClock())
     done: SimpleQueue[StorageFault | None] = SimpleQueue()

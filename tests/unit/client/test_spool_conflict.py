@@ -9,7 +9,7 @@ import pytest
 from fairway import batch
 from fairway.batch import MessageId
 from fairway.batch.secret import derived_secret
-from fairway.client.spool_drain import Draining
+from fairway.client.spool_drain import SpoolDrain
 from fairway.client.spool_journal import Journal
 from fairway.errors import Code, Refused, StoredRange
 from fairway.protocol.diversion import Handed
@@ -48,7 +48,7 @@ class Stage:
         """Another process takes the journal over."""
         self._disk = self._disk.crash_process()
         self.journal = Journal.open(self._disk, NUMBER, ManualClock())
-        self.draining = Draining(SeededRng("drain"), on_change=lambda: None, on_success=lambda: None)
+        self.draining = SpoolDrain(SeededRng("drain"), on_change=lambda: None, on_success=lambda: None)
         self.draining.add(self.journal)
 
     def asks(self) -> list[Ask]:

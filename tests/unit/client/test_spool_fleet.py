@@ -23,7 +23,7 @@ from tests.unit.client.broker import WAIT_S
 from tests.unit.client.cluster import Cluster, stored
 from tests.unit.client.test_fleet import until_both_take
 
-BRISK = fairway.LineOptions(backoff_first_ms=10, backoff_most_ms=50)
+BRISK = fairway.ReconnectOptions(backoff_first_ms=10, backoff_most_ms=50)
 
 
 def options(spool: Path, **settings: int) -> fairway.ClientOptions:

@@ -13,8 +13,8 @@ import pytest
 
 from fairway import batch
 from fairway.client.spool_journal import Journal
-from fairway.client.spool_leg import PlacedParcel
-from fairway.client.spool_sorting import Sorting
+from fairway.client.spool_leg import PlacedBatch
+from fairway.client.spool_sorting import SpoolAssignment
 from fairway.errors import Code, Refused
 from fairway.protocol.diversion import Handed
 from fairway.protocol.messages import Produced
@@ -32,7 +32,7 @@ class Stage:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.sent: list[bytes] = []
-        self.under_way: list[PlacedParcel] = []
+        self.under_way: list[PlacedBatch] = []
         self.line: Any = SimpleNamespace(is_open=True, add=self._add, run_later=self._run_later)
         self._errands: list[Callable[[], None]] = []
         self._timers: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
@@ -46,7 +46,7 @@ class Stage:
         fleet: Any = SimpleNamespace(meta=way, seek=lambda _, **__: spot)
         rng = SeededRng(1)
         self.journal = Journal(SimDisk(rng.child("disk"), self._call_later), 0xFA12, self.clock, is_cluster=True)
-        self.sorting: Sorting[Any] = Sorting(fleet, self.clock, rng, lambda: None)
+        self.sorting: SpoolAssignment[Any] = SpoolAssignment(fleet, self.clock, rng, lambda: None)
         self.sorting.attach("a", way)
         self.sorting.add(self.journal)
         self.pump()

@@ -277,7 +277,7 @@ def test_a_new_group_may_begin_at_the_end(client: fairway.Client, subject: str) 
 
 
 def test_settings_are_those_of_the_session(client: fairway.Client, subject: str) -> None:
-    session = {field.name for field in dataclasses.fields(fairway.ConsumingOptions)}
+    session = {field.name for field in dataclasses.fields(fairway.ConsumerOptions)}
     assert session == ConsumerSettings.__optional_keys__ | {"subject", "group"}
     with pytest.raises(fairway.Misuse, match="'earliest' or 'latest'"):
         client.consumer(subject, group="hotel", start="yesterday")  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from fairway.delay.member import DelayMember
+from fairway.delay.member import DelayCopy
 from fairway.delay.server import ServerOptions
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.protocol.routing import Govern, Governed, RouteChange
@@ -27,7 +27,7 @@ from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.registry.sim_client import SimRegistry
 from fairway.registry.simulated import SimEnsemble
-from fairway.replication.membership import MemberOptions, MemberWorld
+from fairway.replication.membership import CopyOptions, CopyRuntime
 from fairway.world.job_runner import SimRunner
 from fairway.world.sim_disk import SimDisk
 from tests.support.client import Client
@@ -46,7 +46,7 @@ class Cluster(Scene):
         self.ensemble = SimEnsemble(self.sim)
         self.hand: SimRegistry = None  # type: ignore[assignment]  # from `start` on
         self.metas: dict[str, MetaServer] = {}
-        self.members: dict[str, DelayMember] = {}  # by host
+        self.members: dict[str, DelayCopy] = {}  # by host
         self.registries: dict[str, SimRegistry] = {}
         self.disks: dict[str, SimDisk] = {"delay": self.disk}
         self.group = "d1"
@@ -76,7 +76,7 @@ class Cluster(Scene):
         await self.start_copy("delay")
         await self.led()
 
-    async def start_copy(self, host: str, *, is_apart: bool = False, **more: Any) -> DelayMember:
+    async def start_copy(self, host: str, *, is_apart: bool = False, **more: Any) -> DelayCopy:
         """One more process with a disk of its own, or with that of its life before. `is_apart`: its buckets are on
         another one."""
         self._lives += 1
@@ -86,13 +86,13 @@ class Cluster(Scene):
         self.registries[host] = self.ensemble.client(f"{host} {self._lives}", session_ms=SESSION_MS)
         rng = self.sim.rng.child(f"{host} {self._lives}")
         net = self.sim.net.host(host)
-        world = MemberWorld(
+        world = CopyRuntime(
             self.clock, lambda: self._reopened(host), net, rng, self.registries[host], SimRunner(rng.child("jobs"))
         )
         options = ServerOptions(host=host, port=PORT, allow_remote=True, delay=OPTIONS)
-        membership = replace(MemberOptions(self.group, session_ms=SESSION_MS), **more)
+        membership = replace(CopyOptions(self.group, session_ms=SESSION_MS), **more)
         beside = (lambda: self._reopened(f"{host}'s buckets")) if is_apart else None
-        self.members[host] = member = DelayMember(world, options, membership, open_schedule_disk=beside)
+        self.members[host] = member = DelayCopy(world, options, membership, open_schedule_disk=beside)
         await member.begin()
         return member
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fairway.delay.clockwork import Clockwork
+from fairway.delay.clockwork import DueTimer
 from fairway.errors import StorageFault
 from fairway.world.clock import Clock
 from fairway.world.simulation import Simulation, simulate
@@ -20,7 +20,7 @@ class Watched:
         self.failures: list[Exception] = []
         self.wait_ms = wait_ms
         self.error: Exception | None = None
-        self.clockwork = Clockwork(clock, self._turn, self.failures.append)
+        self.clockwork = DueTimer(clock, self._turn, self.failures.append)
 
     def _turn(self) -> int:
         self.at_s.append(round(asyncio.get_running_loop().time(), 3))

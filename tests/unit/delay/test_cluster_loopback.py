@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fairway import batch
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
-from fairway.delay.member import DelayMember
+from fairway.delay.member import DelayCopy
 from fairway.delay.server import ServerOptions
 from fairway.errors import Code, Refused
 from fairway.lookup.remote import RemoteRegistry
@@ -20,7 +20,7 @@ from fairway.protocol.routing import ClientRole, Govern, Governed, Route, RouteC
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.registry.sqlite import SqliteRegistry
-from fairway.replication.membership import MemberOptions, MemberWorld
+from fairway.replication.membership import CopyOptions, CopyRuntime
 from fairway.world.clock import RealClock
 from fairway.world.job_runner import ThreadRunner
 from fairway.world.net import RealNet
@@ -86,8 +86,8 @@ async def story(root: Path) -> None:
     for name, broker in brokers.items():
         await lead(registry, name, broker)
     own = await RemoteRegistry.open(NET, CLOCK, RNG, places)
-    world = MemberWorld(CLOCK, lambda: disk(root / "d1"), NET, RNG, own, ThreadRunner())
-    server = await DelayMember.start(world, ServerOptions(host=HOST, port=0), MemberOptions("d1"), places)
+    world = CopyRuntime(CLOCK, lambda: disk(root / "d1"), NET, RNG, own, ThreadRunner())
+    server = await DelayCopy.start(world, ServerOptions(host=HOST, port=0), CopyOptions("d1"), places)
     tool = await Client.connect(NET, CLOCK, HOST, meta.port)
     for name in brokers:
         await tool.ask(Govern(RouteChange.CREATE, f"only-{name}", [name]), Governed)

@@ -8,7 +8,7 @@ import pytest
 
 from fairway import batch
 from fairway.batch import MessageId
-from fairway.delay.carrier import IN_FLIGHT_MAX, Carrier, DispatchBatch
+from fairway.delay.carrier import IN_FLIGHT_MAX, DispatchBatch, TargetSender
 from fairway.delay.dispatching import Intent
 from fairway.errors import Code, Refused, StoredRange
 from fairway.names import Subject
@@ -37,12 +37,14 @@ def intent(number: int, subject: Subject = ORDERS) -> Intent:
 class Line:
     """Asks a carrier as a line does, and tells it what a broker says."""
 
-    carrier: Carrier = field(init=False)
+    carrier: TargetSender = field(init=False)
     sent: list[int] = field(default_factory=list)
     now_ns: int = 0
 
     def __post_init__(self) -> None:
-        self.carrier = Carrier(SeededRng(1), on_sent=lambda one, _: self.sent.append(one.number), on_open=lambda: None)
+        self.carrier = TargetSender(
+            SeededRng(1), on_sent=lambda one, _: self.sent.append(one.number), on_open=lambda: None
+        )
 
     def asks(self, room: int = 1_000) -> list[Ask]:
         return list(self.carrier.asks(room, self.now_ns))

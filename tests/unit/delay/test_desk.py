@@ -23,7 +23,7 @@ from fairway.protocol.delaying import (
     Tallied,
     Which,
 )
-from fairway.serving.exposition import Exposition
+from fairway.serving.exposition import MetricsText
 from tests.unit.delay.helpers import DAY_MS, STORE
 from tests.unit.delay.scene import Scene, staged
 
@@ -197,7 +197,7 @@ async def test_what_is_pending_is_counted_by_stretches(scene: Scene) -> None:
 
 
 def figures(scene: Scene) -> dict[str, float]:
-    out = Exposition()
+    out = MetricsText()
     scene.delay.desk.show(out)
     samples = (line.rsplit(" ", 1) for line in out.text().splitlines() if not line.startswith("#"))
     return {name.removeprefix("fairway_delay_"): float(value) for name, value in samples}

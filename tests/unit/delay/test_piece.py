@@ -9,8 +9,8 @@ from fairway import batch
 from fairway.batch import MessageId
 from fairway.delay import piece
 from fairway.delay.buckets import Calendar
-from fairway.delay.letters import Letters
-from fairway.delay.sheet import Sheet
+from fairway.delay.letters import BatchComposer
+from fairway.delay.sheet import BatchArrays
 from fairway.errors import RemoteProtocolError
 from fairway.storage.record import Record, RecordHeader, RecordKind
 from tests.unit.delay.helpers import DAY_MS, HOUR_MS, ORDERS
@@ -71,8 +71,8 @@ def test_a_part_of_a_batch_keeps_everything_but_its_place() -> None:
         headers=[None, None, {"h": "1"}, None],
         created_deltas_ms=[0, 1, 2, 3],
     )
-    letters = Letters()
-    letters.take(Sheet(data), np.array([2, 1]))
+    letters = BatchComposer()
+    letters.take(BatchArrays(data), np.array([2, 1]))
     part = batch.decode(letters.encode(9, 5, np.array([22, 11])))
     assert part.payloads == [b"payload 2", b"payload 1"]
     assert part.ids() == [MessageId(9, 7), MessageId(9, 6)]
@@ -84,7 +84,7 @@ def test_a_part_of_a_batch_keeps_everything_but_its_place() -> None:
 
 def test_the_same_messages_are_always_the_same_bytes() -> None:
     def taken(*runs: list[int]) -> bytes:
-        letters, opened = Letters(), Sheet(made(5, keys=list("abcde")))
+        letters, opened = BatchComposer(), BatchArrays(made(5, keys=list("abcde")))
         for run in runs:
             letters.take(opened, np.array(run))
         return letters.encode(1, 100)

@@ -10,12 +10,12 @@ import pytest
 
 from fairway import batch
 from fairway.delay import housekeeping
-from fairway.delay.member import DelayMember
+from fairway.delay.member import DelayCopy
 from fairway.delay.server import ServerOptions
 from fairway.lookup.remote import RemoteRegistry
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.registry.sqlite import SqliteRegistry
-from fairway.replication.membership import MemberOptions, MemberWorld
+from fairway.replication.membership import CopyOptions, CopyRuntime
 from fairway.world.dialing import Address
 from fairway.world.job_runner import ThreadRunner
 from tests.support.client import Client
@@ -26,12 +26,12 @@ from tests.unit.delay.test_cluster_loopback import CLOCK, HOST, LOOK_S, LOOKS_MA
 COUNT = 120
 
 
-async def _start(root: Path, name: str, metas: tuple[Address, ...]) -> DelayMember:
+async def _start(root: Path, name: str, metas: tuple[Address, ...]) -> DelayCopy:
     registry = await RemoteRegistry.open(NET, CLOCK, RNG, metas)
-    world = MemberWorld(CLOCK, lambda: disk(root / name / "logs"), NET, RNG, registry, ThreadRunner())
+    world = CopyRuntime(CLOCK, lambda: disk(root / name / "logs"), NET, RNG, registry, ThreadRunner())
     options = ServerOptions(host=HOST, port=0, delay=OPTIONS)
-    return await DelayMember.start(
-        world, options, MemberOptions("d1", look_ms=50), metas, lambda: disk(root / name / "buckets")
+    return await DelayCopy.start(
+        world, options, CopyOptions("d1", look_ms=50), metas, lambda: disk(root / name / "buckets")
     )
 
 
@@ -43,7 +43,7 @@ async def _until(holds: Callable[[], bool], what: str) -> None:
     raise AssertionError(what)
 
 
-def _in_sync(member: DelayMember) -> int:
+def _in_sync(member: DelayCopy) -> int:
     return 0 if member.standing.leader is None else len(member.standing.leader.in_sync)
 
 

@@ -19,7 +19,7 @@ from fairway.protocol.messages import ControlMessage
 from fairway.protocol.routing import Act, Register, Registered
 from fairway.protocol.session import Answer, RequestOutcome
 from fairway.registry.port import SessionState
-from fairway.serving.hall import HallOptions
+from fairway.serving.hall import SessionManagerOptions
 from fairway.world.clock import RealClock
 from fairway.world.net import RealNet
 from fairway.world.rng import RealRng
@@ -135,7 +135,7 @@ def test_a_loop_that_dies_of_an_error_of_its_own_says_so(tmp_path: Path, monkeyp
 class OldOptions(MetaOptions):
     """Of a meta server that cannot say what has changed in a tree."""
 
-    def feeding(self) -> HallOptions:
+    def feeding(self) -> SessionManagerOptions:
         return self.hall
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from fairway.meta.keeper import RegistryWatcher
-from fairway.meta.picture import Picture
+from fairway.meta.picture import ClusterState
 from fairway.registry import layout
 from fairway.registry.layout import SubjectRecord
 from fairway.registry.port import Registry, RegistryError
 from fairway.registry.sim_client import SimRegistry
-from fairway.registry.simulated import SimEnsemble, Weather
+from fairway.registry.simulated import SimEnsemble, SimulatedFaults
 from fairway.world.simulation import Simulation, simulate
 
 
@@ -56,8 +56,8 @@ class Counting:
 
 
 @asynccontextmanager
-async def keeping(world: Simulation, registry: Registry) -> AsyncIterator[Picture]:
-    picture = Picture()
+async def keeping(world: Simulation, registry: Registry) -> AsyncIterator[ClusterState]:
+    picture = ClusterState()
     keeper = RegistryWatcher(registry, picture, world.rng.child("keeper"), lambda _: None, lambda _: None)
     registry.on_session = keeper.session_is
     keeper.start()
@@ -117,7 +117,7 @@ def test_the_picture_is_the_registrys_however_that_behaves(seed: int) -> None:
     """Late watches, lost requests and replies, stale reads, connections that break, sessions that end."""
 
     async def scenario(world: Simulation) -> None:
-        ensemble = SimEnsemble(world, weather=Weather(watch_late_us=400_000, stale_us=300_000))
+        ensemble = SimEnsemble(world, weather=SimulatedFaults(watch_late_us=400_000, stale_us=300_000))
         operator, registry = ensemble.client("operator"), ensemble.client("meta", session_ms=2_000)
         rng = world.rng.child("changes")
         async with keeping(world, registry) as picture:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairway.errors import Refused
-from fairway.meta.picture import Picture
+from fairway.meta.picture import ClusterState
 from fairway.meta.routing import GroupView, base_of, check_names, choose, group_route, missing_subject, subject_route
 from fairway.protocol.routing import ClientRole
 from fairway.registry.layout import RegisteredCopy, SubjectRecord
@@ -106,7 +106,7 @@ def test_tools_see_every_copy_that_was_ever_here() -> None:
 
 def test_subjects_are_spread_evenly_while_nothing_comes_in() -> None:
     groups = [view(name, member(f"d{name}")) for name in ("g1", "g2", "g3")]
-    picture = Picture()
+    picture = ClusterState()
     for number in range(9):
         chosen = choose(groups, picture.carried, 1)
         picture.put_subject(f"s{number}", SubjectRecord(chosen, chosen))

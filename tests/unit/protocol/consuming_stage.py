@@ -6,8 +6,8 @@ from typing import Any
 
 from fairway.groups import GroupConfig
 from fairway.protocol import messages as m
-from fairway.protocol.consuming import Consuming
-from fairway.protocol.consumption import ConsumingEvent, ConsumingOptions, JoinDelayed
+from fairway.protocol.consuming import ConsumerSession
+from fairway.protocol.consumption import ConsumerOptions, ConsumingEvent, JoinDelayed
 from fairway.protocol.delivery import Message
 from fairway.world.rng import SeededRng
 from tests.support.mini_broker import MiniBroker, Wire
@@ -27,11 +27,11 @@ class Stage:
         self.session = self.consumer(is_pushed=is_pushed, **options)
         self.wire = Wire(self.session, self.broker)
 
-    def consumer(self, *, is_pushed: bool = False, seed: str = "consuming", **options: Any) -> Consuming:
+    def consumer(self, *, is_pushed: bool = False, seed: str = "consuming", **options: Any) -> ConsumerSession:
         """`seed`: of the session's secret. One with the same seed and id is the same session, elsewhere."""
         settings: dict[str, Any] = {"subject": "orders", "group": "billing", "consumer": "ann"}
-        return Consuming(
-            ConsumingOptions(**settings | options),
+        return ConsumerSession(
+            ConsumerOptions(**settings | options),
             self.broker,
             SeededRng(seed),
             on_messages=self.pushed.extend if is_pushed else None,

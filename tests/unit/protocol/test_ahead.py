@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairway.protocol.ahead import Ahead
+from fairway.protocol.ahead import PrefetchTarget
 from tests.unit.protocol.consuming_stage import Stage
 
 MS = 1_000_000
@@ -67,7 +67,7 @@ def test_who_takes_many_at_once_finds_them_however_slow_it_is() -> None:
 
 
 def test_a_program_that_waits_for_messages_is_not_slow() -> None:
-    ahead = Ahead(2_000)
+    ahead = PrefetchTarget(2_000)
     before = ahead.limit
     for second in range(1, 10):
         ahead.arrived(before, 1)

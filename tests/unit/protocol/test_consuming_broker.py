@@ -6,8 +6,8 @@ from typing import Any
 
 from fairway.groups import GroupConfig, TagFilter
 from fairway.protocol import messages as m
-from fairway.protocol.consuming import Consuming
-from fairway.protocol.consumption import ConsumingOptions
+from fairway.protocol.consuming import ConsumerSession
+from fairway.protocol.consumption import ConsumerOptions
 from fairway.protocol.delivery import Message
 from tests.support.lines import LoopLine
 from tests.unit.broker.scene import BROKER, GROUP, PORT, SUBJECT, Scene, staged
@@ -20,8 +20,8 @@ class Shop:
         rng = scene.sim.rng.child(name)
         self.scene = scene
         self.wire = LoopLine(scene.sim.net.host(name), scene.clock, rng, BROKER, PORT)
-        self.session = Consuming(
-            ConsumingOptions(SUBJECT, GROUP, name, **options), scene.clock, rng, on_change=self.wire.wake
+        self.session = ConsumerSession(
+            ConsumerOptions(SUBJECT, GROUP, name, **options), scene.clock, rng, on_change=self.wire.wake
         )
         self.wire.add(self.session, self.session.detach)
 

@@ -8,8 +8,8 @@ import pytest
 from fairway.errors import Code, FairwayError, Misuse, Refused
 from fairway.groups import Backoff, GroupConfig, Mode, TagFilter
 from fairway.protocol import messages as m
-from fairway.protocol.consuming import Consuming
-from fairway.protocol.consumption import ConsumingOptions, Ended, Gap, HasJoined, Paused
+from fairway.protocol.consuming import ConsumerSession
+from fairway.protocol.consumption import ConsumerOptions, Ended, Gap, HasJoined, Paused
 from fairway.protocol.delivery import Message
 from fairway.protocol.session import Answer
 from fairway.protocol.terms import WantedTags
@@ -346,16 +346,16 @@ def test_a_drain_before_the_first_connection_is_done_at_once() -> None:
 
 def test_options_that_cannot_be_right_are_refused() -> None:
     with pytest.raises(Misuse):
-        ConsumingOptions("no spaces", "billing")
+        ConsumerOptions("no spaces", "billing")
     with pytest.raises(Misuse):
-        ConsumingOptions("orders", "billing", start=m.Whence.TIME)
+        ConsumerOptions("orders", "billing", start=m.Whence.TIME)
     with pytest.raises(Misuse):
-        ConsumingOptions("orders", "billing", prefetch_messages=0)
+        ConsumerOptions("orders", "billing", prefetch_messages=0)
 
 
 def test_a_name_is_made_where_none_is_given() -> None:
-    options = ConsumingOptions("orders", "billing")
-    names = {Consuming(options, ManualClock(), SeededRng(seed)).consumer for seed in range(10)}
+    options = ConsumerOptions("orders", "billing")
+    names = {ConsumerSession(options, ManualClock(), SeededRng(seed)).consumer for seed in range(10)}
     assert len(names) == 10
 
 

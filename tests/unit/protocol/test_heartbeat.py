@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairway.protocol import ConnectionOptions, Role, Why, messages
-from fairway.protocol.heartbeat import Beat, Pulse
+from fairway.protocol.heartbeat import Beat, HeartbeatTimer
 from tests.unit.protocol.feeding import Pair, opened
 
 MS = 1_000_000
@@ -64,7 +64,7 @@ def test_any_byte_is_a_sign_of_life() -> None:
 
 
 def test_a_side_that_slept_asks_before_it_judges() -> None:
-    pulse = Pulse(500, 0)
+    pulse = HeartbeatTimer(500, 0)
     assert pulse.on_time(100_000 * MS) is Beat.PING
     assert pulse.due_ns == 100_500 * MS
     assert pulse.on_time(100_000 * MS) is Beat.NOTHING

@@ -11,7 +11,7 @@ import pytest
 from fairway.errors import Code, Misuse, Refused
 from fairway.protocol import Connection, ConnectionOptions, ControlMessage, Role
 from fairway.protocol.backoff import RetryDelays
-from fairway.protocol.line import LineOptions
+from fairway.protocol.line import ReconnectOptions
 from fairway.protocol.messages import Heartbeat, Leave, Produce, Renewed
 from fairway.protocol.session import Answer, Ask, ConnectionLost, RequestOutcome
 from fairway.world.rng import SeededRng
@@ -283,7 +283,7 @@ def test_a_wait_that_was_asked_for_is_the_least() -> None:
 @pytest.mark.parametrize("options", [{"backoff_first_ms": 0}, {"backoff_first_ms": 9_000}, {"drain_ms": -1}])
 def test_options_that_cannot_be_right_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(Misuse):
-        LineOptions(**options)  # type: ignore[arg-type]
+        ReconnectOptions(**options)  # type: ignore[arg-type]
 
 
 def test_produce_is_asked_with_its_batch_only() -> None:

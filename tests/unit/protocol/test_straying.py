@@ -6,8 +6,8 @@ from fairway.client.asking import Questions
 from fairway.client.commands import describe
 from fairway.errors import Code, Refused
 from fairway.protocol.admin import Depth, Describe
-from fairway.protocol.consuming import Consuming
-from fairway.protocol.consumption import ConsumingOptions
+from fairway.protocol.consuming import ConsumerSession
+from fairway.protocol.consumption import ConsumerOptions
 from fairway.protocol.line import STRAY_MS, STRAY_WAIT_MS_MAX, Line
 from fairway.protocol.messages import Join
 from fairway.world.clock import ManualClock
@@ -121,7 +121,7 @@ def test_a_question_that_reaches_a_server_about_to_stop_is_asked_again() -> None
 
 def test_a_consumer_joins_at_the_next_one() -> None:
     wired = WiredLine()
-    wired.line.add(Consuming(ConsumingOptions("orders", "hotel"), ManualClock(), SeededRng("c")), wired.now_ns)
+    wired.line.add(ConsumerSession(ConsumerOptions("orders", "hotel"), ManualClock(), SeededRng("c")), wired.now_ns)
     wired.connect()
     wired.refuse(Code.NOT_MASTER)
     wired.connect()

@@ -8,10 +8,10 @@ from fairway import batch
 from fairway.errors import Code, Refused
 from fairway.protocol import Connection, ControlMessage, RequestReceived, Role
 from fairway.protocol import ConnectionOptions as HelloOptions
-from fairway.protocol.line import Line, LineOptions
+from fairway.protocol.line import Line, ReconnectOptions
 from fairway.protocol.messages import Produced
 from fairway.protocol.pending import Pending, PendingBatch
-from fairway.protocol.producing import ProducerOptions, Producing
+from fairway.protocol.producing import ProducerOptions, ProducerSession
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
 
@@ -22,7 +22,7 @@ class WiredLine:
     def __init__(self, *, server: HelloOptions | None = None, **options: Any) -> None:
         self.clock = ManualClock()
         self.troubles: list[str] = []
-        self.line = Line(SeededRng("line"), LineOptions(**options), on_trouble=self.on_trouble)
+        self.line = Line(SeededRng("line"), ReconnectOptions(**options), on_trouble=self.on_trouble)
         self.server: Connection | None = None
         self.requests: list[RequestReceived] = []  # heard and not yet answered
         self._server_options = server
@@ -115,7 +115,7 @@ class WiredProducer(WiredLine):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.producing: Producing[Pending, PendingBatch] = Producing(
+        self.producing: ProducerSession[Pending, PendingBatch] = ProducerSession(
             self.clock, SeededRng("producer"), ProducerOptions(**options), run_later=self.line.run_later
         )
         self.line.add(self.producing, self.now_ns)

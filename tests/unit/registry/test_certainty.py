@@ -15,7 +15,7 @@ import pytest
 from fairway.registry.certainty import Certainty
 from fairway.registry.port import RegistryError, SessionState
 from fairway.registry.sim_client import SimRegistry
-from fairway.registry.simulated import SimEnsemble, Weather
+from fairway.registry.simulated import SimEnsemble, SimulatedFaults
 from fairway.world.rng import SeededRng
 from fairway.world.sim_wire import Conditions
 from fairway.world.simulation import Simulation
@@ -122,7 +122,7 @@ async def story(world: Simulation, certainty: type[Certainty]) -> int:
     """How many sessions were seen to end."""
     rng = world.rng.child("story")
     bad = Conditions(latency_us=1_000, jitter_us=20_000, drop_chance=0.005)
-    weather = Weather(there=bad, back=bad, watch_late_us=500_000, stale_us=300_000)
+    weather = SimulatedFaults(there=bad, back=bad, watch_late_us=500_000, stale_us=300_000)
     ensemble = SimEnsemble(world, weather=weather, tick_ms=SESSION_MS // 2)
     gone: dict[int, str] = {}
     clients = []

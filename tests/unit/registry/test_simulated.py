@@ -12,7 +12,7 @@ import pytest
 from fairway.errors import Misuse
 from fairway.registry.port import AnswerLost, Node, SessionOver, SessionState
 from fairway.registry.sim_client import SimRegistry
-from fairway.registry.simulated import SimEnsemble, Weather
+from fairway.registry.simulated import SimEnsemble, SimulatedFaults
 from fairway.world.sim_wire import Conditions
 from fairway.world.simulation import Simulation, simulate
 from tests.unit.registry.forms import until
@@ -199,7 +199,7 @@ def test_reads_may_be_stale_but_fresh_ones_are_not_nor_reads_of_what_one_was_tol
     stale = []
 
     async def story(_: Simulation, ensemble: SimEnsemble) -> None:
-        ensemble.weather = Weather(stale_us=500_000, watch_late_us=200_000)
+        ensemble.weather = SimulatedFaults(stale_us=500_000, watch_late_us=200_000)
         writer, reader = await opened(ensemble, "a"), await opened(ensemble, "b")
         node = await writer.create("/x")
         heard: list[None] = []
@@ -269,7 +269,7 @@ def test_long_story_is_forgotten_but_for_what_it_led_to() -> None:
 
 def test_same_seed_is_the_same_story() -> None:
     async def story(world: Simulation) -> list[str]:
-        weather = Weather(there=Conditions(drop_chance=0.1), back=Conditions(drop_chance=0.1))
+        weather = SimulatedFaults(there=Conditions(drop_chance=0.1), back=Conditions(drop_chance=0.1))
         ensemble = SimEnsemble(world, weather=weather)
         names = []
         for number in range(4):

@@ -14,7 +14,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import UnimplementedError
 
 from fairway.errors import Misuse
-from fairway.registry.kazoo_line import KazooLine, translated
+from fairway.registry.kazoo_line import ZooKeeperConnection, translated
 from fairway.registry.port import AnswerLost, SessionState
 from fairway.registry.zookeeper import ZooKeeperRegistry
 from fairway.world.clock import RealClock
@@ -133,7 +133,7 @@ def test_thousands_of_watches_leave_the_session_its_questions(play: Play) -> Non
     play(story)
 
 
-class _OldLine(KazooLine):
+class _OldLine(ZooKeeperConnection):
     """To servers before 3.6."""
 
     def watch_tree(self, path: str) -> asyncio.Future[Any]:

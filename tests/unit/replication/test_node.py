@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from fairway.registry.layout import GroupRecord, RegisteredCopy, member_path, pack
-from fairway.registry.simulated import SimEnsemble, Weather
+from fairway.registry.simulated import SimEnsemble, SimulatedFaults
 from fairway.replication.node import GroupNode, living
 from fairway.world.simulation import Simulation, simulate
 
@@ -71,7 +71,7 @@ def test_a_change_that_was_given_up_is_never_made_later() -> None:
     """A request that was lost may sit in some queue, and come out of it when everybody has gone on."""
 
     async def scenario(world: Simulation) -> int:
-        ensemble = SimEnsemble(world, weather=Weather(late_us=3_000_000))
+        ensemble = SimEnsemble(world, weather=SimulatedFaults(late_us=3_000_000))
         node = GroupNode(ensemble.client("one"), "g")
         await node.read()
         given_up = 0

@@ -11,7 +11,7 @@ from fairway.errors import WrongDirectory
 from fairway.registry.layout import RegisteredCopy, members_path
 from fairway.registry.port import Node, RegistryError
 from fairway.registry.sim_client import SimRegistry
-from fairway.registry.simulated import SimEnsemble, Weather
+from fairway.registry.simulated import SimEnsemble, SimulatedFaults
 from fairway.replication.node import living
 from fairway.replication.place import CopyRegistration
 from fairway.world.simulation import Simulation, simulate
@@ -71,7 +71,7 @@ def test_no_word_of_an_earlier_life_takes_away_the_place_of_a_later_one(seed: in
     """A request whose connection broke is carried out all the same, when others have been made and answered since."""
 
     async def scenario(world: Simulation) -> None:
-        ensemble = SimEnsemble(world, weather=Weather(late_us=int(LATE_S * 1e6)))
+        ensemble = SimEnsemble(world, weather=SimulatedFaults(late_us=int(LATE_S * 1e6)))
         rng = world.rng.child("lives")
         for _ in range(4):
             registry = ensemble.client("one", session_ms=SESSION_MS)
@@ -96,7 +96,7 @@ def test_a_place_that_was_given_up_and_taken_again_is_not_removed_late(seed: int
     """The same session: a deposed master gives up its place, opens its directory, and may lead again."""
 
     async def scenario(world: Simulation) -> None:
-        ensemble = SimEnsemble(world, weather=Weather(late_us=int(LATE_S * 1e6)))
+        ensemble = SimEnsemble(world, weather=SimulatedFaults(late_us=int(LATE_S * 1e6)))
         registry = ensemble.client("one", session_ms=20 * SESSION_MS)
         place = place_of(world, registry)
         await taken(place, HERE)

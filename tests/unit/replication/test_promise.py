@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairway.errors import StorageFault
-from fairway.replication.promise import FILE, Promise
+from fairway.replication.promise import FILE, EpochPromise
 from fairway.world.sim_disk import SimDisk
 from fairway.world.simulation import Simulation, simulate
 
@@ -17,12 +17,12 @@ def new_disk(world: Simulation) -> SimDisk:
 def test_it_is_kept_through_a_power_cut_and_never_goes_back() -> None:
     async def scenario(world: Simulation) -> int:
         disk = new_disk(world)
-        promise = Promise(disk)
+        promise = EpochPromise(disk)
         assert promise.epoch == 0
         await promise.keep(7)
         await promise.keep(3)
         assert promise.epoch == 7
-        return Promise(disk.crash()).epoch
+        return EpochPromise(disk.crash()).epoch
 
     assert simulate(scenario, 1).result == 7
 
@@ -30,9 +30,9 @@ def test_it_is_kept_through_a_power_cut_and_never_goes_back() -> None:
 def test_one_that_is_damaged_is_not_guessed_at() -> None:
     async def scenario(world: Simulation) -> None:
         disk = new_disk(world)
-        await Promise(disk).keep(7)
+        await EpochPromise(disk).keep(7)
         disk.publish(FILE, [b"FWYPRM\r\n", bytes(12)])
         with pytest.raises(StorageFault, match="empty directory"):
-            Promise(disk)
+            EpochPromise(disk)
 
     simulate(scenario, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairway.scheduling.actor import Actor
-from fairway.scheduling.alarms import STALE_MIN, Alarms
+from fairway.scheduling.alarms import STALE_MIN, ActorTimers
 from fairway.scheduling.mailbox import NEVER_NS
 from fairway.world.clock import SimClock
 from fairway.world.loop import SimLoop
@@ -16,7 +16,7 @@ class Bell:
     def __init__(self) -> None:
         self.loop = SimLoop(SeededRng(1))
         self.rung: list[tuple[object, int]] = []
-        self.alarms = Alarms(SimClock(self.loop.now_ns), self.loop, 1 * MS, self._ring)
+        self.alarms = ActorTimers(SimClock(self.loop.now_ns), self.loop, 1 * MS, self._ring)
 
     def _ring(self, actor: Actor, now_ns: int) -> None:
         self.loop.spend(400_000)

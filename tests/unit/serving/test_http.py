@@ -10,7 +10,7 @@ import pytest
 from fairway.broker.metrics import GROUPS_MAX
 from fairway.errors import CannotListen
 from fairway.serving import http
-from fairway.serving.exposition import Exposition
+from fairway.serving.exposition import MetricsText
 from fairway.serving.meters import Histogram
 from tests.support.raw import Raw
 from tests.unit.broker.scene import BROKER, PORT, Scene, options_of, staged, staged_with
@@ -181,7 +181,7 @@ def test_a_port_that_is_taken_stops_the_start() -> None:
 
 
 def test_labels_are_escaped_and_histograms_add_up() -> None:
-    out = Exposition()
+    out = MetricsText()
     out.family("odd", "gauge", "About.", [({"name": 'a"b\\c\nd'}, 0.5)])
     times = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 9.0):

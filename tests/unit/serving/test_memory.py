@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from fairway.serving.exposition import Exposition
+from fairway.serving.exposition import MetricsText
 from fairway.serving.memory import MemoryAccount, SharedMemory, show
 
 RESERVE = 10
@@ -101,7 +101,7 @@ def test_the_total_is_the_sum_of_the_holders_whatever_happens() -> None:
 
 
 def test_accounts_are_shown_with_their_bounds() -> None:
-    out = Exposition()
+    out = MetricsText()
     show(out, [MemoryAccount("groups", 10, lambda: 4), MemoryAccount("process", 0, lambda: 5)])
     lines = out.text().splitlines()
     assert 'fairway_memory_bytes{what="groups"} 4' in lines

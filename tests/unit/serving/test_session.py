@@ -19,7 +19,7 @@ from fairway.protocol import messages as m
 from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned
 from fairway.scheduling import SchedulerOptions
 from fairway.serving.session import ServerSession
-from fairway.serving.turnstile import Turnstile
+from fairway.serving.turnstile import ReadThrottle
 from fairway.world.buffers import LazyBuffer
 from fairway.world.sim_disk import SimDisk
 from tests.support.client import ConnectionEnded, Stream
@@ -102,7 +102,7 @@ async def test_the_buffer_of_a_large_frame_is_freed_a_little_in_each_turn_of_the
 
 @staged
 async def test_turns_are_left_free_after_a_chunk_of_a_large_frame_and_after_no_other(scene: Scene) -> None:
-    class Counted(Turnstile[ServerSession]):
+    class Counted(ReadThrottle[ServerSession]):
         rests = 0
 
         def rest(self) -> None:

@@ -6,7 +6,7 @@ import random
 
 from fairway.names import Subject
 from fairway.serving import subject_order
-from fairway.serving.subject_order import SubjectOrder
+from fairway.serving.subject_order import SubjectIndex
 from fairway.storage.subjects import SubjectTable
 
 
@@ -15,7 +15,7 @@ def add(table: SubjectTable, *names: str, at: int = 0) -> None:
         table.introduce(Subject(name), at)
 
 
-def refreshed(order: SubjectOrder) -> int:
+def refreshed(order: SubjectIndex) -> int:
     """How many steps it took."""
     steps = 1
     while not order.refresh():
@@ -23,7 +23,7 @@ def refreshed(order: SubjectOrder) -> int:
     return steps
 
 
-def listed(order: SubjectOrder) -> list[str]:
+def listed(order: SubjectIndex) -> list[str]:
     refreshed(order)
     names = []
     name = order.following("")
@@ -35,7 +35,7 @@ def listed(order: SubjectOrder) -> list[str]:
 
 def test_names_come_in_order_however_they_were_added() -> None:
     table, rng = SubjectTable(), random.Random(1)
-    order = SubjectOrder(table)
+    order = SubjectIndex(table)
     known: set[str] = set()
     for number in (1, 3, 70, 5_000, 2, 200):
         new = {f"s{rng.randrange(10**9)}" for _ in range(number)} - known
@@ -46,7 +46,7 @@ def test_names_come_in_order_however_they_were_added() -> None:
 
 def test_many_new_names_are_taken_in_step_by_step() -> None:
     table = SubjectTable()
-    order = SubjectOrder(table)
+    order = SubjectIndex(table)
     add(table, *(f"s{number}" for number in range(10_001)))
     assert refreshed(order) == 10_001 // subject_order._STEP + 1
     assert refreshed(order) == 1
@@ -55,13 +55,13 @@ def test_many_new_names_are_taken_in_step_by_step() -> None:
 def test_inboxes_are_left_out() -> None:
     table = SubjectTable()
     add(table, "orders", "inbox:g:orders", "dead:g:orders")
-    assert listed(SubjectOrder(table)) == ["dead:g:orders", "orders"]
+    assert listed(SubjectIndex(table)) == ["dead:g:orders", "orders"]
 
 
 def test_a_name_is_followed_by_the_next_or_by_itself() -> None:
     table = SubjectTable()
     add(table, "b", "d")
-    order = SubjectOrder(table)
+    order = SubjectIndex(table)
     assert [order.following(name) for name in ("a", "b", "c", "d")] == ["b", "d", "d", None]
     assert [order.following(name, is_included=True) for name in ("a", "b", "c", "d")] == ["b", "b", "d", "d"]
 
@@ -70,7 +70,7 @@ def test_plain_names_skip_those_of_dead_letters() -> None:
     table = SubjectTable()
     plain = ["a", "dead", "dead-x", "deae", "z"]
     add(table, *plain, *(f"dead:g:s{number}" for number in range(100)))
-    order = SubjectOrder(table)
+    order = SubjectIndex(table)
     names = sorted(plain)
     for number in range(1, 7):
         for after in ("", *names, "dead:g:s5", "zz"):
@@ -82,7 +82,7 @@ def test_what_was_cut_off_is_forgotten_although_others_came_in_its_place() -> No
     table = SubjectTable()
     add(table, "a", "b", at=1)
     add(table, "c", at=9)
-    order = SubjectOrder(table)
+    order = SubjectIndex(table)
     table.cut(9)
     add(table, "d", at=9)
     assert order.find("c") is None

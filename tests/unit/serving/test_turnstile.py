@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fairway.serving.turnstile import FREE_TURNS, SENDERS_MAX, TURN_NS_MAX, Turnstile
+from fairway.serving.turnstile import FREE_TURNS, SENDERS_MAX, TURN_NS_MAX, ReadThrottle
 from fairway.world.clock import ManualClock
 
 
@@ -20,7 +20,7 @@ class Crowd:
         self._cost_ns = cost_ns
         self._is_sending = is_sending
         self._soon: list[Callable[[], None]] = []
-        self.turnstile: Turnstile[str] = Turnstile(
+        self.turnstile: ReadThrottle[str] = ReadThrottle(
             self.clock, self._soon.append, self._serve, lambda name: (used or {}).get(name, 0.0)
         )
         for name in helpings:

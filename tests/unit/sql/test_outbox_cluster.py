@@ -18,7 +18,7 @@ from fairway.errors import Misuse
 from fairway.lookup.homes import home
 from fairway.protocol.routing import SubjectRoute
 from fairway.sql import AioOutbox, AioRelay, Outbox, Relay, RelayOptions, insert
-from fairway.sql.relaying import Relaying
+from fairway.sql.relaying import RelayRounds
 from fairway.sql.rows import OutboxRows
 from fairway.world.clock import ManualClock
 from fairway.world.rng import SeededRng
@@ -140,7 +140,7 @@ def test_a_relay_that_dies_leaves_the_group_in_the_table(lite: sa.Engine, cluste
     outbox.create()
     put(lite, outbox, subject, b"one")
     clock = ManualClock(int(datetime.now(UTC).timestamp() * 1_000))
-    dying = Relaying(OutboxRows(TABLE, lite.dialect, is_cluster=True), clock, SeededRng(1), RelayOptions(lease_s=0))
+    dying = RelayRounds(OutboxRows(TABLE, lite.dialect, is_cluster=True), clock, SeededRng(1), RelayOptions(lease_s=0))
     with lite.begin() as connection:
         work = dying.take(connection, Chooses("a"))
     assert [(row.group, row.place) for row in work.rows] == [("a", 0)]

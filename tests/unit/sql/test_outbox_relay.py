@@ -16,8 +16,8 @@ from fairway.cli.outbox import check_relay
 from fairway.errors import FairwayError, Misuse
 from fairway.sql import Outbox, Relay, RelayOptions
 from fairway.sql.posting import SendOutcome
-from fairway.sql.posts import Post
-from fairway.sql.relaying import Relaying
+from fairway.sql.posts import OutboxSender
+from fairway.sql.relaying import RelayRounds
 from fairway.sql.rows import OutboxRows
 from fairway.world.clock import ManualClock, RealClock
 from fairway.world.link import LinkFailed
@@ -86,7 +86,7 @@ def test_a_relay_that_dies_after_sending_leaves_what_the_next_one_repeats_harmle
         eventually(lambda: relay.counts.sent == 5, "sent")
     put(lite, outbox, subject, b"later")
     clock = ManualClock(int(datetime.now(UTC).timestamp() * 1_000))
-    dying = Relaying(rows_of, clock, SeededRng(1), RelayOptions(lease_s=0))
+    dying = RelayRounds(rows_of, clock, SeededRng(1), RelayOptions(lease_s=0))
     with lite.begin() as connection:
         work = dying.take(connection)  # it wrote down the stream, and died before or after it sent
     assert [(row.stream is not None, row.place) for row in work.rows] == [(True, 0)]
@@ -101,7 +101,7 @@ def test_a_stream_in_disorder_is_sent_in_order(engine: sa.Engine, up: Up, subjec
     outboxes = [written(engine) for _ in range(3)]
     for number in range(120):
         put(engine, outboxes[number * 7 % 3], subject, b"%d" % number)
-    dead = Relaying(OutboxRows(TABLE, engine.dialect), RealClock(), RealRng(), RelayOptions(lease_s=0))
+    dead = RelayRounds(OutboxRows(TABLE, engine.dialect), RealClock(), RealRng(), RelayOptions(lease_s=0))
     with engine.begin() as connection:
         work = dead.take(connection)
         for row in work.rows:
@@ -119,7 +119,7 @@ def test_rows_that_somebody_holds_are_not_taken_for_being_first(lite: sa.Engine,
     outbox = written(lite)
     put(lite, outbox, subject, *numbered(6))
     clock, of_table = ManualClock(int(datetime.now(UTC).timestamp() * 1_000)), OutboxRows(TABLE, lite.dialect)
-    one, other = (Relaying(of_table, clock, SeededRng(seed), RelayOptions(rows_max=3)) for seed in (1, 2))
+    one, other = (RelayRounds(of_table, clock, SeededRng(seed), RelayOptions(rows_max=3)) for seed in (1, 2))
     with lite.begin() as connection:
         held = one.take(connection)
         one.taken()
@@ -135,7 +135,7 @@ def test_rows_that_somebody_holds_are_not_taken_for_being_first(lite: sa.Engine,
     assert meets_gaps(lite, other) >= {row.id for row in held.rows[:2]}, "nobody holds them now: before their time"
 
 
-def meets_gaps(engine: sa.Engine, relay: Relaying) -> set[str]:
+def meets_gaps(engine: sa.Engine, relay: RelayRounds) -> set[str]:
     """A round of which nothing is stored; the rows that were sent."""
     with engine.begin() as connection:
         work = relay.take(connection)
@@ -164,7 +164,7 @@ def test_a_relay_leaves_a_stream_of_its_own_that_has_a_hole(lite: sa.Engine, up:
     outbox = written(lite)
     put(lite, outbox, subject, *numbered(9))
     clock = ManualClock(int(datetime.now(UTC).timestamp() * 1_000))
-    relay = Relaying(OutboxRows(TABLE, lite.dialect), clock, SeededRng(1), RelayOptions(rows_max=3))
+    relay = RelayRounds(OutboxRows(TABLE, lite.dialect), clock, SeededRng(1), RelayOptions(rows_max=3))
     streams = []
     for fates in [
         (SendOutcome.STORED, SendOutcome.REFUSED, SendOutcome.GAP),
@@ -185,7 +185,7 @@ def test_what_a_slow_relay_says_of_a_stream_that_a_row_has_left_is_not_believed(
     """Or its new stream were given up without a second look, and what is stored of it sent again."""
     put(lite, written(lite), subject, *numbered(3))
     clock, of_table = ManualClock(int(datetime.now(UTC).timestamp() * 1_000)), OutboxRows(TABLE, lite.dialect)
-    slow, other, third = (Relaying(of_table, clock, SeededRng(seed), RelayOptions()) for seed in (1, 2, 3))
+    slow, other, third = (RelayRounds(of_table, clock, SeededRng(seed), RelayOptions()) for seed in (1, 2, 3))
     with lite.begin() as connection:
         left = slow.take(connection)
         of_table.abandon(connection, left.rows[0].stream or 0, clock.wall_ms())
@@ -205,7 +205,7 @@ def test_slow_relay_leaves_the_new_stream_of_a_row_alone(engine: sa.Engine, subj
     """The place of the row in its old stream is taken; another relay has moved the row and sends it meanwhile."""
     put(engine, written(engine), subject, *numbered(3))
     clock, of_table = ManualClock(int(datetime.now(UTC).timestamp() * 1_000)), OutboxRows(TABLE, engine.dialect)
-    slow, other = (Relaying(of_table, clock, SeededRng(seed), RelayOptions()) for seed in (1, 2))
+    slow, other = (RelayRounds(of_table, clock, SeededRng(seed), RelayOptions()) for seed in (1, 2))
     with engine.begin() as connection:
         left = slow.take(connection)
     clock.advance(25_000)  # the lease is over
@@ -367,6 +367,6 @@ def test_a_relay_without_a_reader_ends(lite: sa.Engine, up: Up, monkeypatch: pyt
         raise LinkFailed("the thread that reads from the broker has failed")
 
     written(lite)
-    monkeypatch.setattr(Post, "wait_open", fail)
+    monkeypatch.setattr(OutboxSender, "wait_open", fail)
     with Relay(lite, up.url, options=NIMBLE) as relay:
         eventually(lambda: relay.has_failed, "the relay ends")

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from fairway.protocol.messages import Produced
 from fairway.protocol.session import Answer
-from fairway.sql.posting import OutboxBatch, Posting, SendOutcome
+from fairway.sql.posting import OutboxBatch, OutboxBatchSession, SendOutcome
 
 MS = 1_000_000
 LINGER_NS = 100 * MS
 
 
-def parcels(posting: Posting, room: int, now_ns: int) -> list[object]:
+def parcels(posting: OutboxBatchSession, room: int, now_ns: int) -> list[object]:
     return [ask.token for ask in posting.asks(room, now_ns)]
 
 
 def test_what_waits_for_a_connection_waits_for_no_time() -> None:
     """A deadline that has passed, and nothing that could be done about it, would keep a thread busy for as long as no
     broker is there."""
-    posting = Posting(LINGER_NS)
+    posting = OutboxBatchSession(LINGER_NS)
     parcel = OutboxBatch("s", b"x", is_resent=True)
     posting.put(parcel)
     assert parcels(posting, 0, 5 * MS) == []
@@ -27,7 +27,7 @@ def test_what_waits_for_a_connection_waits_for_no_time() -> None:
 
 
 def test_what_comes_after_a_rest_leaves_at_once_and_what_follows_it_in_time() -> None:
-    posting = Posting(LINGER_NS)
+    posting = OutboxBatchSession(LINGER_NS)
     first, second = OutboxBatch("s", b"1"), OutboxBatch("s", b"2")
     posting.put(first)
     assert posting.is_due(1_000 * MS)
@@ -40,7 +40,7 @@ def test_what_comes_after_a_rest_leaves_at_once_and_what_follows_it_in_time() ->
 
 
 def test_a_post_at_rest_wants_nothing() -> None:
-    posting = Posting(LINGER_NS)
+    posting = OutboxBatchSession(LINGER_NS)
     parcel = OutboxBatch("s", b"x")
     posting.put(parcel)
     assert parcels(posting, 8, 0) == [parcel]
@@ -51,7 +51,7 @@ def test_a_post_at_rest_wants_nothing() -> None:
 
 
 def test_without_linger_nothing_is_counted() -> None:
-    posting = Posting()
+    posting = OutboxBatchSession()
     posting.put(OutboxBatch("s", b"x"))
     assert len(parcels(posting, 8, 7 * MS)) == 1
     assert posting.next_deadline() is None

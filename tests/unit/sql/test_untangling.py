@@ -11,7 +11,7 @@ from fairway import batch
 from fairway.sql.making import make
 from fairway.sql.rows import Before, Claimed, OutboxRows
 from fairway.sql.tables import PARKED_MS
-from fairway.sql.untangling import Untangling
+from fairway.sql.untangling import StreamRepair
 from tests.support.outboxes import TABLE
 
 NOW_MS = 1_800_000_000_000
@@ -36,8 +36,8 @@ def table(connection: sa.Connection) -> OutboxRows:
 
 
 @pytest.fixture
-def tangled(table: OutboxRows) -> Untangling:
-    return Untangling(table, REST_MS)
+def tangled(table: OutboxRows) -> StreamRepair:
+    return StreamRepair(table, REST_MS)
 
 
 def write(
@@ -51,7 +51,7 @@ def write(
         connection.execute(sa.insert(TABLE).values(row))
 
 
-def taken(connection: sa.Connection, tangled: Untangling, rows_max: int = 3, now_ms: int = NOW_MS) -> Claimed:
+def taken(connection: sa.Connection, tangled: StreamRepair, rows_max: int = 3, now_ms: int = NOW_MS) -> Claimed:
     return tangled.take(connection, now_ms, LEASE_MS, rows_max, BYTES_MAX)
 
 
@@ -59,7 +59,7 @@ def places(claimed: Claimed) -> list[tuple[int | None, int | None]]:
     return [(row.stream, row.place) for row in claimed.rows]
 
 
-def test_rows_are_taken_in_order_whatever_their_times(connection: sa.Connection, tangled: Untangling) -> None:
+def test_rows_are_taken_in_order_whatever_their_times(connection: sa.Connection, tangled: StreamRepair) -> None:
     write(connection, 1, 4, 2, 3, 1, 0)
     write(connection, 2, 0)
     tangled.add(1)
@@ -69,7 +69,7 @@ def test_rows_are_taken_in_order_whatever_their_times(connection: sa.Connection,
     assert 2 not in tangled
 
 
-def test_a_stream_without_rows_is_forgotten(connection: sa.Connection, tangled: Untangling) -> None:
+def test_a_stream_without_rows_is_forgotten(connection: sa.Connection, tangled: StreamRepair) -> None:
     write(connection, 1, 0)
     write(connection, 3, 0, wake_ms=PARKED_MS)
     for stream in (1, 2, 3):
@@ -83,7 +83,7 @@ def test_a_stream_without_rows_is_forgotten(connection: sa.Connection, tangled: 
 
 
 def test_what_follows_something_that_was_not_stored_is_not_taken_before_it(
-    connection: sa.Connection, table: OutboxRows, tangled: Untangling
+    connection: sa.Connection, table: OutboxRows, tangled: StreamRepair
 ) -> None:
     write(connection, 1, 0, 1, 2, 3)
     write(connection, 2, 0, 1)
@@ -97,7 +97,9 @@ def test_what_follows_something_that_was_not_stored_is_not_taken_before_it(
     assert places(taken(connection, tangled)) == [(1, 0), (1, 1), (1, 2)]
 
 
-def test_a_stream_that_rests_is_left_alone_and_then_taken_again(connection: sa.Connection, tangled: Untangling) -> None:
+def test_a_stream_that_rests_is_left_alone_and_then_taken_again(
+    connection: sa.Connection, tangled: StreamRepair
+) -> None:
     write(connection, 1, 0)
     write(connection, 2, 0)
     tangled.add(1)
@@ -112,14 +114,14 @@ def test_a_stream_that_rests_is_left_alone_and_then_taken_again(connection: sa.C
     assert places(taken(connection, tangled, now_ms=NOW_MS + REST_MS)) == [(1, 0)]
 
 
-def test_rows_from_one_on_that_somebody_holds_are_not_taken(connection: sa.Connection, tangled: Untangling) -> None:
+def test_rows_from_one_on_that_somebody_holds_are_not_taken(connection: sa.Connection, tangled: StreamRepair) -> None:
     write(connection, 1, 0, 2, 3)
     write(connection, 1, 1, error=None)
     tangled.add(1)
     assert places(taken(connection, tangled)) == [(1, 0)]
 
 
-def test_a_stream_whose_first_row_somebody_holds_rests(connection: sa.Connection, tangled: Untangling) -> None:
+def test_a_stream_whose_first_row_somebody_holds_rests(connection: sa.Connection, tangled: StreamRepair) -> None:
     write(connection, 1, 1, 2)
     write(connection, 1, 0, error=None)
     tangled.add(1)
@@ -130,10 +132,10 @@ def test_a_stream_whose_first_row_somebody_holds_rests(connection: sa.Connection
     assert places(taken(connection, tangled, now_ms=NOW_MS + REST_MS)) == [(1, 1), (1, 2)]
 
 
-def test_what_is_taken_is_held(connection: sa.Connection, table: OutboxRows, tangled: Untangling) -> None:
+def test_what_is_taken_is_held(connection: sa.Connection, table: OutboxRows, tangled: StreamRepair) -> None:
     write(connection, 1, 0, 1, 2, 3, 4)
     tangled.add(1)
-    other = Untangling(table, REST_MS)
+    other = StreamRepair(table, REST_MS)
     other.add(1)
     held = taken(connection, tangled)
     assert places(held) == [(1, 0), (1, 1), (1, 2)]
@@ -144,9 +146,9 @@ def test_what_is_taken_is_held(connection: sa.Connection, table: OutboxRows, tan
     assert table.before(connection, last, NOW_MS + LEASE_MS) is Before.FREE
 
 
-def test_who_comes_too_late_begins_again(connection: sa.Connection, table: OutboxRows, tangled: Untangling) -> None:
+def test_who_comes_too_late_begins_again(connection: sa.Connection, table: OutboxRows, tangled: StreamRepair) -> None:
     write(connection, 1, *range(6))
-    other = Untangling(table, REST_MS)
+    other = StreamRepair(table, REST_MS)
     for each in (tangled, other):
         each.add(1)
         each._look(connection, NOW_MS)
@@ -156,7 +158,7 @@ def test_who_comes_too_late_begins_again(connection: sa.Connection, table: Outbo
     assert places(taken(connection, tangled)) == [(1, 3), (1, 4), (1, 5)]
 
 
-def test_rows_that_there_is_no_room_for_come_next(connection: sa.Connection, tangled: Untangling) -> None:
+def test_rows_that_there_is_no_room_for_come_next(connection: sa.Connection, tangled: StreamRepair) -> None:
     write(connection, 1, *range(4))
     tangled.add(1)
     size_bytes = connection.execute(sa.select(sa.func.length(TABLE.c.body)).limit(1)).scalar_one()
@@ -167,7 +169,7 @@ def test_rows_that_there_is_no_room_for_come_next(connection: sa.Connection, tan
 
 
 def test_streams_that_were_not_reached_are_not_forgotten(
-    connection: sa.Connection, tangled: Untangling, monkeypatch: pytest.MonkeyPatch
+    connection: sa.Connection, tangled: StreamRepair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fairway.sql.untangling.IDS_MAX", 2)
     for stream in (1, 2):

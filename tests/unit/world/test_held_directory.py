@@ -11,7 +11,7 @@ import pytest
 from fairway.errors import DirectoryMoved, StorageFault
 from fairway.world.real_disk import RealDisk
 from fairway.world.rng import SeededRng
-from fairway.world.yard import Yard
+from fairway.world.yard import SharedDirectory
 from tests.unit.world.test_real_disk import Owner
 
 NOTICED_S = 0.6  # a commit looks every half second
@@ -92,7 +92,7 @@ def test_the_watch_tells_an_owner_who_writes_nothing(tmp_path: Path) -> None:
 
 def test_shared_directories_are_not_made_again(tmp_path: Path) -> None:
     """What clients spool would be hidden once the file system is mounted again."""
-    shared = Yard(tmp_path / "spool")
+    shared = SharedDirectory(tmp_path / "spool")
     number, disk = shared.make(SeededRng(1))
     (tmp_path / "spool").rename(tmp_path / "moved")
     with pytest.raises(DirectoryMoved):

@@ -14,7 +14,7 @@ from fairway.errors import StorageFault
 from fairway.world.real_disk import RealDisk
 from fairway.world.rng import RealRng
 from fairway.world.sqlite_file import SqliteFile, look
-from fairway.world.yard import Yard
+from fairway.world.yard import SharedDirectory
 
 SCHEMA = ("CREATE TABLE t (a INTEGER)",)
 
@@ -77,7 +77,7 @@ def test_a_narrower_umask_holds(tmp_path: Path) -> None:
 
 
 def test_what_processes_share_is_their_users_alone(tmp_path: Path) -> None:
-    yard = Yard(tmp_path / "spool")
+    yard = SharedDirectory(tmp_path / "spool")
     number, disk = yard.make(RealRng())
     disk.close()
     yard.close()
@@ -166,7 +166,7 @@ def test_a_lock_of_a_shared_directory_that_is_a_link(tmp_path: Path, victim: Pat
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "lock").symlink_to(victim)
     with pytest.raises(StorageFault, match="spool/lock: it is a symbolic link"):
-        Yard(tmp_path / "spool").make(RealRng())
+        SharedDirectory(tmp_path / "spool").make(RealRng())
 
 
 def test_a_disk_of_a_shared_directory_that_is_a_link(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_disk_of_a_shared_directory_that_is_a_link(tmp_path: Path) -> None:
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "0123456789abcdef").symlink_to(tmp_path / "victim")
     with pytest.raises(StorageFault, match="spool/0123456789abcdef: it is a symbolic link"):
-        Yard(tmp_path / "spool").claim("0123456789abcdef")
+        SharedDirectory(tmp_path / "spool").claim("0123456789abcdef")
     assert list((tmp_path / "victim").iterdir()) == []
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from fairway.errors import FairwayError, Misuse
 from fairway.world.rng import SeededRng
-from fairway.world.yard import Yard
+from fairway.world.yard import SharedDirectory
 
 
 def test_a_disk_has_one_owner_until_it_is_let_go(tmp_path: Path) -> None:
-    mine, other = Yard(tmp_path / "yard"), Yard(tmp_path / "yard")
+    mine, other = SharedDirectory(tmp_path / "yard"), SharedDirectory(tmp_path / "yard")
     number, disk = mine.make(SeededRng(1))
     name = f"{number:016x}"
     assert other.names() == [name]
@@ -31,7 +31,7 @@ def test_a_disk_has_one_owner_until_it_is_let_go(tmp_path: Path) -> None:
 def test_other_things_in_the_directory_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "forwarder").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
-    yard = Yard(tmp_path)
+    yard = SharedDirectory(tmp_path)
     number, disk = yard.make(SeededRng(1))
     assert yard.names() == [f"{number:016x}"]
     assert yard.discard(f"{number:016x}", disk)
@@ -40,10 +40,10 @@ def test_other_things_in_the_directory_are_left_alone(tmp_path: Path) -> None:
 
 def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Misuse, match="16 digits"):
-        Yard(tmp_path).claim("../elsewhere")
+        SharedDirectory(tmp_path).claim("../elsewhere")
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(FairwayError, match=r"file/yard"):
-        Yard(tmp_path / "file" / "yard").make(SeededRng(1))
+        SharedDirectory(tmp_path / "file" / "yard").make(SeededRng(1))

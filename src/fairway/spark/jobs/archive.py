@@ -27,7 +27,7 @@ from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.ledger import ArchiveRunRecord
 from fairway.spark.jobs.manifest import ArchivedRange, ArchiveState
 from fairway.spark.jobs.watching import NS, ProgressCounter, ProgressListener, unwatched
-from fairway.spark.looking import Looker
+from fairway.spark.looking import Planner
 from fairway.spark.options import DEFAULT_URL, EARLIEST, PATIENCE_S, ReadOptions, Where, explicit, read_options
 from fairway.spark.places import BROKER_GROUP, SubjectPart
 from fairway.world import host
@@ -92,7 +92,7 @@ def run(
     ledger.check_place(options.path)
     with sentences(f"archiving to {options.path}"), columns.settings(spark):
         reading_options = _read_options(options)
-        looker = Looker(reading_options)
+        looker = Planner(reading_options)
         try:
             return _ArchiveRun(spark, options, reading_options, looker, watch).run(is_to_end)
         finally:
@@ -177,7 +177,7 @@ class _ArchiveRun:
         spark: SparkSession,
         options: ArchiveOptions,
         reading_options: ReadOptions,
-        looker: Looker,
+        looker: Planner,
         watch: ProgressListener,
     ) -> None:
         self._spark = spark

@@ -21,7 +21,7 @@ from fairway.protocol.admin import Depth, Describe, Described, GroupDescription
 from fairway.spark.event_options import is_meant
 from fairway.spark.jobs import scraping
 from fairway.spark.options import is_pattern
-from fairway.spark.places import DELAY, Atlas, ServerGroupAddress, broker_places, caller_to
+from fairway.spark.places import DELAY, ServerGroupAddress, ServerGroups, broker_places, caller_to
 
 LATENESS: Final = "fairway_delay_lateness_seconds"
 HOUR: Final = timedelta(hours=1)
@@ -274,7 +274,7 @@ def metrics_of(url: str, patience_s: int) -> list[str]:
     """Where the delay servers of a cluster that lead show their figures, as far as meta servers know."""
     if not urls.parse_any(url).meta:
         return []
-    with Atlas(url, patience_s) as atlas:
+    with ServerGroups(url, patience_s) as atlas:
         groups = atlas.groups(DELAY).values()
     leading = [copy for each in groups for copy in each.copies if each.master and copy.address == each.master]
     return [f"http://{_host(copy.address)}:{copy.http_port}/metrics" for copy in leading if copy.http_port]

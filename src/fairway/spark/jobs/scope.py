@@ -23,7 +23,7 @@ from fairway.spark.delayed import PENDING
 from fairway.spark.jobs import books, lives, sent, servers
 from fairway.spark.jobs.balance import ReconcileOptions
 from fairway.spark.jobs.picking import Picking
-from fairway.spark.looking import Looker
+from fairway.spark.looking import Planner
 from fairway.spark.options import Where, explicit, read_options
 from fairway.spark.places import SubjectPart
 from fairway.spark.schema import MESSAGES
@@ -40,7 +40,7 @@ class Scope:
         self._has_rows = has_rows
         self.notes: list[str] = []
         told = {"url": options.url, "subject": ",".join(options.subjects), "patienceSeconds": str(options.patience_s)}
-        looker = Looker(read_options(told))
+        looker = Planner(read_options(told))
         try:
             parts = list(looker.extents())
             names = list(dict.fromkeys(part.subject for part in parts))
@@ -146,7 +146,7 @@ class Scope:
         return owed.withColumn("window", books.window_of("appended_at", options.window_ms))
 
 
-def _resolved(looker: Looker, time: datetime | None, parts: Iterable[SubjectPart]) -> dict[SubjectPart, int]:
+def _resolved(looker: Planner, time: datetime | None, parts: Iterable[SubjectPart]) -> dict[SubjectPart, int]:
     """The first message of each subject that was stored then or later; empty: no time is meant."""
     if time is None:
         return {}

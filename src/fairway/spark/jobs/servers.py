@@ -14,7 +14,7 @@ from fairway.protocol.delaying import DelayTally, Tallied, Which
 from fairway.protocol.messages import Whence
 from fairway.protocol.tracing import Retrace, Retraced
 from fairway.spark.brokers import SubjectExtent
-from fairway.spark.calling import Caller
+from fairway.spark.calling import BlockingClient
 from fairway.spark.places import ServerGroupAddress, SubjectPart, broker_places, caller_to, delay_places
 
 
@@ -59,7 +59,7 @@ def counts(url: str, patience_s: int, subjects: Iterable[str]) -> Counts:
     return counted
 
 
-def _counted(caller: Caller, broker_group: str, wanted: Set[str], before: Counts) -> Counts:
+def _counted(caller: BlockingClient, broker_group: str, wanted: Set[str], before: Counts) -> Counts:
     """What this broker group counts, added to what others have."""
     position = caller.ask(Retrace(Whence.LATEST, 0, 0, None), Retraced).committed_end
     extents, owed, spread, after = dict(before.extents), Counter(before.owed), Counter(before.spread), ""
@@ -116,7 +116,7 @@ def _scheduled(place: ServerGroupAddress, subjects: Sequence[str], window_ms: in
     return Scheduled(True, messages, windows)
 
 
-def _tallied(caller: Caller, subject: str, window_ms: int) -> Tallied:
+def _tallied(caller: BlockingClient, subject: str, window_ms: int) -> Tallied:
     try:
         return caller.ask(DelayTally(Which(subject), window_ms), Tallied)
     except Refused as refused:

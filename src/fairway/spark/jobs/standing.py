@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fairway.names import GroupName, Subject
 from fairway.protocol.admin import Depth, Describe, Described, SubjectDescription
 from fairway.spark.brokers import SubjectExtent
-from fairway.spark.calling import Caller
+from fairway.spark.calling import BlockingClient
 from fairway.spark.event_log import SparkActionLogReader
 from fairway.spark.event_options import is_meant
 from fairway.spark.jobs.picking import Picking
@@ -59,7 +59,7 @@ def look(picking: Picking, groups: frozenset[str] | None = None) -> ConsumptionS
 
 
 def _look_at(
-    caller: Caller,
+    caller: BlockingClient,
     broker_group: str,
     picking: Picking,
     groups: frozenset[str] | None,
@@ -77,7 +77,7 @@ def _look_at(
     _look_into_inboxes(caller, broker_group, standing)
 
 
-def _look_into_inboxes(caller: Caller, broker_group: str, standing: ConsumptionStatus) -> None:
+def _look_into_inboxes(caller: BlockingClient, broker_group: str, standing: ConsumptionStatus) -> None:
     """An inbox is described only to who asks for it by its name; all are asked for at once."""
     owners = {
         str(Subject.inbox(GroupName(group), Subject(part.subject))): part.subject
@@ -91,7 +91,7 @@ def _look_into_inboxes(caller: Caller, broker_group: str, standing: ConsumptionS
             _note(standing, each, broker_group, None)
 
 
-def _pages(caller: Caller) -> Iterator[Described]:
+def _pages(caller: BlockingClient) -> Iterator[Described]:
     after = ""
     while True:
         page = caller.ask(Describe(Depth.GROUPS, None, None, after), Described)

@@ -26,6 +26,7 @@ RULES: tuple[Callable[[Iterable[Source]], Iterator[Finding]], ...] = (
     swallowing.swallowed,
     shape.ceilings,
     shape.packages,
+    shape.unique_names,
     liveness.dead,
 )
 

@@ -45,6 +45,7 @@ from fairway.errors import (
     StorageFault,
     Unreachable,
 )
+from fairway.groups.config import AfterDead, Backoff, Coalesce, GroupConfig, Mode, Order, TagFilter
 from fairway.protocol.consumption import ConsumerOptions
 from fairway.protocol.delivery import Message
 from fairway.protocol.line import ReconnectOptions
@@ -54,8 +55,10 @@ from fairway.protocol.producing import ProducerOptions
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "AfterDead",
     "App",
     "AsyncExpiringStore",
+    "Backoff",
     "BadName",
     "BatchReceipt",
     "BufferFull",
@@ -65,6 +68,7 @@ __all__ = [
     "ClaimState",
     "Client",
     "ClientOptions",
+    "Coalesce",
     "CoalescingStatistics",
     "Code",
     "Consumer",
@@ -79,13 +83,16 @@ __all__ = [
     "Forwarder",
     "ForwarderCounts",
     "ForwarderOptions",
+    "GroupConfig",
     "InTransit",
     "Leadership",
     "MemoryInbox",
     "Message",
     "MessageId",
     "Misuse",
+    "Mode",
     "NotSent",
+    "Order",
     "OutcomeUnknown",
     "Outgoing",
     "Pending",
@@ -105,6 +112,7 @@ __all__ = [
     "SpoolReceipt",
     "SpoolState",
     "StorageFault",
+    "TagFilter",
     "Unreachable",
     "__version__",
     "connect",

@@ -1,4 +1,5 @@
-"""Ceilings: what does not fit on a few screens is two things. And every folder of modules is a package."""
+"""Ceilings: what does not fit on a few screens is two things. Every folder of modules is a package, and every class of
+the product has a name of its own."""
 
 from __future__ import annotations
 
@@ -31,3 +32,24 @@ def packages(sources: Iterable[Source]) -> Iterator[Finding]:
     for folder in sorted({source.path.rpartition("/")[0] for source in found}):
         if folder != "src" and f"{folder}/__init__.py" not in paths:
             yield Finding(folder, 1, "no __init__.py")
+
+
+def unique_names(sources: Iterable[Source]) -> Iterator[Finding]:
+    """No class and no type alias of the product has the name of another one: a name means one thing everywhere."""
+    first: dict[str, str] = {}
+    for source in sources:
+        if not source.in_product:
+            continue
+        for node in source.tree.body:
+            name = _type_name(node)
+            if name and first.setdefault(name, source.path) != source.path:
+                yield source.at(node, f"`{name}` is also the name of a type in {first[name]}: give one of them its own")
+
+
+def _type_name(node: ast.stmt) -> str:
+    """Of a class or a type alias; empty for anything else."""
+    if isinstance(node, ast.ClassDef):
+        return node.name
+    if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "TypeAlias":
+        return ast.unparse(node.target)
+    return ""

@@ -166,6 +166,20 @@ def test_module_that_only_tests_import_is_dead() -> None:
     assert not list(liveness.dead(sources, {"fairway": "", "fairway.storage.forgotten": "a reason"}))
 
 
+def test_a_type_whose_name_another_has_is_caught() -> None:
+    alias = "from typing import TypeAlias\nOutcome: TypeAlias = str\n"
+    sources = [
+        Source.parse("src/fairway/storage/one.py", "class Place: ...\nclass _Seen: ...\n" + alias),
+        Source.parse(
+            "src/fairway/broker/two.py", "class Place: ...\nclass _Seen: ...\nclass Outcome: ...\nplace: int = 1\n"
+        ),
+        Source.parse("tests/test_three.py", "class Place: ..."),
+    ]
+    found = [finding.sentence.partition("`")[2].partition("`")[0] for finding in shape.unique_names(sources)]
+    assert found == ["Place", "_Seen", "Outcome"]
+    assert not list(shape.unique_names(sources[:1]))
+
+
 def test_entry_point_that_is_gone_is_caught() -> None:
     gone = list(liveness.dead([Source.parse(SURFACE, "")], {"fairway": "", "fairway.gone": ""}))
     assert ["fairway.gone" in finding.sentence for finding in gone] == [True]

@@ -1,7 +1,7 @@
 """Scan: committed batches of a subject, without a group: for Spark, tools and replay.
 
-Scans have actors of their own, one per subject, with a low weight: a job that reads everything cannot disturb
-consumers."""
+Scans have 64 actors of their own, with a low weight, so that a job that reads everything cannot disturb consumers. All
+scans of one subject are served by one of the actors."""
 
 from __future__ import annotations
 
